@@ -1,0 +1,117 @@
+// Dims, text form and verifier of src/ir.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "base/error.hpp"
+#include "ir/scalar.hpp"
+#include "ir/text.hpp"
+#include "ir/verify.hpp"
+
+using namespace rm::ir;
+
+TEST_CASE("equal dim expressions have one text") {
+  Dim s = Dim::symbol("s0"), t = Dim::symbol("s1");
+  CHECK((s + 1 + t).str() == (t + s + 1).str());
+  CHECK((s * 2 - s - s).str() == "0");
+  CHECK(((s + t) * (s - t)) == (s * s - t * t));
+  CHECK(Dim::floordiv(s * 4 + 8, 4) == s + 2);
+  CHECK(Dim::parse("1+s0*3+floordiv(s1,2)").str() == "floordiv(s1,2)+3*s0+1");
+  CHECK(Dim::parse(Dim::parse("2*(s0+s1)*s0-7").str()) == Dim::parse("2*s0*s0+2*s1*s0-7"));
+}
+
+TEST_CASE("substitution evaluates like integer arithmetic") {
+  std::mt19937 rng(7);
+  for (int round = 0; round < 200; ++round) {
+    int64_t a = static_cast<int64_t>(rng() % 50), b = static_cast<int64_t>(rng() % 50) + 1;
+    Dim x = Dim::symbol("s0"), y = Dim::symbol("s1");
+    Dim e = Dim::floordiv(x * 3 + y, y) + Dim::mod(x - y * 2, 7) + Dim::max(x, y) * Dim::min(x, 5);
+    int64_t m = (a - b * 2) % 7;
+    if (m < 0) m += 7;
+    int64_t want = (a * 3 + b) / b + m + std::max(a, b) * std::min<int64_t>(a, 5);
+    CHECK(e.substitute({{"s0", a}, {"s1", b}}).value() == want);
+  }
+}
+
+TEST_CASE("half formats round trip every bit pattern") {
+  for (uint32_t u = 0; u < 65536; ++u) {
+    auto bits = static_cast<uint16_t>(u);
+    float h = f16_to_float(bits), b = bf16_to_float(bits);
+    if (!std::isnan(h)) CHECK(float_to_f16(h) == bits);
+    if (!std::isnan(b)) CHECK(float_to_bf16(b) == bits);
+    if (std::isnan(h)) CHECK(std::isnan(f16_to_float(float_to_f16(h))));
+  }
+  CHECK(float_to_f16(65520.0f) == 0x7c00);
+  CHECK(float_to_f16(65519.0f) == 0x7bff);
+}
+
+static const char* kText =
+    "rmir 1\n"
+    "sym s0 [1,512]\n"
+    "input %0 \"ids\\\"\\x0a\" : i64[s0,2]\n"
+    "input %1 \"kv\" : f32[s0] donated\n"
+    "weight %2 \"w\" : f32[100,64]\n"
+    "literal %3 : f32[2] = 0000803f00000040\n"
+    "%4 = embedding(%2, %0) : f32[s0,2,64]\n"
+    "%5, %6 = sort(%4, _) {a=-3, axes=[0,1], eps=0x1p-3, imm=f[], inf=-inf, kind=\"max\", "
+    "shape=<s0,2*s0+1>} : f32[s0,2,64], i64[s0,2,64]\n"
+    "return %5, %0\n";
+
+TEST_CASE("the text form parses back byte for byte") {
+  Graph g = parse(kText);
+  CHECK(print(g) == kText);
+  verify(g);
+  CHECK(g.nodes[1].f("eps") == 0.125);
+  CHECK(g.nodes[1].dims("shape")[1].str() == "2*s0+1");
+}
+
+TEST_CASE("compact drops dead values and is stable") {
+  Graph g = parse(kText);
+  g.compact();
+  std::string once = print(g);
+  CHECK(once.find("literal") == std::string::npos);
+  g.compact();
+  CHECK(print(g) == once);
+  CHECK(print(parse(once)) == once);
+}
+
+TEST_CASE("mutated text is refused or parsed, never a crash") {
+  std::mt19937 rng(11);
+  std::string base = kText;
+  for (int round = 0; round < 20000; ++round) {
+    std::string text = base;
+    int edits = 1 + static_cast<int>(rng() % 4);
+    for (int e = 0; e < edits; ++e) {
+      size_t at = rng() % text.size();
+      if (rng() % 3 == 0) {
+        text.erase(at, rng() % 6);
+      } else {
+        text[at] = static_cast<char>(rng() % 128);
+      }
+      if (text.empty()) text = "r";
+    }
+    try {
+      verify(parse(text));
+    } catch (const rm::Error&) {
+    }
+  }
+}
+
+TEST_CASE("the verifier names the broken rule") {
+  Graph g = parse(kText);
+  std::swap(g.nodes[0], g.nodes[1]);
+  CHECK_THROWS_WITH_AS(verify(g), doctest::Contains("defined above"), rm::Error);
+  Graph h = parse(kText);
+  h.symbols.clear();
+  CHECK_THROWS_WITH_AS(verify(h), doctest::Contains("declared symbols"), rm::Error);
+}
+
+TEST_CASE("substitution binds every dim") {
+  Graph g = substitute(parse(kText), {{"s0", 3}});
+  CHECK(g.type(5).dims[0].value() == 3);
+  CHECK(g.nodes[1].dims("shape")[1].value() == 7);
+  verify(g);
+}
