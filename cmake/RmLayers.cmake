@@ -30,7 +30,7 @@ function(rm_add_cpp_test name)
   add_executable(${name} ${A_SOURCES})
   target_link_libraries(${name} PRIVATE rm_flags rm_headers ${A_LIBS} Threads::Threads ${CMAKE_DL_LIBS})
   foreach(layer ${A_LAYERS})
-    target_link_libraries(${name} PRIVATE rm_${layer} $<TARGET_OBJECTS:rm_${layer}>)
+    target_link_libraries(${name} PRIVATE rm_${layer})  # an object library: its objects come along
   endforeach()
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
