@@ -3,7 +3,11 @@ find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 
 # DLPack >= 1.3 (the C exchange table): PyPI's apache-tvm-ffi carries it, so does torch.
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(RM_PYTHON_PARTS Interpreter)
+if(RM_BUILD_PYTHON)  # here, because pybind11 reuses whatever Python3 was found first
+  list(APPEND RM_PYTHON_PARTS Development.Module)
+endif()
+find_package(Python3 REQUIRED COMPONENTS ${RM_PYTHON_PARTS})
 execute_process(
   COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_LIST_DIR}/find_dlpack.py
   OUTPUT_VARIABLE RM_DLPACK_FOUND OUTPUT_STRIP_TRAILING_WHITESPACE)
