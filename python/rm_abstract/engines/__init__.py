@@ -1,0 +1,8 @@
+"""Engines: what runs a routed call. ``create`` finds one by name; imports happen on first use."""
+
+from __future__ import annotations
+
+from rm_abstract.engines.base import Decline, Engine, Entry, EntryReport
+from rm_abstract.engines.registry import create, names, register
+
+__all__ = ["Decline", "Engine", "Entry", "EntryReport", "create", "names", "register"]

@@ -1,0 +1,45 @@
+"""Which engine serves a name. ``auto`` is ``native``; ``torch`` is pass-through (never routed)."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.engines.base import Engine, EngineFactory
+from rm_abstract.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+_MODULES = {"native": "rm_abstract.engines.native"}
+_registered: dict[str, EngineFactory] = {}
+
+
+def register(name: str, factory: EngineFactory) -> None:
+    """Adds or replaces an engine; ``factory(module, session)`` makes one for a module."""
+    _registered[name] = factory
+
+
+def unregister(name: str) -> None:
+    _registered.pop(name, None)
+
+
+def names() -> list[str]:
+    return sorted({"auto", "torch", *_MODULES, *_registered})
+
+
+def create(name: str, module: Any, session: Session) -> Engine | None:
+    """An engine for ``module``; None for ``torch``, which leaves every call to eager."""
+    if name == "auto":
+        name = "native"
+    if name == "torch":
+        return None
+    factory = _registered.get(name)
+    if factory is None and name in _MODULES:
+        factory = import_module(_MODULES[name]).create_engine
+    if factory is None:
+        raise ConfigError(
+            f"[inference_engine] expected one of {', '.join(names())}, got {name!r}; "
+            f"try inference_engine='auto'"
+        )
+    return factory(module, session)

@@ -1,0 +1,468 @@
+// Route: the object behind one armed module.  Checks a call, runs its entry, or lets eager serve.
+//
+// Invariant: an entry runs only after every check of docs/architecture.md (routing) held for this
+// very call; whatever fails, the caller gets exactly what the stock module would have given.
+#include "bindings/router.hpp"
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "bindings/router_guard.hpp"
+#include "bindings/router_key.hpp"
+#include "bindings/router_torch.hpp"
+
+namespace py = pybind11;
+
+namespace rm::bindings {
+namespace {
+
+constexpr std::size_t kMaxKeys = 256;
+
+struct Entry {
+  PyRef run;  // empty: this kind of call is refused
+  Reason reason = Reason::kNone;
+  std::string detail;
+};
+
+struct State {
+  std::shared_ptr<TorchFacts> facts;
+  PyRef module_ref, failure_type, error_type;
+  CallShape shape;
+  Guard guard;
+  std::unordered_map<KeyWords, Entry, KeyHash> table;
+  std::uint64_t routed = 0;
+  std::uint64_t declined[kReasons] = {};
+  std::string details[kReasons];
+  Reason retired = Reason::kNone;
+  Reason pause_reason = Reason::kNone;
+  Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
+  std::uint64_t pause = 0;
+
+  State(PyObject* names, std::size_t positional) : shape(names, positional) {}
+};
+
+struct RouteObject {
+  PyObject_HEAD
+  State* state;
+};
+
+State& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
+
+Reason reason_of(const std::string& code) {
+  for (std::size_t i = 1; i < kReasons; ++i) {
+    if (code == kReasonCodes[i]) return static_cast<Reason>(i);
+  }
+  return code.empty() ? Reason::kNone : Reason::kArgument;
+}
+
+void count(State& s, Reason reason, const std::string& detail) {
+  const auto i = static_cast<std::size_t>(reason);
+  ++s.declined[i];
+  if (!detail.empty() && s.details[i] != detail) s.details[i] = detail;
+}
+
+/// The module whose __call__ is running, or null when the slot was called by hand.  The slot gets
+/// no `self`; copies made by copying __dict__ share it, so the caller's frame is the only witness.
+PyRef calling_module() {
+  static PyObject* const self_name = PyUnicode_InternFromString("self");
+  static PyObject* const call_name = PyUnicode_InternFromString("_wrapped_call_impl");
+  PyFrameObject* shim = PyEval_GetFrame();
+  if (shim == nullptr) return {};
+  const PyRef frame = PyRef::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(shim)));
+  if (!frame) return {};
+  auto* raw = reinterpret_cast<PyFrameObject*>(frame.get());
+  const PyRef code = PyRef::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+  if (PyUnicode_Compare(reinterpret_cast<PyCodeObject*>(code.get())->co_name, call_name) != 0) {
+    return {};
+  }
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject* module = PyFrame_GetVar(raw, self_name);
+#else
+  static PyObject* const locals_name = PyUnicode_InternFromString("f_locals");
+  const PyRef locals = PyRef::steal(PyObject_GetAttr(frame.get(), locals_name));
+  PyObject* module = locals ? PyDict_GetItem(locals.get(), self_name) : nullptr;
+  Py_XINCREF(module);
+#endif
+  if (module == nullptr) PyErr_Clear();
+  return PyRef::steal(module);
+}
+
+PyObject* call_eager(PyObject* module, PyObject* args, PyObject* kwargs) {
+  static PyObject* const name = PyUnicode_InternFromString("_call_impl");
+  const PyRef eager = PyRef::steal(PyObject_GetAttr(module, name));
+  return eager ? PyObject_Call(eager.get(), args, kwargs) : nullptr;
+}
+
+PyObject* decline(State& s, Reason reason, const std::string& detail, PyObject* module,
+                  PyObject* args, PyObject* kwargs) {
+  count(s, reason, detail);
+  return call_eager(module, args, kwargs);
+}
+
+bool root_is_training(PyObject* module) {
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  const PyRef flag = PyRef::steal(PyObject_GetAttr(module, name));
+  if (!flag) PyErr_Clear();
+  return flag.get() != Py_False;
+}
+
+/// Everything that may speak against routing before the arguments are looked at.  kNone: go on;
+/// `miss` is set when only the slow path can decide.
+Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool* miss) {
+  if (s.pause > 0) {
+    --s.pause;
+    return s.pause_reason;
+  }
+  if (root_is_training(module)) {
+    *detail = "the module is in training mode";
+    return Reason::kTraining;
+  }
+  *miss = !s.guard.taken();
+  if (*miss) return Reason::kNone;
+  const Reason verdict = s.guard.check(module, *s.facts);
+  if (verdict == Reason::kWeights || verdict == Reason::kStructure) {
+    s.stale = verdict;
+    *miss = true;
+    return Reason::kNone;
+  }
+  if (verdict != Reason::kNone) {
+    *detail = s.guard.detail();
+    return verdict;
+  }
+  if (grad && s.guard.any_requires_grad(*s.facts)) {
+    *detail = "gradients are enabled and weights require them; try torch.no_grad()";
+    return Reason::kTraining;
+  }
+  return Reason::kNone;
+}
+
+/// Runs an entry.  Null with an error set, or null without one when it declined before any effect.
+PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, Reason* reason,
+                    std::string* detail) {
+  const PyRef run = entry.run;  // the table may change while Python code runs
+  const PyRef flat = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(call.flat.size())));
+  if (!flat) return nullptr;
+  for (std::size_t i = 0; i < call.flat.size(); ++i) {
+    Py_INCREF(call.flat[i]);
+    PyTuple_SET_ITEM(flat.get(), static_cast<Py_ssize_t>(i), call.flat[i]);
+  }
+  PyObject* output = PyObject_CallOneArg(run.get(), flat.get());
+  if (output != nullptr) {
+    ++s.routed;
+    return output;
+  }
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace != nullptr) PyException_SetTraceback(value, trace);
+  const PyRef holders[] = {PyRef::steal(type), PyRef::steal(value), PyRef::steal(trace)};
+  if (PyErr_GivenExceptionMatches(value, s.facts->decline_type())) {
+    const py::handle decline(value);
+    *reason = reason_of(py::str(decline.attr("code")).cast<std::string>());
+    *detail = py::str(decline.attr("detail")).cast<std::string>();
+    return nullptr;
+  }
+  if (PyErr_GivenExceptionMatches(value, s.error_type.get())) {
+    // Only failures of the entry itself travel under this type: the shim's policy decides.
+    const PyRef failure = PyRef::steal(PyObject_CallOneArg(s.failure_type.get(), value));
+    if (failure) PyErr_SetObject(s.failure_type.get(), failure.get());
+    return nullptr;
+  }
+  PyErr_SetObject(holders[0].get(), value);
+  return nullptr;
+}
+
+PyObject* route_checked(State& s, PyObject* module, PyObject* args, PyObject* kwargs) {
+  const char* mode_detail = "";
+  if (s.retired != Reason::kNone) return decline(s, s.retired, "", module, args, kwargs);
+  if (Reason mode = s.facts->modes(&mode_detail); mode != Reason::kNone) {
+    return decline(s, mode, mode_detail, module, args, kwargs);
+  }
+  const bool grad = s.facts->grad_enabled();
+  std::string detail;
+  bool miss = false;
+  Reason reason = eligible(s, module, grad, &detail, &miss);
+  if (reason != Reason::kNone) return decline(s, reason, detail, module, args, kwargs);
+  if (miss) Py_RETURN_NOTIMPLEMENTED;
+  CallShape::Call call;
+  reason = s.shape.describe(args, kwargs, *s.facts, grad, &call);
+  if (reason != Reason::kNone) return decline(s, reason, call.detail, module, args, kwargs);
+  const auto found = s.table.find(call.key);
+  if (found == s.table.end()) {
+    if (s.table.size() < kMaxKeys) Py_RETURN_NOTIMPLEMENTED;
+    return decline(s, Reason::kShape, "too many different signatures", module, args, kwargs);
+  }
+  const Entry& entry = found->second;
+  if (!entry.run) return decline(s, entry.reason, entry.detail, module, args, kwargs);
+  PyObject* output = run_entry(s, entry, call, &reason, &detail);
+  if (output != nullptr || PyErr_Occurred() != nullptr) return output;
+  return decline(s, reason, detail, module, args, kwargs);
+}
+
+// ---- methods -------------------------------------------------------------------------------
+
+/// route(args, kwargs): the output, or NotImplemented when the slow path must look at the call.
+PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "[router] expected try_route(args: tuple, kwargs: dict)");
+    return nullptr;
+  }
+  State& s = state_of(self);
+  const PyRef keep = PyRef::borrow(self);  // the call may drop the module and with it the route
+  PyObject* armed = PyWeakref_GetObject(s.module_ref.get());
+  const PyRef caller = calling_module();
+  try {
+    if (caller && caller.get() != armed) {
+      return decline(s, Reason::kForeign, "the slot was copied to another module", caller.get(),
+                     args[0], args[1]);
+    }
+    if (armed == Py_None) {
+      PyErr_SetString(PyExc_ReferenceError, "[router] the armed module no longer exists");
+      return nullptr;
+    }
+    const PyRef module = PyRef::borrow(armed);
+    return route_checked(s, module.get(), args[0], args[1]);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+void route_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  delete reinterpret_cast<RouteObject*>(self)->state;
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+int route_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const State* s = reinterpret_cast<RouteObject*>(self)->state;
+  if (s == nullptr) return 0;
+  Py_VISIT(s->module_ref.get());
+  for (const auto& [key, entry] : s->table) Py_VISIT(entry.run.get());
+  if (const int stop = s->shape.traverse(visit, arg); stop != 0) return stop;
+  return s->guard.traverse(visit, arg);
+}
+
+int route_clear(PyObject* self) {
+  State& s = state_of(self);
+  auto table = std::move(s.table);  // dropping entries runs Python code: detach them first
+  s.table.clear();
+  Guard guard = std::move(s.guard);
+  s.guard.clear();
+  return 0;
+}
+
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return py::object(body()).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+py::tuple verdict(Reason reason, const std::string& detail) {
+  return py::make_tuple(kReasonCodes[static_cast<std::size_t>(reason)], detail);
+}
+
+KeyWords words_of(const py::bytes& key) {
+  const std::string raw = key;
+  KeyWords words(raw.size() / sizeof(std::uint64_t));
+  std::copy(raw.begin(), raw.end(), reinterpret_cast<char*>(words.data()));
+  return words;
+}
+
+PyObject* route_snapshot(PyObject* self, PyObject*) {
+  return guarded([&] {
+    State& s = state_of(self);
+    const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
+    const Reason reason = s.guard.snapshot(module.get(), *s.facts);
+    s.stale = Reason::kNone;
+    const bool wanted = reason == Reason::kNone && s.facts->grad_enabled() &&
+                        s.guard.any_requires_grad(*s.facts);
+    if (wanted) return verdict(Reason::kTraining, "gradients are enabled and weights require them");
+    return verdict(reason, s.guard.detail());
+  });
+}
+
+PyObject* route_describe(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    State& s = state_of(self);
+    const auto call_args = py::reinterpret_borrow<py::tuple>(packed);
+    CallShape::Call call;
+    const Reason reason = s.shape.describe(call_args[0].ptr(), call_args[1].ptr(), *s.facts,
+                                           s.facts->grad_enabled(), &call);
+    if (reason != Reason::kNone) return verdict(reason, call.detail);
+    py::tuple flat(call.flat.size());
+    for (std::size_t i = 0; i < call.flat.size(); ++i) {
+      flat[i] = py::reinterpret_borrow<py::object>(call.flat[i]);
+    }
+    const auto* raw = reinterpret_cast<const char*>(call.key.data());
+    return py::make_tuple("", py::bytes(raw, call.key.size() * sizeof(std::uint64_t)), flat);
+  });
+}
+
+PyObject* route_bind(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    if (a.size() != 2) throw py::type_error("[router] expected bind(key, run)");
+    Entry entry;
+    entry.run = PyRef::borrow(a[1].ptr());
+    state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
+    return py::none();
+  });
+}
+
+PyObject* route_refuse(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    if (a.size() != 3) throw py::type_error("[router] expected refuse(key, code, detail)");
+    Entry entry;
+    entry.reason = reason_of(a[1].cast<std::string>());
+    entry.detail = a[2].cast<std::string>();
+    state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
+    return py::none();
+  });
+}
+
+PyObject* route_count(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    count(state_of(self), reason_of(a[0].cast<std::string>()), a[1].cast<std::string>());
+    return py::none();
+  });
+}
+
+PyObject* route_pause(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    state_of(self).pause_reason = reason_of(a[0].cast<std::string>());
+    state_of(self).pause = a[1].cast<std::uint64_t>();
+    return py::none();
+  });
+}
+
+PyObject* route_retire(PyObject* self, PyObject* code) {
+  return guarded([&]() -> py::object {
+    state_of(self).retired = reason_of(py::handle(code).cast<std::string>());
+    return py::none();
+  });
+}
+
+PyObject* route_drop(PyObject* self, PyObject*) {
+  route_clear(self);
+  state_of(self).stale = Reason::kNone;
+  Py_RETURN_NONE;
+}
+
+/// What the last check found changed: "", "weights" or "structure", and where.
+PyObject* route_stale(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const State& s = state_of(self);
+    const char* what = s.stale == Reason::kWeights     ? "weights"
+                       : s.stale == Reason::kStructure ? "structure"
+                                                       : "";
+    return py::make_tuple(what, s.guard.detail());
+  });
+}
+
+PyObject* route_stats(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const State& s = state_of(self);
+    py::dict declined;
+    for (std::size_t i = 1; i < kReasons; ++i) {
+      if (s.declined[i] == 0) continue;
+      const py::str code(kReasonCodes[i]);
+      std::uint64_t before = 0;
+      if (declined.contains(code)) before = declined[code].cast<py::tuple>()[0].cast<std::uint64_t>();
+      declined[code] = py::make_tuple(before + s.declined[i], s.details[i]);
+    }
+    py::dict out;
+    out["routed"] = s.routed;
+    out["declined"] = declined;
+    out["keys"] = s.table.size();
+    out["weights"] = s.guard.weights();
+    out["modules"] = s.guard.modules();
+    return out;
+  });
+}
+
+PyMethodDef kMethods[] = {
+    {"try_route", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(route_try)), METH_FASTCALL,
+     "try_route(args, kwargs): the output, or NotImplemented: the slow path must decide"},
+    {"snapshot", route_snapshot, METH_NOARGS, "snapshot() -> (code, detail); code '' when clean"},
+    {"describe", route_describe, METH_VARARGS,
+     "describe(args, kwargs) -> ('', key, flat_inputs) or (code, detail)"},
+    {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
+    {"refuse", route_refuse, METH_VARARGS, "refuse(key, code, detail): calls of this key stay eager"},
+    {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
+    {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
+    {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
+    {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
+    {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
+    {"stats", route_stats, METH_NOARGS, "stats() -> dict of counters"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot kSlots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(route_dealloc)},
+                        {Py_tp_traverse, reinterpret_cast<void*>(route_traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(route_clear)},
+                        {Py_tp_methods, kMethods},
+                        {0, nullptr}};
+
+PyType_Spec kSpec = {"rm_abstract._core.router.Route", sizeof(RouteObject), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                     kSlots};
+
+py::object make_route(PyTypeObject* type, std::shared_ptr<TorchFacts> facts, py::handle module,
+                      const py::tuple& names, std::size_t positional, py::handle error_type,
+                      py::handle failure_type) {
+  auto state = std::make_unique<State>(names.ptr(), positional);
+  state->facts = std::move(facts);
+  state->module_ref = PyRef::steal(PyWeakref_NewRef(module.ptr(), nullptr));
+  if (!state->module_ref) throw py::error_already_set();
+  state->error_type = PyRef::borrow(error_type.ptr());
+  state->failure_type = PyRef::borrow(failure_type.ptr());
+  auto* route = PyObject_GC_New(RouteObject, type);
+  if (route == nullptr) throw py::error_already_set();
+  route->state = state.release();
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(route));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(route));
+}
+
+}  // namespace
+
+void bind_router(py::module_& module) {
+  py::module_ router = module.def_submodule("router", "The per-call router of armed modules.");
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
+  if (!type) throw py::error_already_set();
+  router.attr("Route") = type;
+  py::class_<TorchFacts, std::shared_ptr<TorchFacts>>(router, "Facts")
+      .def(py::init([](py::object torch, py::object disabled, py::object decline) {
+             return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr());
+           }),
+           py::arg("torch"), py::arg("disabled_var"), py::arg("decline_type"))
+      .def("add_quiet_variable",
+           [](TorchFacts& facts, py::object var) { facts.add_quiet_variable(var.ptr()); })
+      .def_property_readonly("fast_versions", &TorchFacts::fast_versions)
+      .def("version", [](TorchFacts& facts, py::object t) { return facts.version(t.ptr()); });
+  router.def(
+      "make_route",
+      [type](std::shared_ptr<TorchFacts> facts, py::object target, const py::tuple& names,
+             std::size_t positional, py::object error_type, py::object failure_type) {
+        return make_route(reinterpret_cast<PyTypeObject*>(type.ptr()), std::move(facts), target,
+                          names, positional, error_type, failure_type);
+      },
+      py::arg("facts"), py::arg("module"), py::arg("names"), py::arg("positional"),
+      py::arg("error_type"), py::arg("failure_type"));
+}
+
+}  // namespace rm::bindings

@@ -1,0 +1,361 @@
+// Snapshot and comparison of a module tree.  See the header for the invariant.
+#include "bindings/router_guard.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <array>
+#include <unordered_set>
+
+namespace py = pybind11;
+
+// Private before 3.13 only by its name; the public ways take a string and search every time.
+extern "C" PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+
+namespace rm::bindings {
+namespace {
+
+// Up to 3.13 each dict carries a number that no two states of any dict share.  Later versions have
+// none: then every dict counts as possibly changed and is compared.  3.13 keeps attribute values of
+// an instance outside its dict, so an instance's __dict__ is always compared there.
+std::uint64_t tag_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030E0000
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#pragma GCC diagnostic pop
+#else
+  (void)dict;
+  return 0;
+#endif
+}
+
+constexpr bool tags_usable(bool instance_dict) {
+  if (PY_VERSION_HEX >= 0x030E0000) return false;
+  return !instance_dict || PY_VERSION_HEX < 0x030D0000;
+}
+
+constexpr std::array kTensorHolders = {"_parameters", "_buffers", "_modules"};
+constexpr std::array kHookHolders = {"_forward_hooks", "_forward_pre_hooks"};
+constexpr std::array kRegistries = {"_parameters", "_buffers", "_modules", "_forward_hooks",
+                                    "_forward_pre_hooks"};
+
+PyObject* interned(const char* text) { return PyUnicode_InternFromString(text); }
+
+/// Values whose change alters what a forward computes and that can be compared safely.
+bool is_simple(PyObject* value) {
+  return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) ||
+         PyFloat_CheckExact(value) || PyUnicode_CheckExact(value) || PyFunction_Check(value) ||
+         PyCFunction_Check(value) || PyType_Check(value);
+}
+
+/// nn.Module's own dictionaries: whoever replaces one replaces what the snapshot watches.
+bool is_registry(PyObject* key) {
+  for (const char* name : kRegistries) {
+    if (PyUnicode_Check(key) && PyUnicode_CompareWithASCIIString(key, name) == 0) return true;
+  }
+  return false;
+}
+
+bool same_simple(PyObject* before, PyObject* now) {
+  if (before == now) return true;
+  if (Py_TYPE(before) != Py_TYPE(now)) return false;
+  if (!PyLong_CheckExact(now) && !PyFloat_CheckExact(now) && !PyUnicode_CheckExact(now)) {
+    return false;
+  }
+  const int equal = PyObject_RichCompareBool(before, now, Py_EQ);
+  if (equal < 0) PyErr_Clear();
+  return equal == 1;
+}
+
+/// transformers leaves its output-capture hooks on submodules; without an active collector (the
+/// router checks that variable itself) they return at once.
+bool is_capture_hook(PyObject* hook) {
+  static PyObject* const module_name = interned("__module__");
+  if (!PyFunction_Check(hook)) return false;
+  PyObject* name = PyObject_GetAttr(hook, module_name);
+  if (name == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool ours = PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(
+                                                 name, "transformers.utils.output_capturing") == 0;
+  Py_DECREF(name);
+  return ours;
+}
+
+bool only_inactive_hooks(PyObject* hooks) {
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(hooks, &position, &key, &value)) {
+    if (!is_capture_hook(value)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+void Guard::clear() {
+  modules_.clear();
+  forwards_.clear();
+  dicts_.clear();
+  weights_.clear();
+  dims_.clear();
+  grad_hint_ = 0;
+  taken_ = false;
+}
+
+std::string Guard::path_of(std::uint32_t module, PyObject* key) const {
+  const char* name = key != nullptr ? PyUnicode_AsUTF8(key) : nullptr;
+  if (name == nullptr) PyErr_Clear();
+  const std::string& path = modules_[module].path;
+  if (name == nullptr) return path;
+  return path.empty() ? name : path + "." + name;
+}
+
+void Guard::add_dict(PyObject* dict, bool is_root, Kind kind, std::uint32_t module,
+                     const TorchFacts& facts) {
+  Dict record;
+  if (!is_root) record.object = PyRef::borrow(dict);
+  record.kind = kind;
+  record.module = module;
+  static PyObject* const training = interned("training");
+  static PyObject* const forward = interned("forward");
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  while (kind != Kind::kHooks && PyDict_Next(dict, &position, &key, &value)) {
+    if (key == training || key == forward) continue;  // judged by value, not by change
+    if (kind == Kind::kAttributes && !is_simple(value) && !facts.is_any_tensor(value) &&
+        !is_registry(key)) {
+      continue;
+    }
+    record.items.push_back({PyRef::borrow(key), PyRef::borrow(value)});
+  }
+  dicts_.push_back(std::move(record));
+}
+
+void Guard::add_module(PyObject* module, bool is_root, const std::string& path) {
+  static PyObject* const forward = interned("forward");
+  Module record;
+  if (!is_root) record.object = PyRef::borrow(module);
+  record.type = Py_TYPE(module);
+  record.path = path;
+  modules_.push_back(std::move(record));
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(module));
+  for (const ForwardOf& known : forwards_) {
+    if (known.type.get() == type) return;
+  }
+  forwards_.push_back({PyRef::borrow(type), _PyType_Lookup(Py_TYPE(module), forward)});
+}
+
+Reason Guard::add_weights(PyObject* dict, std::uint32_t module, const TorchFacts& facts) {
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  while (PyDict_Next(dict, &position, &key, &value)) {
+    if (!facts.is_any_tensor(value)) continue;
+    Weight weight;
+    weight.tensor = PyRef::borrow(value);
+    weight.key = PyRef::borrow(key);
+    weight.module = module;
+    DLTensor view{};
+    if (!facts.is_plain_tensor(value) || !facts.view(value, &view)) {
+      detail_ = path_of(module, key) + ": not a plain dense tensor";
+      return Reason::kArgument;
+    }
+    weight.version = facts.version(value);
+    if (weight.version < 0) {
+      detail_ = path_of(module, key) + ": an inference tensor, changes cannot be noticed";
+      return Reason::kArgument;
+    }
+    weight.data = static_cast<const char*>(view.data) + view.byte_offset;
+    weight.ndim = view.ndim;
+    weight.dtype = view.dtype;
+    weight.dims_at = static_cast<std::uint32_t>(dims_.size());
+    dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
+    dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
+    weights_.push_back(std::move(weight));
+  }
+  return Reason::kNone;
+}
+
+Reason Guard::snapshot(PyObject* root, const TorchFacts& facts) {
+  clear();
+  detail_.clear();
+  struct Pending {
+    py::object module;
+    std::string path;
+  };
+  std::vector<Pending> pending = {{py::reinterpret_borrow<py::object>(root), ""}};
+  std::unordered_set<PyObject*> seen_modules, seen_configs;
+  while (!pending.empty()) {
+    const Pending next = std::move(pending.back());
+    pending.pop_back();
+    PyObject* module = next.module.ptr();
+    if (!PyObject_TypeCheck(module, facts.module_type())) {
+      detail_ = next.path + ": not an nn.Module";
+      return Reason::kArgument;
+    }
+    if (!seen_modules.insert(module).second) continue;
+    const bool is_root = module == root;
+    const auto index = static_cast<std::uint32_t>(modules_.size());
+    add_module(module, is_root, next.path);
+    const auto attributes = next.module.attr("__dict__").cast<py::dict>();
+    add_dict(attributes.ptr(), is_root, Kind::kAttributes, index, facts);
+    if (Reason bad = add_weights(attributes.ptr(), index, facts); bad != Reason::kNone) return bad;
+    for (const char* name : kTensorHolders) {
+      const auto dict = attributes[name].cast<py::dict>();
+      add_dict(dict.ptr(), false, Kind::kExact, index, facts);
+      if (Reason bad = add_weights(dict.ptr(), index, facts); bad != Reason::kNone) return bad;
+    }
+    for (const char* name : kHookHolders) {
+      add_dict(attributes[name].cast<py::dict>().ptr(), false, Kind::kHooks, index, facts);
+    }
+    if (attributes.contains("config") && py::hasattr(attributes["config"], "__dict__")) {
+      const auto config = attributes["config"].attr("__dict__").cast<py::object>();
+      if (PyDict_CheckExact(config.ptr()) && seen_configs.insert(config.ptr()).second) {
+        add_dict(config.ptr(), false, Kind::kAttributes, index, facts);
+      }
+    }
+    for (auto [key, child] : attributes["_modules"].cast<py::dict>()) {
+      if (child.is_none()) continue;
+      const std::string name = py::str(key);
+      pending.push_back({py::reinterpret_borrow<py::object>(child),
+                         next.path.empty() ? name : next.path + "." + name});
+    }
+  }
+  const Reason verdict = check(root, facts);
+  taken_ = verdict != Reason::kStructure && verdict != Reason::kWeights;
+  return verdict;
+}
+
+Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& facts) {
+  static PyObject* const training = interned("training");
+  static PyObject* const forward = interned("forward");
+  if (dict.kind == Kind::kExact &&
+      PyDict_GET_SIZE(object) != static_cast<Py_ssize_t>(dict.items.size())) {
+    detail_ = path_of(dict.module, nullptr) + ": entries were added or removed";
+    return Reason::kStructure;
+  }
+  for (const Item& item : dict.items) {
+    PyObject* now = PyDict_GetItem(object, item.key.get());
+    const bool same = now != nullptr && (dict.kind == Kind::kExact
+                                             ? now == item.value.get()
+                                             : same_simple(item.value.get(), now));
+    if (same) continue;
+    detail_ = path_of(dict.module, item.key.get()) + (now ? ": replaced" : ": removed");
+    const bool tensor = now != nullptr && facts.is_any_tensor(now);
+    return tensor && facts.is_any_tensor(item.value.get()) ? Reason::kWeights : Reason::kStructure;
+  }
+  if (dict.kind != Kind::kAttributes) return Reason::kNone;
+  if (PyDict_GetItem(object, training) == Py_True) {
+    detail_ = path_of(dict.module, training);
+    return Reason::kTraining;
+  }
+  if (PyDict_GetItem(object, forward) != nullptr) {
+    detail_ = path_of(dict.module, forward) + ": replaced on the instance";
+    return Reason::kHooks;
+  }
+  return Reason::kNone;
+}
+
+Reason Guard::check_dict(Dict& dict, PyObject* object, const TorchFacts& facts) {
+  Reason verdict = Reason::kNone;
+  const std::uint64_t tag = tag_of(object);
+  if (dict.kind == Kind::kHooks) {
+    if (PyDict_GET_SIZE(object) == 0) return Reason::kNone;
+    if (!only_inactive_hooks(object)) {
+      detail_ = path_of(dict.module, nullptr) + ": forward hooks";
+      return Reason::kHooks;
+    }
+  } else {
+    verdict = check_items(dict, object, facts);
+  }
+  if (verdict == Reason::kNone) dict.tag = tag;
+  return verdict;
+}
+
+Reason Guard::check_weight(const Weight& weight, const TorchFacts& facts) const noexcept {
+  DLTensor view{};
+  if (!facts.view(weight.tensor.get(), &view)) return Reason::kWeights;
+  if (static_cast<const char*>(view.data) + view.byte_offset != weight.data ||
+      view.ndim != weight.ndim || view.dtype.code != weight.dtype.code ||
+      view.dtype.bits != weight.dtype.bits) {
+    return Reason::kWeights;
+  }
+  const std::int64_t* dims = dims_.data() + weight.dims_at;
+  for (std::int32_t i = 0; i < view.ndim; ++i) {
+    if (view.shape[i] != dims[i] || view.strides[i] != dims[view.ndim + i]) {
+      return Reason::kWeights;
+    }
+  }
+  return facts.version(weight.tensor.get()) == weight.version ? Reason::kNone : Reason::kWeights;
+}
+
+Reason Guard::check(PyObject* root, const TorchFacts& facts) {
+  static PyObject* const forward = interned("forward");
+  if (facts.global_hooks()) {
+    detail_ = "hooks registered for all modules";
+    return Reason::kHooks;
+  }
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    PyObject* module = modules_[i].object ? modules_[i].object.get() : root;
+    if (Py_TYPE(module) != modules_[i].type) {
+      detail_ = path_of(static_cast<std::uint32_t>(i), nullptr) + ": another class";
+      return Reason::kStructure;
+    }
+  }
+  for (const ForwardOf& known : forwards_) {
+    auto* type = reinterpret_cast<PyTypeObject*>(known.type.get());
+    if (_PyType_Lookup(type, forward) != known.forward) {
+      detail_ = std::string(type->tp_name) + ".forward: replaced on the class";
+      return Reason::kStructure;
+    }
+  }
+  PyObject* root_dict = PyObject_GenericGetDict(root, nullptr);
+  if (root_dict == nullptr) {
+    PyErr_Clear();
+    return Reason::kStructure;
+  }
+  Py_DECREF(root_dict);  // the instance keeps it
+  for (Dict& dict : dicts_) {
+    PyObject* object = dict.object ? dict.object.get() : root_dict;
+    if (tags_usable(dict.kind == Kind::kAttributes) && tag_of(object) == dict.tag) continue;
+    if (Reason bad = check_dict(dict, object, facts); bad != Reason::kNone) return bad;
+  }
+  for (const Weight& weight : weights_) {
+    if (check_weight(weight, facts) == Reason::kNone) continue;
+    detail_ = path_of(weight.module, weight.key.get());
+    return Reason::kWeights;
+  }
+  return Reason::kNone;
+}
+
+bool Guard::any_requires_grad(const TorchFacts& facts) noexcept {
+  if (grad_hint_ < weights_.size() && facts.requires_grad(weights_[grad_hint_].tensor.get())) {
+    return true;
+  }
+  for (std::size_t i = 0; i < weights_.size(); ++i) {
+    if (!facts.requires_grad(weights_[i].tensor.get())) continue;
+    grad_hint_ = i;
+    return true;
+  }
+  return false;
+}
+
+int Guard::traverse(visitproc visit, void* arg) const {
+  for (const Module& m : modules_) Py_VISIT(m.object.get());
+  for (const ForwardOf& f : forwards_) Py_VISIT(f.type.get());
+  for (const Dict& d : dicts_) {
+    Py_VISIT(d.object.get());
+    for (const Item& i : d.items) {
+      Py_VISIT(i.key.get());
+      Py_VISIT(i.value.get());
+    }
+  }
+  for (const Weight& w : weights_) {
+    Py_VISIT(w.tensor.get());
+    Py_VISIT(w.key.get());
+  }
+  return 0;
+}
+
+}  // namespace rm::bindings

@@ -1,0 +1,99 @@
+// What the router reads of torch, without linking it: mode flags through torch's own C functions,
+// tensors through the DLPack C exchange table, version counters through a probed offset.
+//
+// Invariant: every fact is feature-detected when the object is made; where a fast way is missing
+// the attribute is read instead, and what cannot be read at all makes a call decline.
+#pragma once
+
+#include <Python.h>
+#include <dlpack/dlpack.h>
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "bindings/router_reason.hpp"
+
+namespace rm::bindings {
+
+/// An owned reference; the GIL must be held wherever one is copied or dropped.
+class PyRef {
+ public:
+  PyRef() = default;
+  static PyRef steal(PyObject* object) { return PyRef(object); }
+  static PyRef borrow(PyObject* object) {
+    Py_XINCREF(object);
+    return PyRef(object);
+  }
+  PyRef(const PyRef& other) : object_(other.object_) { Py_XINCREF(object_); }
+  PyRef(PyRef&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  PyRef& operator=(PyRef other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~PyRef() { Py_XDECREF(object_); }
+
+  PyObject* get() const noexcept { return object_; }
+  PyObject* release() noexcept { return std::exchange(object_, nullptr); }
+  explicit operator bool() const noexcept { return object_ != nullptr; }
+
+ private:
+  explicit PyRef(PyObject* object) : object_(object) {}
+  PyObject* object_ = nullptr;
+};
+
+class TorchFacts {
+ public:
+  /// Probes the imported torch module; throws pybind11 errors when a required name is missing.
+  TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type);
+
+  /// Exactly torch.Tensor or torch.nn.Parameter: subclasses have behaviour we do not know.
+  bool is_plain_tensor(PyObject* object) const noexcept {
+    return Py_TYPE(object) == tensor_type_ || Py_TYPE(object) == parameter_type_;
+  }
+  bool is_any_tensor(PyObject* object) const noexcept {
+    return PyType_IsSubtype(Py_TYPE(object), tensor_type_);
+  }
+  bool is_dtype(PyObject* object) const noexcept {
+    return reinterpret_cast<PyObject*>(Py_TYPE(object)) == dtype_type_.get();
+  }
+
+  /// Fills a borrowed view (pointers live as long as the tensor is unchanged).  False when the
+  /// tensor has no dense strided view (sparse, meta, quantised); no Python error is left set.
+  bool view(PyObject* tensor, DLTensor* out) const noexcept;
+
+  /// The in-place version; -1 when the tensor does not track one (inference tensors).
+  std::int64_t version(PyObject* tensor) const noexcept;
+  bool requires_grad(PyObject* tensor) const noexcept;
+  /// A lazily negated or conjugated view: its memory is not its value.
+  bool is_lazy_view(PyObject* tensor) const noexcept;
+
+  /// disabled(), tracing, exporting, modes, functorch, autocast: cheapest first.
+  Reason modes(const char** detail) const noexcept;
+  bool grad_enabled() const noexcept;
+  /// Hooks registered for all modules of the process.
+  bool global_hooks() const noexcept;
+
+  /// A context variable that must be unset or None while a call is routed.
+  void add_quiet_variable(PyObject* variable);
+  PyObject* decline_type() const noexcept { return decline_type_.get(); }
+  PyTypeObject* module_type() const noexcept { return module_type_; }
+  bool fast_versions() const noexcept { return version_offset_ >= 0; }
+
+ private:
+  void probe_versions(PyObject* torch);
+  bool variable_set(PyObject* variable) const noexcept;
+
+  PyTypeObject* tensor_type_ = nullptr;  // kept alive by torch_
+  PyTypeObject* parameter_type_ = nullptr;
+  PyTypeObject* module_type_ = nullptr;
+  PyRef torch_, dtype_type_, disabled_var_, decline_type_;
+  PyRef grad_enabled_, tracing_state_, functorch_level_, autocast_;
+  PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
+  std::vector<PyRef> global_hooks_, quiet_variables_;
+  PyRef exchange_capsule_;
+  const DLPackExchangeAPI* exchange_ = nullptr;
+  int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
+};
+
+}  // namespace rm::bindings
