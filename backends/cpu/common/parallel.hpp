@@ -1,0 +1,53 @@
+// Splits work over OpenMP threads; libgomp is the pool torch uses, so torch.set_num_threads
+// governs.  Row sources only: never include it from an ISA source.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace rm::cpu {
+
+/// Waking a thread costs a few microseconds: each one must have this much to do.
+inline constexpr double kWorthThreadNs = 20000;
+
+/// Most threads a launch will ever use; workspaces are sized by it at prepare time.
+inline int thread_limit() { return std::max(omp_get_max_threads(), omp_get_num_procs()); }
+
+inline int threads_for(double work_ns, int64_t tasks, int limit) {
+  const double worth = work_ns / kWorthThreadNs;
+  const int64_t most = std::min<int64_t>({tasks, limit, omp_get_max_threads()});
+  if (worth < 2 || most < 2) return 1;
+  return static_cast<int>(std::min<double>(worth, static_cast<double>(most)));
+}
+
+/// body(begin, end, thread) over [0, n) in equal shares whose inner limits are multiples of grain.
+template <class Body>
+void parallel_ranges(int64_t n, int threads, int64_t grain, Body&& body) {
+  if (threads <= 1) {
+    if (n > 0) body(int64_t{0}, n, 0);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    const int64_t grains = (n + grain - 1) / grain;
+    const int64_t begin = std::min(n, grains * me / team * grain);
+    const int64_t end = std::min(n, grains * (me + 1) / team * grain);
+    if (begin < end) body(begin, end, static_cast<int>(me));
+  }
+}
+
+/// body(task, thread), handed out one by one: for tasks of unequal length.
+template <class Body>
+void parallel_tasks(int64_t tasks, int threads, Body&& body) {
+  if (threads <= 1) {
+    for (int64_t t = 0; t < tasks; ++t) body(t, 0);
+    return;
+  }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t t = 0; t < tasks; ++t) body(t, omp_get_thread_num());
+}
+
+}  // namespace rm::cpu

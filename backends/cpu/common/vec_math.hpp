@@ -1,0 +1,161 @@
+// exp, log, tanh, erf, sin, cos and the activations on vectors of f32.
+//
+// Errors stay within 2-4 ulp over the whole range (tests/cpp/cpu_ops/ewise_math_test.cpp measures
+// them); NaN and Inf follow IEEE.  The polynomials are weighted minimax fits made for this file.
+#pragma once
+
+#include "common/vec.hpp"
+
+namespace rm::cpu::RM_ISA {
+
+// Adding and subtracting 1.5 * 2^23 rounds to an integer, which then sits in the low bits.
+constexpr float kRoundMagic = 12582912.0f;
+constexpr int32_t kRoundMagicBits = 0x4b400000;
+
+/// e^r for |r| <= ln(2)/2.
+RM_INLINE vf exp_small(vf r) {
+  vf p = vset(0.00138131424f);
+  p = p * r + 0.00836941904f;
+  p = p * r + 0.0416684568f;
+  p = p * r + 0.166665148f;
+  p = p * r + 0.499999931f;
+  return p * (r * r) + r + 1.0f;
+}
+
+struct ExpParts {
+  vi n;
+  vf mantissa;
+};
+RM_INLINE ExpParts exp_parts(vf x) {
+  const vf t = x * 1.44269504f + kRoundMagic;
+  const vf n = t - kRoundMagic;
+  const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  return {as_int(t) - kRoundMagicBits, exp_small(r)};
+}
+
+RM_INLINE vf vexp(vf x) {
+  x = x > 89.0f ? vset(89.0f) : x;
+  x = x < -104.0f ? vset(-104.0f) : x;
+  const ExpParts e = exp_parts(x);
+  // Two halves of the scale, so that results near overflow and subnormal ones come out right.
+  const vi half = e.n >> 1;
+  return e.mantissa * as_float((half + 127) << 23) * as_float((e.n - half + 127) << 23);
+}
+
+/// For softmax: x <= 0 or NaN; results below 2^-126 are zero.
+RM_INLINE vf vexp_nonpositive(vf x) {
+  const vf y = x < -87.0f ? vset(-87.0f) : x;
+  const ExpParts e = exp_parts(y);
+  const vf r = e.mantissa * as_float((e.n + 127) << 23);
+  return x < -87.0f ? vf{} : r;
+}
+
+RM_INLINE vf vlog(vf x) {
+  const vi subnormal = x < 1.17549435e-38f;
+  const vf scaled = subnormal ? x * 8388608.0f : x;
+  const vi bits = as_int(scaled) - 0x3f3504f3;  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2))
+  const vi e = (bits >> 23) + (subnormal ? vi{} - 23 : vi{});
+  const vf f = as_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  vf p = vset(0.0674659182f);
+  p = p * f - 0.116756388f;
+  p = p * f + 0.118881776f;
+  p = p * f - 0.12405592f;
+  p = p * f + 0.142195506f;
+  p = p * f - 0.166679956f;
+  p = p * f + 0.200021188f;
+  p = p * f - 0.250000096f;
+  p = p * f + 0.333333126f;
+  const vf n = __builtin_convertvector(e, vf);
+  const vf f2 = f * f;
+  vf y = f * f2 * p + n * -2.12194440e-4f;
+  y = y - 0.5f * f2;
+  y = (y + f) + n * 0.693359375f;
+  const float inf = __builtin_inff();
+  y = x == inf ? x : y;
+  y = x == 0.0f ? vset(-inf) : y;
+  return (x < 0.0f) | (x != x) ? vset(__builtin_nanf("")) : y;
+}
+
+RM_INLINE vf vtanh(vf x) {
+  const vf a = vabs(x), s = x * x;
+  vf p = vset(0.00214753687f);
+  p = p * s - 0.00818267387f;
+  p = p * s + 0.0217029671f;
+  p = p * s - 0.0539472043f;
+  p = p * s + 0.133332098f;
+  p = p * s - 0.333333309f;
+  const vf small = p * s * x + x;
+  const vf capped = a > 10.0f ? vset(10.0f) : a;  // keeps NaN
+  const ExpParts e = exp_parts(capped * 2.0f);
+  const vf large = 1.0f - 2.0f / (e.mantissa * as_float((e.n + 127) << 23) + 1.0f);
+  return a < 0.625f ? small : vcopysign(large, x);
+}
+
+RM_INLINE vf verf(vf x) {
+  const vf t = vabs(x), s = x * x;
+  vf p = vset(8.34522119e-05f);
+  p = p * s - 0.000813743652f;
+  p = p * s + 0.00520063419f;
+  p = p * s - 0.0268592707f;
+  p = p * s + 0.112836939f;
+  p = p * s - 0.376126337f;
+  p = p * s + 0.128379167f;
+  const vf small = p * x + x;
+  const vf u = t > 4.0f ? vset(4.0f) : t;  // erf(4) rounds to 1
+  vf q = vset(-1.12314655e-05f);
+  q = q * u + 0.000322805392f;
+  q = q * u - 0.00364246502f;
+  q = q * u + 0.0237620751f;
+  q = q * u - 0.106236891f;
+  q = q * u - 0.635151309f;
+  q = q * u - 0.12864849f;
+  const ExpParts e = exp_parts(q * u - u);
+  const vf large = vcopysign(1.0f - e.mantissa * as_float((e.n + 127) << 23), x);
+  return t < 0.927734375f ? small : (x != x) ? x : large;
+}
+
+RM_INLINE vf vsigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
+RM_INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
+RM_INLINE vf vgelu(vf x) { return 0.5f * x * (1.0f + verf(x * 0.707106781f)); }
+RM_INLINE vf vgelu_tanh(vf x) {
+  return 0.5f * x * (1.0f + vtanh(0.797884561f * (x + 0.044715f * x * x * x)));
+}
+
+// ---- sin and cos --------------------------------------------------------------------------------
+
+/// Beyond this the reduction below loses bits: such lanes go through libm.
+constexpr float kTrigLimit = 1.0e6f;
+
+/// sin(x) when quarter = 0, cos(x) when quarter = 1, for |x| <= kTrigLimit.
+RM_INLINE vf vsincos(vf x, int quarter) {
+  const vd wide = __builtin_convertvector(x, vd);
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
+  const vd n = (wide * 0.63661977236758134308 + kMagic) - kMagic;
+  // pi/2 in two parts: 33 bits, so that n times the first is exact, and the rest.
+  const vd rest = (wide - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11;
+  const vf r = __builtin_convertvector(rest, vf), s = r * r;
+  const vi quadrant = __builtin_convertvector(__builtin_convertvector(n, vf), vi) + quarter;
+  vf a = vset(2.7182744e-06f);
+  a = a * s - 0.00019839331f;
+  a = a * s + 0.00833332937f;
+  a = a * s - 0.166666666f;
+  const vf sine = a * s * r + r;
+  vf b = vset(2.44380891e-05f);
+  b = b * s - 0.00138873645f;
+  b = b * s + 0.0416666468f;
+  const vf cosine = b * (s * s) + (1.0f - 0.5f * s);
+  const vf y = (quadrant & 1) != 0 ? cosine : sine;
+  return as_float(as_int(y) ^ ((quadrant & 2) << 30));
+}
+
+RM_INLINE vf vtrig(vf x, int quarter) {
+  vf y = vsincos(x, quarter);
+  for (int i = 0; i < kWidth; ++i) {
+    if (!(__builtin_fabsf(x[i]) <= kTrigLimit)) {
+      y[i] = quarter ? __builtin_cosf(x[i]) : __builtin_sinf(x[i]);
+    }
+  }
+  return y;
+}
+
+}  // namespace rm::cpu::RM_ISA

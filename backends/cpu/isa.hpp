@@ -1,0 +1,46 @@
+// Instruction sets the kernels are built for, and the one chosen for this process.
+//
+// Only sources listed as ISA_SOURCES get -m flags; everything else is plain x86-64 (or AArch64).
+// Invariant: code of level L runs only after supported(L) said yes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#if defined(__x86_64__)
+#define RM_CPU_X86 1
+#else
+#define RM_CPU_X86 0
+#endif
+
+namespace rm::cpu {
+
+/// Ordered: each level includes the ones below.
+enum class Isa { baseline = 0, avx2 = 1, avx512 = 2 };
+
+/// Extras a kernel may ask for on top of a level; false when the cap of set_isa_cap is below
+/// avx512.
+struct Extras {
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+};
+
+/// What the machine and the operating system can run (cpuid and XCR0), before any cap.
+Isa detected_isa();
+
+/// Lowers the level used from now on ("baseline", "avx2", "avx512"; "" or "auto" = detected).
+/// Throws std::invalid_argument for other names and for levels the machine lacks.
+void set_isa_cap(std::string_view name);
+
+/// min(detected, cap): the best level kernels may use.
+Isa selected_isa();
+inline bool supported(Isa isa) { return isa <= selected_isa(); }
+
+Extras extras();
+
+const char* isa_name(Isa isa);
+
+/// Level and extras in one word, for the fingerprint: "avx512+bf16+amx".
+std::string isa_fingerprint();
+
+}  // namespace rm::cpu
