@@ -1,0 +1,248 @@
+// The gemm kernels of one instruction set: compiled once per RM_ISA with that set's -m flags.
+//
+// A tile of b is two vectors wide and stays in registers together with its accumulators; a is read
+// by broadcast. 16-bit panels are widened on the fly.
+#include "ops/gemm/activations.hpp"
+#include "ops/gemm/simd.hpp"
+
+namespace rm::cpu::gemm::RM_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kMr = 14;
+#elif defined(__AVX2__)
+constexpr int kMr = 6;
+#else
+constexpr int kMr = 4;
+#endif
+
+/// Few rows take several panels at once: enough independent chains to hide the latency of an FMA.
+constexpr int wide_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+
+/// Panel element order: f32 and f16 as they come; bf16 with column j in the low and column
+/// j + kLanes in the high half of word j, so that a shift and a mask widen a whole row.
+template <int T>
+struct Panel;
+
+template <>
+struct Panel<kF32> {
+  using Scalar = float;
+  static RM_INLINE void load(const float* p, Vec& lo, Vec& hi) {
+    lo = F32::load(p);
+    hi = F32::load(p + kLanes);
+  }
+};
+template <>
+struct Panel<kBF16> {
+  using Scalar = uint16_t;
+  static RM_INLINE void load(const uint16_t* p, Vec& lo, Vec& hi) {
+    const Bits both = *reinterpret_cast<const BitsMem*>(p);
+    lo = (Vec)(both << 16);
+    hi = (Vec)(both & 0xffff0000);
+  }
+};
+template <>
+struct Panel<kF16> {
+  using Scalar = uint16_t;
+  static RM_INLINE void load(const uint16_t* p, Vec& lo, Vec& hi) {
+    lo = F16::load(p);
+    hi = F16::load(p + kLanes);
+  }
+};
+
+template <int T, int MR, int NP>
+void tile(const TileArgs& args) {
+  using P = Panel<T>;
+  using S = typename P::Scalar;
+  Vec acc[MR][NP][2];
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int p = 0; p < NP; ++p) {
+      const float* src = args.acc + p * args.acc_panel + i * kNr;
+      acc[i][p][0] = args.accumulate ? F32::load(src) : Vec{};
+      acc[i][p][1] = args.accumulate ? F32::load(src + kLanes) : Vec{};
+    }
+  }
+  const float* a = args.a;
+  const int64_t lda = args.lda;
+  const char* b = static_cast<const char*>(args.b);
+#pragma GCC unroll 4
+  for (int64_t k = 0; k < args.kc; ++k) {
+    Vec lo[NP], hi[NP];
+#pragma GCC unroll 4
+    for (int p = 0; p < NP; ++p) {
+      P::load(reinterpret_cast<const S*>(b + p * args.b_panel_bytes) + k * kNr, lo[p], hi[p]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      const Vec x = splat(a[i * lda + k]);
+#pragma GCC unroll 4
+      for (int p = 0; p < NP; ++p) {
+        acc[i][p][0] += x * lo[p];
+        acc[i][p][1] += x * hi[p];
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 4
+    for (int p = 0; p < NP; ++p) {
+      float* dst = args.acc + p * args.acc_panel + i * kNr;
+      F32::store(dst, acc[i][p][0]);
+      F32::store(dst + kLanes, acc[i][p][1]);
+    }
+  }
+}
+
+template <class C, int A>
+RM_INLINE void store_row(const float* acc, float alpha, const typename C::Scalar* bias,
+                         const typename C::Scalar* residual, typename C::Scalar* c) {
+#pragma GCC unroll 2
+  for (int j = 0; j < kNr; j += kLanes) {
+    Vec x = F32::load(acc + j) * alpha;
+    if (bias) x += C::load(bias + j);
+    x = activate<A>(x);
+    if (residual) x += C::load(residual + j);
+    C::store(c + j, x);
+  }
+}
+
+template <class C, int A>
+void store(const StoreArgs& args) {
+  using S = typename C::Scalar;
+  const S* bias = static_cast<const S*>(args.bias);
+  const S* residual = static_cast<const S*>(args.residual);
+  S* c = static_cast<S*>(args.c);
+  if (args.cols == kNr) {
+    for (int64_t i = 0; i < args.rows; ++i) {
+      store_row<C, A>(args.acc + i * kNr, args.alpha, bias,
+                      residual ? residual + i * args.residual_stride : nullptr,
+                      c + i * args.c_stride);
+    }
+    return;
+  }
+  // The ragged last panel: the same arithmetic on copies of full width.
+  S bias_row[kNr] = {}, residual_row[kNr] = {}, c_row[kNr];
+  const size_t bytes = static_cast<size_t>(args.cols) * sizeof(S);
+  if (bias) __builtin_memcpy(bias_row, bias, bytes);
+  for (int64_t i = 0; i < args.rows; ++i) {
+    if (residual) __builtin_memcpy(residual_row, residual + i * args.residual_stride, bytes);
+    store_row<C, A>(args.acc + i * kNr, args.alpha, bias ? bias_row : nullptr,
+                    residual ? residual_row : nullptr, c_row);
+    __builtin_memcpy(c + i * args.c_stride, c_row, bytes);
+  }
+}
+
+/// Where column j of a panel row is stored.
+template <int T>
+constexpr int slot(int j) {
+  return T == kBF16 ? (j < kLanes ? 2 * j : 2 * (j - kLanes) + 1) : j;
+}
+
+template <int T>
+void pack(const PackArgs& args) {
+  using S = typename Panel<T>::Scalar;
+  for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel) {
+    S* dst = static_cast<S*>(args.dst) + panel * args.k * kNr;
+    const int64_t n0 = panel * kNr;
+    const int cols = static_cast<int>(args.n - n0 < kNr ? args.n - n0 : kNr);
+    const S* src = static_cast<const S*>(args.src) + n0 * args.ns;
+    if (cols < kNr) __builtin_memset(dst, 0, static_cast<size_t>(args.k) * kNr * sizeof(S));
+    // Blocks of k keep the rows of a transposed source in the first-level cache.
+    for (int64_t k0 = 0; k0 < args.k; k0 += 16) {
+      const int64_t k1 = k0 + 16 < args.k ? k0 + 16 : args.k;
+      for (int j = 0; j < cols; ++j) {
+        for (int64_t k = k0; k < k1; ++k)
+          dst[k * kNr + slot<T>(j)] = src[k * args.ks + j * args.ns];
+      }
+    }
+  }
+}
+
+template <class A>
+void widen(const WidenArgs& args) {
+  using S = typename A::Scalar;
+  for (int64_t i = 0; i < args.rows; ++i) {
+    const S* src = static_cast<const S*>(args.src) + i * args.row_stride;
+    float* dst = args.dst + i * args.dst_stride;
+    if (args.col_stride == 1) {
+      int64_t k = 0;
+      for (; k + kLanes <= args.cols; k += kLanes) F32::store(dst + k, A::load(src + k));
+      if (k < args.cols) {
+        S rest[kLanes] = {};
+        __builtin_memcpy(rest, src + k, static_cast<size_t>(args.cols - k) * sizeof(S));
+        float wide[kLanes];
+        F32::store(wide, A::load(rest));
+        __builtin_memcpy(dst + k, wide, static_cast<size_t>(args.cols - k) * sizeof(float));
+      }
+      continue;
+    }
+    for (int64_t k = 0; k < args.cols; k += kLanes) {
+      const int count = static_cast<int>(args.cols - k < kLanes ? args.cols - k : kLanes);
+      S rest[kLanes] = {};
+      for (int j = 0; j < count; ++j) rest[j] = src[(k + j) * args.col_stride];
+      float wide[kLanes];
+      F32::store(wide, A::load(rest));
+      __builtin_memcpy(dst + k, wide, static_cast<size_t>(count) * sizeof(float));
+    }
+  }
+}
+
+template <int T, int MR>
+constexpr void fill_tiles(KernelSet& set) {
+  set.tile[T][MR - 1][0] = tile<T, MR, 1>;
+  set.tile[T][MR - 1][1] = tile<T, MR, wide_panels(MR)>;
+  set.wide[MR - 1] = wide_panels(MR);
+  if constexpr (MR > 1) fill_tiles<T, MR - 1>(set);
+}
+
+template <class C, int A>
+constexpr void fill_stores(StoreFn* row) {
+  row[A] = store<C, A>;
+  if constexpr (A > 0) fill_stores<C, A - 1>(row);
+}
+
+constexpr KernelSet make_kernel_set() {
+  KernelSet set{};
+#if defined(__AVX512F__)
+  set.kc = 192;
+  set.layout[kF32] = "packed-f32-n32";
+  set.layout[kBF16] = "packed-bf16-n32-w16";
+  set.layout[kF16] = "packed-f16-n32";
+#elif defined(__AVX2__)
+  set.kc = 256;
+  set.layout[kF32] = "packed-f32-n16";
+  set.layout[kBF16] = "packed-bf16-n16-w8";
+  set.layout[kF16] = "packed-f16-n16";
+#else
+  set.kc = 384;
+  set.layout[kF32] = "packed-f32-n8";
+  set.layout[kBF16] = "packed-bf16-n8-w4";
+  set.layout[kF16] = "packed-f16-n8";
+#endif
+  set.mr = kMr;
+  set.nr = kNr;
+  set.panel_element_bytes[kF32] = 4;
+  set.panel_element_bytes[kBF16] = set.panel_element_bytes[kF16] = 2;
+  fill_tiles<kF32, kMr>(set);
+  fill_tiles<kBF16, kMr>(set);
+  fill_tiles<kF16, kMr>(set);
+  fill_stores<F32, kActivations - 1>(set.store[kF32]);
+  fill_stores<BF16, kActivations - 1>(set.store[kBF16]);
+  fill_stores<F16, kActivations - 1>(set.store[kF16]);
+  set.pack[kF32] = pack<kF32>;
+  set.pack[kBF16] = pack<kBF16>;
+  set.pack[kF16] = pack<kF16>;
+  set.widen[kF32] = widen<F32>;
+  set.widen[kBF16] = widen<BF16>;
+  set.widen[kF16] = widen<F16>;
+  return set;
+}
+
+}  // namespace
+
+// constinit: nothing of this file may run before the instruction set has been checked.
+extern constinit const KernelSet gemm_kernels = make_kernel_set();
+
+}  // namespace rm::cpu::gemm::RM_ISA

@@ -1,0 +1,302 @@
+// Blocking and threading of the packed gemm; the arithmetic is in isa_kernels.cpp.
+#include "ops/gemm/packed.hpp"
+
+#include <algorithm>
+
+#include "common/parallel.hpp"
+
+namespace rm::cpu::gemm {
+namespace {
+
+constexpr int64_t kBlockRows = 192;       // f32 rows of one k block stay in the second level
+constexpr int64_t kAccBytes = 160 << 10;  // partial sums of a block, second level too
+constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
+constexpr double kThreadBytes = 96 << 10;
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+uint64_t round_line(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+TileType tile_type(DType t) { return t == DType::f32 ? kF32 : t == DType::bf16 ? kBF16 : kF16; }
+
+struct Grid {
+  int rows, panels;
+};
+
+/// How `threads` share rows x panels: the smallest largest share; on a tie, tall shares for many
+/// rows (each thread reads its part of a once), wide ones for few (each panel is read once).
+Grid make_grid(int64_t rows, int64_t panels, int threads) {
+  Grid best{1, threads};
+  double best_cost = 1e300;
+  for (int tm = 1; tm <= threads; ++tm) {
+    if (threads % tm != 0) continue;
+    const int tn = threads / tm;
+    const double share = double(divide_up(rows, tm)) * double(divide_up(panels, tn));
+    const bool tall = rows / tm >= 32;
+    const double cost = share * (tm > 1 && !tall ? 1.25 : 1.0) * (tn > 1 && tall ? 1.02 : 1.0);
+    if (cost < best_cost) best_cost = cost, best = {tm, tn};
+  }
+  return best;
+}
+
+}  // namespace
+
+const char* PackedGemm::reject(const GemmProblem& g) {
+  const DType t = g.dtype[kA];
+  if (t != DType::f32 && t != DType::bf16 && t != DType::f16) return "packed: f32, bf16, f16 only";
+  for (Operand o : {kB, kBias, kResidual, kC}) {
+    if (g.has(o) && g.dtype[o] != t) return "packed: all operands must have one element type";
+  }
+  if (g.n > 1) {
+    for (Operand o : {kBias, kResidual, kC}) {
+      if (g.has(o) && g.col[o] != 1)
+        return "packed: the last axis of bias, residual and c must be dense";
+    }
+  }
+  return nullptr;
+}
+
+PackedGemm::PackedGemm(GemmProblem problem, const KernelSet& kernels)
+    : g_(std::move(problem)),
+      k_(kernels),
+      type_(tile_type(g_.dtype[kA])),
+      element_bytes_(dtype_bytes(g_.dtype[kA])),
+      panels_(divide_up(g_.n, kernels.nr)) {
+  plan_blocks();
+  plan_threads();
+}
+
+void PackedGemm::plan_blocks() {
+  const int64_t kc_most = type_ == kF32 ? k_.kc : k_.kc + k_.kc / 2;
+  const int64_t blocks = std::max<int64_t>(1, divide_up(g_.k, kc_most));
+  kc_ = std::max<int64_t>(1, divide_up(g_.k, blocks));
+  mc_ = std::min(kBlockRows, std::max<int64_t>(g_.m, 1));
+  const int64_t acc_panel = mc_ * k_.nr * 4;
+  nc_ = blocks == 1 ? panels_ : std::max<int64_t>(1, kAccBytes / std::max<int64_t>(1, acc_panel));
+  nc_ = std::max<int64_t>(1, std::min(nc_, panels_));
+  const int64_t acc_rows = blocks == 1 ? k_.mr : mc_ * nc_;
+  acc_bytes_ =
+      round_line(static_cast<uint64_t>(std::max<int64_t>(acc_rows, 4 * k_.mr) * k_.nr) * 4);
+
+  // Rows that lie a multiple of 4 KiB apart would fight for the same sets of the first level.
+  const bool aliased = g_.m > k_.mr && g_.row[kA] % 1024 == 0;
+  widen_a_ = type_ != kF32 || (g_.col[kA] != 1 && g_.k > 1) || aliased;
+  lda_ = (g_.k + 15) / 16 * 16 + 16;
+  a_bytes_ = widen_a_ ? round_line(static_cast<uint64_t>(mc_ * lda_) * 4) : 0;
+}
+
+void PackedGemm::plan_threads() {
+  const double weights = double(g_.shared_b ? 1 : g_.batch) * double(batch_bytes());
+  const double worth = std::max(g_.flops() / kThreadFlops, weights / kThreadBytes);
+  const int64_t tasks = std::max<int64_t>(1, g_.batch * divide_up(g_.m, k_.mr) * panels_);
+  threads_ = static_cast<int>(
+      std::clamp<double>(worth, 1, std::min<double>(thread_limit(), double(tasks))));
+  thread_bytes_ = acc_bytes_ + a_bytes_;
+  if (!g_.constant_b) {
+    // Each thread its own panels when there is a batch for each, else one set that all fill.
+    const bool own = !g_.shared_b && g_.batch > 1;
+    shared_bytes_ = round_line(batch_bytes()) * (own ? static_cast<uint64_t>(threads_) : 1u);
+  }
+  workspace_bytes_ =
+      g_.empty() ? 0 : shared_bytes_ + thread_bytes_ * static_cast<uint64_t>(threads_);
+}
+
+uint64_t PackedGemm::packed_bytes() const {
+  return batch_bytes() * static_cast<uint64_t>(g_.shared_b ? 1 : g_.batch);
+}
+
+void PackedGemm::pack(const void* src, void* dst, int64_t begin, int64_t end) const {
+  k_.pack[type_]({src, g_.row[kB], g_.col[kB], g_.k, g_.n, dst, begin, end});
+}
+
+void PackedGemm::prepack(const void* src, void* dst) const {
+  const int64_t batches = g_.shared_b ? 1 : g_.batch;
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t b = 0; b < batches; ++b) {
+    for (int64_t p = 0; p < panels_; ++p) {
+      const int64_t offset = g_.shared_b ? 0 : g_.offset(kB, b);
+      pack(static_cast<const char*>(src) + offset * element_bytes_,
+           static_cast<char*>(dst) + static_cast<uint64_t>(b) * batch_bytes(), p, p + 1);
+    }
+  }
+}
+
+PackedGemm::Scratch PackedGemm::scratch(void* workspace, int thread) const {
+  char* base =
+      static_cast<char*>(workspace) + shared_bytes_ + thread_bytes_ * static_cast<uint64_t>(thread);
+  return {reinterpret_cast<float*>(base), reinterpret_cast<float*>(base + acc_bytes_)};
+}
+
+void PackedGemm::launch(const rm_launch& l) const {
+  if (g_.empty()) return;
+  Operands o{};
+  for (Operand i : {kA, kB, kBias, kResidual}) {
+    o.ptr[i] = g_.has(i) ? static_cast<const char*>(l.inputs[i]) : nullptr;
+  }
+  o.ptr[kC] = static_cast<const char*>(l.outputs[0]);
+  o.panels = g_.constant_b ? o.ptr[kB] : static_cast<const char*>(l.workspace);
+  const int threads = std::min(threads_, omp_get_max_threads());
+  if (g_.constant_b || g_.shared_b) {
+    run_shared(o, l, threads);
+  } else {
+    run_batched(o, l, threads);
+  }
+}
+
+/// Panels all threads read: prepacked, or packed here first.
+void PackedGemm::run_shared(const Operands& o, const rm_launch& l, int threads) const {
+  const int64_t rows = g_.batch * g_.m;
+  const auto share = [&](int thread, int team) {
+    const Grid grid = make_grid(rows, panels_, team);
+    const int ri = thread / grid.panels, pi = thread % grid.panels;
+    run_rows(o, rows * ri / grid.rows, rows * (ri + 1) / grid.rows, panels_ * pi / grid.panels,
+             panels_ * (pi + 1) / grid.panels, scratch(l.workspace, thread));
+  };
+  if (threads == 1) {
+    if (!g_.constant_b) pack(o.ptr[kB], l.workspace, 0, panels_);
+    share(0, 1);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const int team = omp_get_num_threads(), me = omp_get_thread_num();
+    if (!g_.constant_b) {
+      pack(o.ptr[kB], l.workspace, panels_ * me / team, panels_ * (me + 1) / team);
+#pragma omp barrier
+    }
+    share(me, team);
+  }
+}
+
+/// Every batch has a b of its own that must be packed: whole batches a thread while they last,
+/// then (fewer batches than threads) all threads on each batch.
+void PackedGemm::run_batched(const Operands& o, const rm_launch& l, int threads) const {
+  const auto b_of = [&](int64_t batch) {
+    return o.ptr[kB] + g_.offset(kB, batch) * element_bytes_;
+  };
+  const auto whole = [&](int64_t begin, int64_t end, int thread) {
+    char* panels =
+        static_cast<char*>(l.workspace) + round_line(batch_bytes()) * static_cast<uint64_t>(thread);
+    Operands own = o;
+    own.panels = panels;
+    for (int64_t b = begin; b < end; ++b) {
+      pack(b_of(b), panels, 0, panels_);
+      run_rows(own, b * g_.m, (b + 1) * g_.m, 0, panels_, scratch(l.workspace, thread));
+    }
+  };
+  if (threads == 1 || g_.batch >= threads) {
+    parallel_ranges(g_.batch, threads, 1, whole);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    const int team = omp_get_num_threads(), me = omp_get_thread_num();
+    const Grid grid = make_grid(g_.m, panels_, team);
+    const int ri = me / grid.panels, pi = me % grid.panels;
+    for (int64_t b = 0; b < g_.batch; ++b) {
+      pack(b_of(b), l.workspace, panels_ * me / team, panels_ * (me + 1) / team);
+#pragma omp barrier
+      run_rows(o, b * g_.m + g_.m * ri / grid.rows, b * g_.m + g_.m * (ri + 1) / grid.rows,
+               panels_ * pi / grid.panels, panels_ * (pi + 1) / grid.panels,
+               scratch(l.workspace, me));
+#pragma omp barrier
+    }
+  }
+}
+
+/// Rows [begin, end) of all batches laid end to end, panels [p0, p1).
+void PackedGemm::run_rows(const Operands& o, int64_t begin, int64_t end, int64_t p0, int64_t p1,
+                          const Scratch& s) const {
+  if (p0 >= p1) return;
+  for (int64_t row = begin; row < end;) {
+    const int64_t batch = row / g_.m, first = row % g_.m;
+    const int64_t left = std::min(g_.m - first, end - row);
+    const int64_t rows = divide_up(left, divide_up(left, mc_));  // equal blocks
+    run_block(o, batch, first, rows, p0, p1, s);
+    row += rows;
+  }
+}
+
+void PackedGemm::run_block(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t p0,
+                           int64_t p1, const Scratch& s) const {
+  const int64_t offset = g_.offset(kA, batch) + row * g_.row[kA];
+  const char* src = o.ptr[kA] + offset * element_bytes_;
+  const float* a = reinterpret_cast<const float*>(src);
+  int64_t lda = g_.row[kA];
+  if (widen_a_) {
+    k_.widen[type_]({src, g_.row[kA], g_.col[kA], rows, g_.k, s.a, lda_});
+    a = s.a;
+    lda = lda_;
+  }
+  if (rows <= k_.mr) {
+    few_rows(o, a, lda, batch, row, rows, p0, p1, s);
+  } else {
+    many_rows(o, a, lda, batch, row, rows, p0, p1, s);
+  }
+}
+
+/// One tile of rows: panels are streamed once, from end to end.
+void PackedGemm::few_rows(const Operands& o, const float* a, int64_t lda, int64_t batch,
+                          int64_t row, int64_t rows, int64_t p0, int64_t p1,
+                          const Scratch& s) const {
+  const bool own = g_.constant_b && !g_.shared_b;
+  const char* panels = o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
+  const int64_t wide = k_.wide[rows - 1], acc_panel = rows * k_.nr;
+  for (int64_t p = p0; p < p1;) {
+    const bool many = p + wide <= p1;
+    const int64_t count = many ? wide : 1;
+    k_.tile[type_][rows - 1][many ? 1 : 0](
+        {a, lda, panels + p * panel_bytes(), panel_bytes(), g_.k, s.acc, acc_panel, false});
+    for (int64_t i = 0; i < count; ++i) store(o, s.acc + i * acc_panel, batch, row, rows, p + i);
+    p += count;
+  }
+}
+
+/// Several tiles: a block of a panel serves all of them from the first-level cache.
+void PackedGemm::many_rows(const Operands& o, const float* a, int64_t lda, int64_t batch,
+                           int64_t row, int64_t rows, int64_t p0, int64_t p1,
+                           const Scratch& s) const {
+  const bool own = g_.constant_b && !g_.shared_b;
+  const char* panels = o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
+  const int64_t tiles = divide_up(rows, k_.mr);
+  const int64_t step_bytes = k_.nr * k_.panel_element_bytes[type_];
+  const bool keep = kc_ < g_.k;  // partial sums live between blocks of k
+  for (int64_t n0 = p0; n0 < p1; n0 += nc_) {
+    const int64_t n1 = std::min(n0 + nc_, p1);
+    int64_t k0 = 0;
+    do {
+      const int64_t kc = std::min(kc_, g_.k - k0);
+      const bool last = k0 + kc >= g_.k;
+      for (int64_t p = n0; p < n1; ++p) {
+        const char* block = panels + p * panel_bytes() + k0 * step_bytes;
+        // The next panel's block comes in from far while this one is worked on, a share a tile.
+        const char* ahead = block + panel_bytes();
+        const int64_t ahead_step = p + 1 < p1 ? divide_up(kc * step_bytes, tiles * 64) * 64 : 0;
+        for (int64_t t = 0; t < tiles; ++t) {
+          const int64_t r0 = rows * t / tiles, count = rows * (t + 1) / tiles - r0;
+          float* acc = keep ? s.acc + ((p - n0) * rows + r0) * k_.nr : s.acc;
+          for (int64_t at = 0; at < ahead_step; at += 64) __builtin_prefetch(ahead + at, 0, 2);
+          ahead += ahead_step;
+          k_.tile[type_][count - 1][0](
+              {a + r0 * lda + k0, lda, block, panel_bytes(), kc, acc, 0, k0 > 0});
+          if (last) store(o, acc, batch, row + r0, count, p);
+        }
+      }
+      k0 += kc;
+    } while (k0 < g_.k);
+  }
+}
+
+void PackedGemm::store(const Operands& o, const float* acc, int64_t batch, int64_t row,
+                       int64_t rows, int64_t panel) const {
+  const int64_t n0 = panel * k_.nr;
+  const auto at = [&](Operand i) -> const char* {
+    if (!o.ptr[i]) return nullptr;
+    const int64_t offset = i == kBias ? n0 : g_.offset(i, batch) + row * g_.row[i] + n0;
+    return o.ptr[i] + offset * element_bytes_;
+  };
+  k_.store[type_][g_.activation]({acc, rows, std::min<int64_t>(k_.nr, g_.n - n0),
+                                  static_cast<float>(g_.alpha), at(kBias), at(kResidual),
+                                  g_.row[kResidual], const_cast<char*>(at(kC)), g_.row[kC]});
+}
+
+}  // namespace rm::cpu::gemm

@@ -1,0 +1,72 @@
+// The packed gemm: b in panels, blocks of it in the first-level cache, tiles over threads.
+//
+// Every element of c is one chain of multiply-adds in the order of k, so neither blocking nor the
+// number of threads changes a bit of the result.
+#pragma once
+
+#include "ops/gemm/problem.hpp"
+#include "rm/kernels.h"
+
+namespace rm::cpu::gemm {
+
+class PackedGemm {
+ public:
+  /// Static string, or null when the problem is supported.
+  static const char* reject(const GemmProblem& g);
+
+  PackedGemm(GemmProblem problem, const KernelSet& kernels);
+
+  uint64_t workspace_bytes() const { return workspace_bytes_; }
+  bool prepacked() const { return g_.constant_b; }
+  const char* layout() const { return k_.layout[type_]; }
+  uint64_t packed_bytes() const;
+  /// `src` has the strides the problem was prepared with, or any of the same shape.
+  void prepack(const void* src, void* dst) const;
+  void launch(const rm_launch& l) const;
+
+ private:
+  struct Operands {
+    const char* ptr[kOperands];
+    const char* panels;  // of the current batch, or of all when they are prepacked
+  };
+  struct Scratch {
+    float* acc;
+    float* a;
+  };
+
+  void plan_blocks();
+  void plan_threads();
+  int64_t panel_bytes() const { return g_.k * k_.nr * k_.panel_element_bytes[type_]; }
+  uint64_t batch_bytes() const { return static_cast<uint64_t>(panels_ * panel_bytes()); }
+  Scratch scratch(void* workspace, int thread) const;
+
+  void pack(const void* src, void* dst, int64_t begin, int64_t end) const;
+  void run_shared(const Operands& o, const rm_launch& l, int threads) const;
+  void run_batched(const Operands& o, const rm_launch& l, int threads) const;
+  void run_rows(const Operands& o, int64_t begin, int64_t end, int64_t p0, int64_t p1,
+                const Scratch& s) const;
+  void run_block(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t p0,
+                 int64_t p1, const Scratch& s) const;
+  void few_rows(const Operands& o, const float* a, int64_t lda, int64_t batch, int64_t row,
+                int64_t rows, int64_t p0, int64_t p1, const Scratch& s) const;
+  void many_rows(const Operands& o, const float* a, int64_t lda, int64_t batch, int64_t row,
+                 int64_t rows, int64_t p0, int64_t p1, const Scratch& s) const;
+  void store(const Operands& o, const float* acc, int64_t batch, int64_t row, int64_t rows,
+             int64_t panel) const;
+
+  GemmProblem g_;
+  const KernelSet& k_;
+  TileType type_;
+  int64_t element_bytes_;
+  int64_t panels_;
+  int64_t kc_;    // steps of k in a block
+  int64_t mc_;    // rows in a block
+  int64_t nc_;    // panels in a block
+  bool widen_a_;  // a is copied to f32 rows first
+  int64_t lda_;   // of the copy
+  int threads_;   // at most
+  uint64_t acc_bytes_ = 0, a_bytes_ = 0, thread_bytes_ = 0, shared_bytes_ = 0;
+  uint64_t workspace_bytes_ = 0;
+};
+
+}  // namespace rm::cpu::gemm

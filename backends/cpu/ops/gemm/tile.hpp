@@ -1,0 +1,75 @@
+// What the loop nest (driver.cpp) and the per-ISA kernels (isa_kernels.cpp) agree on.
+//
+// Plain data and function pointers only: this header is compiled under several -m flags, so it must
+// not define anything the linker could share between them.
+#pragma once
+
+#include <cstdint>
+
+namespace rm::cpu::gemm {
+
+enum TileType : int { kF32 = 0, kBF16 = 1, kF16 = 2, kTileTypes = 3 };
+
+enum Activation : int { kNone = 0, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kActivations };
+
+/// acc[panel][row][nr] (+)= a[row][k] * b[panel][k][nr] for `kc` steps of k. Every element is one
+/// chain of fused multiply-adds in the order of k, whatever the tile it falls in: results do not
+/// depend on M, on the blocking or on the number of threads.
+struct TileArgs {
+  const float* a;
+  int64_t lda;  // floats
+  const void* b;
+  int64_t b_panel_bytes;
+  int64_t kc;
+  float* acc;
+  int64_t acc_panel;  // floats
+  bool accumulate;    // false: acc starts from zero
+};
+using TileFn = void (*)(const TileArgs&);
+
+/// c = act(alpha * acc + bias) + residual, for one panel.
+struct StoreArgs {
+  const float* acc;  // [rows][nr]
+  int64_t rows, cols;
+  float alpha;
+  const void* bias;      // null: none
+  const void* residual;  // null: none
+  int64_t residual_stride;
+  void* c;
+  int64_t c_stride;
+};
+using StoreFn = void (*)(const StoreArgs&);
+
+/// Panels of b: [panel][k][nr], zero where n runs out; element (k, n) lies at k * ks + n * ns.
+struct PackArgs {
+  const void* src;
+  int64_t ks, ns, k, n;
+  void* dst;
+  int64_t panel_begin, panel_end;
+};
+
+/// Rows of a as contiguous f32.
+struct WidenArgs {
+  const void* src;
+  int64_t row_stride, col_stride, rows, cols;
+  float* dst;
+  int64_t dst_stride;
+};
+
+constexpr int kMaxTileRows = 14;
+
+/// The kernels of one instruction set.
+struct KernelSet {
+  int mr, nr;
+  int kc;  // steps of k whose f32 panel fills half of the first-level cache
+  const char* layout[kTileTypes];
+  int panel_element_bytes[kTileTypes];
+  /// tile[type of the panels][rows - 1][0: one panel, 1: wide[rows - 1] panels at once]
+  TileFn tile[kTileTypes][kMaxTileRows][2];
+  int wide[kMaxTileRows];
+  StoreFn store[kTileTypes][kActivations];
+  void (*pack[kTileTypes])(const PackArgs&);
+  void (*widen[kTileTypes])(const WidenArgs&);
+};
+
+}  // namespace rm::cpu::gemm

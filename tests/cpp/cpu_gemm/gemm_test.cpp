@@ -1,0 +1,406 @@
+// Every gemm row this machine can run, against sums in double, over ordinary and hostile problems.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <random>
+
+#include "harness.hpp"
+
+namespace gemm_test {
+namespace {
+
+struct Spec {
+  DLDataType dtype = kF32;
+  std::vector<int64_t> lead;  // leading axes of a and c
+  int64_t m = 1, n = 1, k = 1;
+  bool batched_b = false, trans_b = true, constant_b = true, bias = false, residual = false;
+  std::string activation = "none";
+  double alpha = 1.0;
+  int64_t gap = 0;         // extra elements between the rows of a, residual and c
+  bool scattered = false;  // a's last axis is not dense, leading axes do not fold
+  double special = 0.0;    // share of NaN and Inf in the data
+};
+
+std::string describe(const Spec& s) {
+  std::string lead;
+  for (int64_t d : s.lead) lead += std::to_string(d) + "x";
+  return lead + std::to_string(s.m) + "x" + std::to_string(s.n) + "x" + std::to_string(s.k) +
+         " bits=" + std::to_string(s.dtype.bits) + " code=" + std::to_string(s.dtype.code) +
+         (s.trans_b ? " trans_b" : "") + (s.batched_b ? " batched_b" : "") +
+         (s.constant_b ? " constant" : "") + (s.bias ? " bias" : "") +
+         (s.residual ? " residual" : "") + " " + s.activation +
+         " alpha=" + std::to_string(s.alpha) + " gap=" + std::to_string(s.gap) +
+         (s.scattered ? " scattered" : "") + " special=" + std::to_string(s.special);
+}
+
+using Random = std::mt19937_64;
+
+void fill(Tensor& t, Random& random, double special) {
+  std::normal_distribution<double> normal;
+  std::uniform_real_distribution<double> uniform(0, 1);
+  const bool integer = t.dtype.code == kDLInt;
+  for (int64_t i = 0; i < t.elements; ++i) {
+    double x = integer ? std::floor(uniform(random) * 7 - 3) : normal(random);
+    if (!integer && uniform(random) < special) {
+      const double kinds[] = {NAN, INFINITY, -INFINITY};
+      x = kinds[random() % 3];
+    }
+    set(t.dtype, t.data(), i, x);
+  }
+}
+
+/// Row-major strides with `gap` unused elements after each row (last axis dense).
+std::vector<int64_t> gapped(const std::vector<int64_t>& dims, int64_t gap) {
+  std::vector<int64_t> steps(dims.size());
+  steps.back() = 1;
+  int64_t step = std::max<int64_t>(dims.back(), 1) + gap;
+  for (size_t i = dims.size() - 1; i-- > 0; step *= std::max<int64_t>(dims[i], 1)) steps[i] = step;
+  return steps;
+}
+
+struct Operands {
+  Tensor a, b, bias, residual, c;
+};
+
+Operands make_operands(const Spec& s, Random& random) {
+  const auto with_lead = [&](int64_t rows, int64_t cols) {
+    std::vector<int64_t> dims = s.lead;
+    dims.push_back(rows), dims.push_back(cols);
+    return dims;
+  };
+  const auto a_dims = with_lead(s.m, s.k), c_dims = with_lead(s.m, s.n);
+  std::vector<int64_t> a_steps = gapped(a_dims, s.gap), c_steps = gapped(c_dims, s.gap);
+  if (s.scattered) {
+    // a as a transposed view; c with its leading axis innermost but one (heads inside tokens).
+    std::swap(a_steps[a_steps.size() - 1], a_steps[a_steps.size() - 2]);
+    a_steps[a_steps.size() - 1] = std::max<int64_t>(s.m, 1) + s.gap;
+    a_steps[a_steps.size() - 2] = 1;
+    int64_t step = (std::max<int64_t>(s.m, 1) + s.gap) * std::max<int64_t>(s.k, 1);
+    for (size_t i = s.lead.size(); i-- > 0; step *= s.lead[i]) a_steps[i] = step;
+    step = std::max<int64_t>(s.n, 1) + s.gap;
+    for (size_t i = s.lead.size(); i-- > 0; step *= std::max<int64_t>(s.lead[i], 1))
+      c_steps[i] = step;
+    c_steps[c_steps.size() - 2] = step;
+  }
+  const auto b_dims = s.batched_b
+                          ? with_lead(s.trans_b ? s.n : s.k, s.trans_b ? s.k : s.n)
+                          : std::vector<int64_t>{s.trans_b ? s.n : s.k, s.trans_b ? s.k : s.n};
+  Operands o{Tensor(s.dtype, a_dims, a_steps), Tensor(s.dtype, b_dims), Tensor(s.dtype, {s.n}),
+             Tensor(s.dtype, c_dims, c_steps), Tensor(s.dtype, c_dims, c_steps)};
+  fill(o.a, random, s.special), fill(o.b, random, s.special / 4);
+  fill(o.bias, random, s.special), fill(o.residual, random, s.special);
+  return o;
+}
+
+Problem make_problem(const Spec& s, Operands& o) {
+  return {&o.a,
+          &o.b,
+          s.bias ? &o.bias : nullptr,
+          s.residual ? &o.residual : nullptr,
+          &o.c,
+          s.trans_b,
+          s.activation,
+          s.alpha,
+          s.constant_b};
+}
+
+double activate(const std::string& name, double x) {
+  if (name == "relu") return x < 0 ? 0 : x;
+  if (name == "gelu") return x * 0.5 * std::erfc(-x * std::sqrt(0.5));
+  if (name == "gelu_tanh") {
+    return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  }
+  if (name == "silu") return x / (1 + std::exp(-x));
+  if (name == "tanh") return std::tanh(x);
+  if (name == "sigmoid") return 1 / (1 + std::exp(-x));
+  return x;
+}
+
+struct Expected {
+  double value, tolerance;
+};
+
+/// Forward error of a K-term sum in the accumulator's precision, carried through an activation of
+/// slope <= 1.13, plus one rounding to the result's type.
+Expected reference(const Spec& s, const Operands& o, std::vector<int64_t> at) {
+  const int64_t n = at.back(), m = at[at.size() - 2];
+  std::vector<int64_t> lead(at.begin(), at.end() - 2);
+  double sum = 0, magnitude = 0;
+  for (int64_t k = 0; k < s.k; ++k) {
+    std::vector<int64_t> ai = lead, bi = s.batched_b ? lead : std::vector<int64_t>{};
+    ai.insert(ai.end(), {m, k});
+    bi.insert(bi.end(), {s.trans_b ? n : k, s.trans_b ? k : n});
+    const double x = get(s.dtype, o.a.data(), o.a.at(ai)), y = get(s.dtype, o.b.data(), o.b.at(bi));
+    sum += x * y, magnitude += std::fabs(x * y);
+  }
+  const double bias = s.bias ? get(s.dtype, o.bias.data(), n) : 0;
+  const double residual = s.residual ? get(s.dtype, o.residual.data(), o.residual.at(at)) : 0;
+  const double before = s.alpha * sum + bias;
+  const double value = activate(s.activation, before) + residual;
+  const double unit = s.dtype.bits == 64 ? 0x1p-53 : s.dtype.code == kDLInt ? 0 : 0x1p-24;
+  const double inner = unit * ((double(s.k) + 2) * std::fabs(s.alpha) * magnitude +
+                               std::fabs(bias) + std::fabs(before));
+  const double tolerance = 1.2 * inner + 8 * unit * (std::fabs(value) + std::fabs(residual)) +
+                           unit_roundoff(s.dtype) * std::fabs(value) + 1e-38 +
+                           (s.dtype.code == kDLFloat && s.dtype.bits == 16 ? 0x1p-24 : 0);
+  return {value, tolerance};
+}
+
+/// Visits every index of c.
+template <class Visit>
+void for_each_index(const std::vector<int64_t>& shape, Visit visit) {
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;
+  std::vector<int64_t> at(shape.size(), 0);
+  for (;;) {
+    visit(at);
+    size_t axis = shape.size();
+    while (axis-- > 0 && ++at[axis] == shape[axis]) at[axis] = 0;
+    if (axis == size_t(-1)) return;
+  }
+}
+
+/// The first wrong element as text; empty when all are right. Also finds writes outside c.
+std::string compare(const Spec& s, const Operands& o, const std::vector<uint8_t>& untouched) {
+  std::string wrong;
+  const size_t bytes = s.dtype.bits / 8;
+  std::vector<bool> written(static_cast<size_t>(o.c.elements), false);
+  for_each_index(o.c.shape, [&](const std::vector<int64_t>& at) {
+    const int64_t offset = o.c.at(at);
+    written[static_cast<size_t>(offset)] = true;
+    if (!wrong.empty()) return;
+    const Expected e = reference(s, o, at);
+    const double got = get(s.dtype, o.c.data(), offset);
+    const bool same = std::isnan(e.value)   ? std::isnan(got)
+                      : std::isinf(e.value) ? got == e.value
+                                            : std::fabs(got - e.value) <= e.tolerance;
+    // Past the largest finite number of a 16-bit type the double reference stays finite.
+    const bool overflow = std::isinf(got) && std::fabs(e.value) > 65000 && s.dtype.bits == 16;
+    if (same || overflow) return;
+    wrong = "element " + std::to_string(offset) + ": expected " + std::to_string(e.value) + " +- " +
+            std::to_string(e.tolerance) + ", got " + std::to_string(got);
+  });
+  for (int64_t i = 0; i < o.c.elements && wrong.empty(); ++i) {
+    const size_t at = static_cast<size_t>(i);
+    if (!written[at] &&
+        std::memcmp(o.c.memory.get() + at * bytes, untouched.data() + at * bytes, bytes) != 0) {
+      wrong = "element " + std::to_string(i) + " lies outside c and was written";
+    }
+  }
+  return wrong;
+}
+
+/// Runs one spec on every row; returns how many rows took it.
+int run_everywhere(const Spec& s, Random& random) {
+  Operands o = make_operands(s, random);
+  fill(o.c, random, 0);
+  const size_t bytes = static_cast<size_t>(o.c.elements) * (s.dtype.bits / 8);
+  const std::vector<uint8_t> untouched(o.c.memory.get(), o.c.memory.get() + bytes);
+  int taken = 0;
+  for (const rm_kernel* row : gemm_rows()) {
+    const Prepared prepared(*row, make_problem(s, o));
+    if (!prepared.supported()) continue;
+    ++taken;
+    std::memcpy(o.c.data(), untouched.data(), bytes);
+    prepared.launch();
+    const std::string wrong = compare(s, o, untouched);
+    INFO(text(row->name), ": ", describe(s));
+    CHECK_MESSAGE(wrong.empty(), wrong);
+  }
+  return taken;
+}
+
+const char* const kActivationNames[] = {"none", "relu", "gelu",   "gelu_tanh",
+                                        "silu", "tanh", "sigmoid"};
+
+template <class T, size_t N>
+T pick(const T (&from)[N], Random& random) {
+  return from[random() % N];
+}
+
+}  // namespace
+
+TEST_CASE("every row agrees with sums in double on random shapes, types and epilogues") {
+  Random random(20261121);
+  const int64_t ms[] = {1, 2, 3, 4, 5, 6, 7, 11, 13, 16, 29, 64, 131};
+  const int64_t ns[] = {1, 7, 8, 15, 16, 17, 31, 33, 48, 64, 100, 129};
+  const int64_t ks[] = {1, 2, 3, 17, 64, 127, 256, 257, 300, 513, 770};
+  const DLDataType types[] = {kF32, kF32, kBF16, kF16};
+  for (int round = 0; round < 400; ++round) {
+    Spec s;
+    s.dtype = pick(types, random);
+    s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
+    s.trans_b = random() % 4 != 0, s.constant_b = random() % 3 != 0;
+    s.bias = random() % 2, s.residual = random() % 2;
+    s.activation = pick(kActivationNames, random);
+    const double alphas[] = {1.0, 1.0, 0.125, -1.5, 0.0};
+    s.alpha = pick(alphas, random);
+    const int64_t gaps[] = {0, 0, 1, 13, 1000};
+    s.gap = pick(gaps, random);
+    CHECK(run_everywhere(s, random) >= 2);
+  }
+}
+
+TEST_CASE("leading axes, batched right operands and scattered strides give the same sums") {
+  Random random(7);
+  const std::vector<std::vector<int64_t>> leads = {{}, {1}, {3}, {2, 5}, {4, 1, 2}};
+  const int64_t ms[] = {1, 4, 9, 33}, ns[] = {1, 20, 64}, ks[] = {1, 40, 129};
+  for (int round = 0; round < 200; ++round) {
+    Spec s;
+    s.dtype = round % 3 == 0 ? kBF16 : kF32;
+    s.lead = leads[random() % leads.size()];
+    s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
+    s.batched_b = !s.lead.empty() && random() % 2, s.trans_b = random() % 2;
+    s.constant_b = random() % 2, s.scattered = random() % 2;
+    s.bias = random() % 2, s.residual = random() % 2;
+    s.gap = random() % 2 ? 0 : 5;
+    CHECK(run_everywhere(s, random) >= 2);
+  }
+}
+
+TEST_CASE("empty results are not written and an empty sum gives act(bias) + residual") {
+  Random random(1);
+  for (const char* activation : kActivationNames) {
+    for (DLDataType type : {kF32, kBF16, kF16}) {
+      for (int64_t m : {0, 1, 9}) {
+        for (int64_t n : {0, 1, 37}) {
+          for (int64_t k : {0, 5}) {
+            Spec s;
+            s.dtype = type, s.m = m, s.n = n, s.k = k;
+            s.bias = s.residual = true, s.activation = activation, s.constant_b = random() % 2;
+            run_everywhere(s, random);
+          }
+        }
+      }
+    }
+  }
+  Spec none;
+  none.lead = {0, 2}, none.m = 3, none.n = 5, none.k = 4;
+  run_everywhere(none, random);
+}
+
+TEST_CASE("NaN and infinity reach exactly the elements they belong to") {
+  Random random(99);
+  const int64_t ms[] = {1, 3, 8, 40}, ns[] = {1, 16, 50}, ks[] = {1, 8, 300};
+  for (int round = 0; round < 120; ++round) {
+    Spec s;
+    s.dtype = round % 2 ? kF32 : kBF16;
+    s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
+    s.special = 0.01, s.bias = random() % 2, s.residual = random() % 2;
+    s.activation = pick(kActivationNames, random);
+    run_everywhere(s, random);
+  }
+}
+
+TEST_CASE("integers and double precision run on the plain loop") {
+  Random random(5);
+  for (DLDataType type : {kF64, kI64, kI32, kI8}) {
+    for (bool trans_b : {false, true}) {
+      Spec s;
+      s.dtype = type, s.lead = {2}, s.m = 7, s.n = 9, s.k = 6, s.trans_b = trans_b;
+      s.bias = s.residual = true, s.activation = "relu";
+      CHECK(run_everywhere(s, random) >= 1);
+    }
+  }
+}
+
+TEST_CASE("any number of threads gives the same bits, and so does any number of rows") {
+  Random random(31);
+  for (DLDataType type : {kF32, kBF16}) {
+    for (int64_t m : {1, 7, 64, 200}) {
+      Spec s;
+      s.dtype = type, s.m = m, s.n = 333, s.k = 600, s.bias = true, s.activation = "gelu";
+      Operands o = make_operands(s, random);
+      for (const rm_kernel* row : gemm_rows()) {
+        const int before = omp_get_max_threads();
+        omp_set_num_threads(5);
+        const Prepared prepared(*row, make_problem(s, o));
+        if (!prepared.supported()) continue;
+        INFO(text(row->name), ": ", describe(s));
+        std::string first;
+        for (int threads : {1, 2, 3, 5}) {
+          omp_set_num_threads(threads);
+          prepared.launch();
+          const std::string bits(o.c.memory.get(), size_t(o.c.elements) * (type.bits / 8));
+          if (first.empty()) first = bits;
+          CHECK((bits == first));
+        }
+        omp_set_num_threads(before);
+        // The last row alone. A library may choose another algorithm for one row; ours may not.
+        if (text(row->name).find("packed") == std::string::npos) continue;
+        Spec one = s;
+        one.m = 1;
+        Operands single{Tensor(type, {1, s.k}), Tensor(type, {s.n, s.k}), Tensor(type, {s.n}),
+                        Tensor(type, {1, s.n}), Tensor(type, {1, s.n})};
+        const size_t width = type.bits / 8;
+        std::memcpy(single.a.data(), o.a.memory.get() + size_t((m - 1) * s.k) * width,
+                    size_t(s.k) * width);
+        std::memcpy(single.b.data(), o.b.data(), size_t(s.k * s.n) * width);
+        std::memcpy(single.bias.data(), o.bias.data(), size_t(s.n) * width);
+        Prepared(*row, make_problem(one, single)).launch();
+        CHECK(std::memcmp(single.c.data(), first.data() + size_t((m - 1) * s.n) * width,
+                          size_t(s.n) * width) == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("activations stay within a few units in the last place over their whole range") {
+  // K = 1 and b = 1 pass a straight through to the activation.
+  std::vector<float> xs = {0.f, -0.f, 1e-30f, -1e-30f, 88.f, -88.f, 1e30f, -1e30f};
+  for (float x = -20; x <= 20; x += 0.00137f) xs.push_back(x);
+  for (const rm_kernel* row : gemm_rows()) {
+    for (const char* activation : kActivationNames) {
+      Spec s;
+      s.m = int64_t(xs.size()), s.n = 1, s.k = 1, s.activation = activation;
+      Operands o{Tensor(kF32, {s.m, 1}), Tensor(kF32, {1, 1}), Tensor(kF32, {1}),
+                 Tensor(kF32, {s.m, 1}), Tensor(kF32, {s.m, 1})};
+      std::memcpy(o.a.data(), xs.data(), xs.size() * 4);
+      set(kF32, o.b.data(), 0, 1.0);
+      const Prepared prepared(*row, make_problem(s, o));
+      if (!prepared.supported()) continue;
+      prepared.launch();
+      double worst = 0;
+      float worst_x = 0;
+      for (size_t i = 0; i < xs.size(); ++i) {
+        const double want = activate(activation, xs[i]), got = get(kF32, o.c.data(), int64_t(i));
+        // Below the normal range a unit has a fixed size.
+        const double ulp = std::max(std::fabs(want) * 0x1p-23, 0x1p-149);
+        // tanh-gelu's double formula itself cancels for negative x: judge it absolutely there.
+        const double floor = std::string(activation) == "gelu_tanh" ? 1e-7 : 0x1p-126 * 0x1p-10;
+        const double error = std::max(0.0, std::fabs(got - want) - floor) / ulp;
+        if (error > worst) worst = error, worst_x = xs[i];
+      }
+      INFO(text(row->name), " ", activation, " worst at ", worst_x);
+      const bool library = text(row->name).find("onednn") != std::string::npos;
+      if (!library) CHECK(worst <= 4.5);
+    }
+  }
+}
+
+TEST_CASE("the layout of a packed weight does not depend on the number of rows") {
+  Random random(3);
+  for (const rm_kernel* row : gemm_rows()) {
+    if (text(row->name).find("packed") == std::string::npos) continue;
+    std::string layout;
+    for (int64_t m : {1, 8, 64, 300}) {
+      Spec s;
+      s.m = m, s.n = 96, s.k = 128;
+      Operands o = make_operands(s, random);
+      const Prepared prepared(*row, make_problem(s, o));
+      if (!prepared.supported()) continue;
+      if (layout.empty()) layout = prepared.layout();
+      CHECK(prepared.layout() == layout);
+      CHECK(!layout.empty());
+    }
+  }
+}
+
+TEST_CASE("the last row takes every problem") {
+  const auto rows = gemm_rows();
+  REQUIRE(!rows.empty());
+  CHECK((rows.back()->traits & RM_KERNEL_FALLBACK) != 0);
+}
+
+}  // namespace gemm_test
