@@ -1,0 +1,17 @@
+// The functions that fill in rm_abstract._core, one a subject.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace rm::bindings {
+
+void bind_errors(pybind11::module_& m);   // rm::Error -> _core.CoreError(message, code, reason)
+void bind_options(pybind11::module_& m);  // _core.options
+void bind_cache(pybind11::module_& m);    // _core.cache
+void bind_backend(pybind11::module_& m);  // _core.backend
+void bind_control(pybind11::module_& m);  // _core.control
+void bind_ir(pybind11::module_& m);       // _core.ir
+void bind_program(pybind11::module_& m);  // _core.Program
+void bind_router(pybind11::module_& m);   // _core.router
+
+}  // namespace rm::bindings

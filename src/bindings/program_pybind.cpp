@@ -1,0 +1,121 @@
+// _core.Program: a compiled program over torch tensors. run() releases the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "backend/registry.hpp"
+#include "base/error.hpp"
+#include "base/options.hpp"
+#include "bindings/bind.hpp"
+#include "bindings/tensor_exchange.hpp"
+#include "engine/program.hpp"
+#include "ir/text.hpp"
+#include "ops/registry.hpp"
+
+namespace rm::bindings {
+namespace {
+
+namespace py = pybind11;
+
+// The kernel rows of every usable backend, in the order given; made anew for each program, so a
+// backend loaded later serves later programs.
+std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>& backends) {
+  auto table = std::make_shared<select::KernelTable>();
+  for (const auto& name : backends) {
+    Backend* backend = backend::registry().find(name);
+    std::string why;
+    if (backend == nullptr || !backend->is_available(&why)) {
+      throw Error(RM_UNAVAILABLE, "[program] expected backend '" + name + "' to be usable, got " +
+                                      (backend == nullptr ? "none of that name" : why), "RM402");
+    }
+    const rm_device_info& device = backend->get_device_info(0);
+    for (const rm_kernel& kernel : backend->kernels()) table->add(name, &kernel, &device);
+  }
+  return table;
+}
+
+class PyProgram {
+ public:
+  PyProgram(const std::string& text, const py::dict& weights,
+            const std::vector<std::string>& backends, const std::string& force_kernel)
+      : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
+        table_(kernel_table(backends)),
+        program_(checked(text), *table_, force_kernel) {
+    update_weights(weights);
+  }
+
+  void update_weights(const py::dict& weights) {
+    std::map<std::string, engine::TensorView> views;
+    for (auto [name, tensor] : weights) {
+      auto key = name.cast<std::string>();
+      views[key] = view_of(api_, tensor.ptr(), key.c_str());
+    }
+    program_.set_weights(views);
+    weights_ = weights;  // keeps the tensors alive
+  }
+
+  py::list run(const py::sequence& inputs) {
+    size_t n = inputs.size();
+    std::vector<engine::TensorView> views(n);
+    for (size_t i = 0; i < n; ++i) {
+      py::object tensor = inputs[i];
+      views[i] = view_of(api_, tensor.ptr(), "an input");
+    }
+    FrameworkOutputs outputs(api_);
+    {
+      py::gil_scoped_release release;
+      program_.run(views, outputs);
+    }
+    return outputs.take();
+  }
+
+  py::dict report() const {
+    engine::ProgramReport r = program_.report();
+    py::dict out;
+    out["nodes"] = r.nodes;
+    out["native_nodes"] = r.native_nodes;
+    out["flops"] = r.flops;
+    out["native_flops"] = r.native_flops;
+    out["kernels"] = r.kernels;
+    out["instances"] = r.instances;
+    out["arena_bytes"] = r.arena_bytes;
+    out["arena_lower_bound_bytes"] = r.arena_lower_bound_bytes;
+    out["packed_bytes"] = r.packed_bytes;
+    out["derived_bytes"] = r.derived_bytes;
+    out["instantiate_ms"] = r.last_instantiate_ms;
+    return out;
+  }
+
+  std::string describe(const py::sequence& inputs) {
+    std::vector<ir::Layout> layouts;
+    for (const auto& t : inputs) layouts.push_back(view_of(api_, t.ptr(), "an input").layout);
+    return program_.describe(layouts);
+  }
+
+ private:
+  static ir::Graph checked(const std::string& text) {
+    ir::Graph graph = ir::parse(text);
+    ops::infer_and_check(graph);
+    return graph;
+  }
+
+  const DLPackExchangeAPI* api_;
+  std::shared_ptr<select::KernelTable> table_;
+  engine::Program program_;
+  py::dict weights_;
+};
+
+}  // namespace
+
+void bind_program(py::module_& m) {
+  py::class_<PyProgram>(m, "Program",
+                        "A compiled program: run(inputs) binds concrete shapes and executes.")
+      .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
+                    const std::string&>(),
+           py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "")
+      .def("run", &PyProgram::run, py::arg("inputs"))
+      .def("update_weights", &PyProgram::update_weights, py::arg("weights"))
+      .def("report", &PyProgram::report)
+      .def("describe", &PyProgram::describe, py::arg("inputs"));
+}
+
+}  // namespace rm::bindings

@@ -1,0 +1,89 @@
+// The table's functions report through return codes; each is turned into rm::Error or a Python one.
+#include "bindings/tensor_exchange.hpp"
+
+#include "base/error.hpp"
+
+namespace rm::bindings {
+
+namespace py = pybind11;
+
+const DLPackExchangeAPI* exchange_api(py::handle tensor_type) {
+  if (py::hasattr(tensor_type, "__dlpack_c_exchange_api__")) {
+    py::object capsule = tensor_type.attr("__dlpack_c_exchange_api__");
+    auto* header = static_cast<DLPackExchangeAPIHeader*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (header == nullptr) throw py::error_already_set();
+    for (; header != nullptr; header = header->prev_api) {
+      if (header->version.major != DLPACK_MAJOR_VERSION) continue;
+      auto* api = reinterpret_cast<const DLPackExchangeAPI*>(header);
+      if (api->dltensor_from_py_object_no_sync != nullptr) return api;
+    }
+  }
+  throw Error(RM_FAILED_PRECONDITION,
+              "[tensor] expected a tensor type with the DLPack 1.x C exchange table, got none; try "
+              "torch >= 2.10");
+}
+
+engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what) {
+  DLTensor dl{};
+  if (api->dltensor_from_py_object_no_sync(tensor, &dl) != 0) {
+    PyErr_Clear();
+    throw_invalid(std::string("[tensor] expected a dense tensor for ") + what + ", got another kind");
+  }
+  engine::TensorView out;
+  if (dl.device.device_type != kDLCPU || !ir::from_dlpack(dl.dtype, &out.layout.dtype)) {
+    throw_invalid(std::string("[tensor] expected a CPU tensor of a supported dtype for ") + what +
+                  ", got device type " + std::to_string(dl.device.device_type) + ", dtype code " +
+                  std::to_string(dl.dtype.code) + "/" + std::to_string(dl.dtype.bits));
+  }
+  out.data = static_cast<const char*>(dl.data) + dl.byte_offset;
+  out.layout.dims.assign(dl.shape, dl.shape + dl.ndim);
+  if (dl.strides != nullptr) {
+    out.layout.strides.assign(dl.strides, dl.strides + dl.ndim);
+  } else {
+    out.layout.strides = ir::contiguous_strides(out.layout.dims);
+  }
+  if (out.layout.is_contiguous()) out.layout.strides = ir::contiguous_strides(out.layout.dims);
+  return out;
+}
+
+FrameworkOutputs::~FrameworkOutputs() {
+  for (auto* t : tensors_) {
+    if (t != nullptr && t->deleter != nullptr) t->deleter(t);
+  }
+}
+
+void* FrameworkOutputs::allocate(size_t index, const ir::Layout& layout) {
+  DLTensor prototype{};
+  prototype.device = {kDLCPU, 0};
+  prototype.ndim = static_cast<int32_t>(layout.dims.size());
+  prototype.dtype = ir::to_dlpack(layout.dtype);
+  prototype.shape = const_cast<int64_t*>(layout.dims.data());
+  std::string message;
+  auto set_error = [](void* context, const char* kind, const char* text) {
+    *static_cast<std::string*>(context) = std::string(kind) + ": " + text;
+  };
+  DLManagedTensorVersioned* tensor = nullptr;
+  if (api_->managed_tensor_allocator(&prototype, &tensor, &message, set_error) != 0) {
+    throw Error(RM_RESOURCE_EXHAUSTED,
+                "[output] expected memory for output " + std::to_string(index) + ", got " + message,
+                "RM305");
+  }
+  tensors_.push_back(tensor);
+  return static_cast<char*>(tensor->dl_tensor.data) + tensor->dl_tensor.byte_offset;
+}
+
+py::list FrameworkOutputs::take() {
+  py::list out(tensors_.size());
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    void* object = nullptr;
+    if (api_->managed_tensor_to_py_object_no_sync(tensors_[i], &object) != 0) {
+      throw py::error_already_set();
+    }
+    tensors_[i] = nullptr;
+    PyList_SET_ITEM(out.ptr(), static_cast<Py_ssize_t>(i), static_cast<PyObject*>(object));
+  }
+  return out;
+}
+
+}  // namespace rm::bindings

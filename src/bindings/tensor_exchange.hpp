@@ -1,0 +1,34 @@
+// Tensors in and out through the DLPack C exchange table: no libtorch, no Python call per tensor.
+#pragma once
+
+#include <dlpack/dlpack.h>
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "engine/program.hpp"
+
+namespace rm::bindings {
+
+/// The exchange table of a tensor type (torch >= 2.10 has it on torch.Tensor). Throws rm::Error
+/// when the type has none of our DLPack major version.
+const DLPackExchangeAPI* exchange_api(pybind11::handle tensor_type);
+
+/// A borrowed view of a dense host tensor. Throws rm::Error naming `what` for anything else.
+engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what);
+
+/// Outputs made by the framework's own allocator; the GIL is needed by `take` only.
+class FrameworkOutputs : public engine::OutputAllocator {
+ public:
+  explicit FrameworkOutputs(const DLPackExchangeAPI* api) : api_(api) {}
+  ~FrameworkOutputs() override;
+  void* allocate(size_t index, const ir::Layout& layout) override;
+  /// The outputs in order as framework tensors; ownership moves to them.
+  pybind11::list take();
+
+ private:
+  const DLPackExchangeAPI* api_;
+  std::vector<DLManagedTensorVersioned*> tensors_;
+};
+
+}  // namespace rm::bindings

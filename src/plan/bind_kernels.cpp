@@ -1,0 +1,73 @@
+// Selection and preparation for every step of a list.
+#include "backend/status.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "plan/plan.hpp"
+
+namespace rm::plan {
+
+KernelState::~KernelState() {
+  if (kernel_->release != nullptr) kernel_->release(state_);
+}
+
+std::shared_ptr<const Prepared> PreparedCache::get(const select::Problem& problem) {
+  {
+    std::lock_guard lock(mutex_);
+    auto it = entries_.find(problem.key());
+    if (it != entries_.end()) return it->second;
+  }
+  std::string_view forced;
+  std::string op(problem.c().op.data, problem.c().op.size);
+  if (forced_.rfind(op + ":", 0) == 0) forced = std::string_view(forced_).substr(op.size() + 1);
+
+  select::Selection choice = table_.select(problem, forced);
+  auto prepared = std::make_shared<Prepared>();
+  const rm_kernel* kernel = choice.row->kernel;
+  rm_kernel_state* state = nullptr;
+  backend::check(kernel->prepare(&problem.c(), choice.row->device, choice.config, &state),
+                 std::string(choice.row->name()));
+  prepared->row = choice.row;
+  prepared->config = choice.config;
+  prepared->state = std::make_shared<KernelState>(kernel, state);
+  if (kernel->workspace != nullptr) {
+    prepared->workspace_bytes = static_cast<int64_t>(kernel->workspace(state));
+  }
+  prepared->reasons = std::move(choice.reasons);
+  log_debug(LogTopic::kSelect, [&] {
+    std::string text = problem.str() + " => " + std::string(prepared->row->name());
+    for (const auto& r : prepared->reasons) text += "\n    " + r;
+    return text;
+  });
+  std::lock_guard lock(mutex_);
+  return entries_.emplace(problem.key(), std::move(prepared)).first->second;
+}
+
+size_t PreparedCache::size() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+Plan bind_kernels(StepList list, const std::vector<const void*>& constants, PreparedCache& cache) {
+  Plan plan;
+  plan.buffers = std::move(list.buffers);
+  plan.offsets.assign(plan.buffers.size(), -1);
+  plan.outputs = std::move(list.outputs);
+  auto operand = [&](const Ref& r) {
+    if (!r.present()) return select::Operand{false, {}, nullptr};
+    const Buffer& b = plan.buffers[static_cast<size_t>(r.buffer)];
+    const void* data =
+        b.kind == BufferKind::kConstant ? constants[static_cast<size_t>(b.index)] : nullptr;
+    return select::Operand{true, r.layout, data};
+  };
+  plan.steps.reserve(list.steps.size());
+  for (auto& step : list.steps) {
+    std::vector<select::Operand> inputs, outputs;
+    for (const auto& r : step.inputs) inputs.push_back(operand(r));
+    for (const auto& r : step.outputs) outputs.push_back(operand(r));
+    select::Problem problem(step.op, inputs, outputs, step.attrs);
+    plan.steps.push_back({std::move(step), cache.get(problem), -1});
+  }
+  return plan;
+}
+
+}  // namespace rm::plan

@@ -1,0 +1,48 @@
+// Internal to src/plan: the state of one lowering and the table of operator rules.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "plan/lower.hpp"
+
+namespace rm::plan {
+
+class Lowering {
+ public:
+  explicit Lowering(const LowerRequest& request);
+  StepList run();
+
+  const ir::Graph& graph() const { return *request_.graph; }
+  ir::Ints dims(ir::ValueId v) const { return ir::static_dims(graph().type(v).dims); }
+  ir::DType dtype(ir::ValueId v) const { return graph().type(v).dtype; }
+
+  /// The view of an operand; absent operands give an absent Ref.
+  Ref ref(ir::ValueId v);
+  /// The operand, broadcast to `dims` by stride 0.
+  Ref broadcast(ir::ValueId v, const ir::Ints& dims);
+  /// A fresh contiguous temporary.
+  Ref temporary(ir::DType dtype, const ir::Ints& dims);
+  Ref temporary_for(ir::ValueId v) { return temporary(dtype(v), dims(v)); }
+  /// The same elements, row-major: itself when it is, else through a copy step.
+  Ref make_contiguous(const Ref& r);
+  /// The same elements with other dims; copies only when the strides force it.
+  Ref reshaped(const Ref& r, const ir::Ints& dims);
+
+  void define(ir::ValueId v, Ref r) { refs_[static_cast<size_t>(v)] = std::move(r); }
+  void emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs, std::vector<Ref> outputs);
+
+ private:
+  void claim_outputs();
+
+  const LowerRequest& request_;
+  StepList list_;
+  std::vector<Ref> refs_;
+};
+
+using LowerRule = void (*)(Lowering&, const ir::Node&);
+/// nullptr when no rule knows the operator.
+LowerRule find_rule(std::string_view op);
+
+}  // namespace rm::plan

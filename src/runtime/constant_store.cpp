@@ -1,0 +1,76 @@
+// Packing goes through the kernel's own description of the layout it wants.
+#include "runtime/constant_store.hpp"
+
+#include "backend/status.hpp"
+#include "runtime/aligned_memory.hpp"
+
+namespace rm::runtime {
+
+ConstantPtr ConstantStore::find(const std::string& key) const {
+  std::lock_guard lock(mutex_);
+  auto it = constants_.find(key);
+  return it == constants_.end() ? nullptr : it->second;
+}
+
+ConstantPtr ConstantStore::put(Constant constant) {
+  auto shared = std::make_shared<const Constant>(std::move(constant));
+  std::lock_guard lock(mutex_);
+  return constants_.emplace(shared->key, shared).first->second;
+}
+
+std::shared_ptr<void> ConstantStore::packed(const plan::KernelState& state, size_t input,
+                                            const Constant& constant, const ir::Layout& view) {
+  const rm_kernel* kernel = state.kernel();
+  if (kernel->packing == nullptr || kernel->prepack == nullptr) return nullptr;
+  rm_packing packing{};
+  packing.struct_size = sizeof packing;
+  kernel->packing(state.get(), input, &packing);
+  if (packing.bytes == 0) return nullptr;
+
+  std::string key = constant.key + "\n" + std::string(backend::view(packing.layout)) + "\n" +
+                    std::string(backend::view(kernel->op)) + std::to_string(input);
+  for (size_t i = 0; i < view.dims.size(); ++i) {
+    key += " " + std::to_string(view.dims[i]) + ":" + std::to_string(view.strides[i]);
+  }
+  key += "+" + std::to_string(view.offset);
+  // Packing under the lock: two instances made at once must not hold two copies of the weights.
+  std::lock_guard lock(mutex_);
+  auto it = packed_.find(key);
+  if (it != packed_.end()) return it->second.first;
+  std::shared_ptr<void> memory = allocate_host(packing.bytes);
+  rm_tensor source{};
+  source.data = const_cast<char*>(static_cast<const char*>(constant.data)) +
+                view.offset * static_cast<int64_t>(ir::size_bytes(view.dtype));
+  source.device = {kDLCPU, 0};
+  source.ndim = static_cast<int32_t>(view.dims.size());
+  source.dtype = ir::to_dlpack(view.dtype);
+  source.shape = const_cast<int64_t*>(view.dims.data());
+  source.strides = const_cast<int64_t*>(view.strides.data());
+  backend::check(kernel->prepack(state.get(), input, &source, memory.get()), "prepack");
+  packed_.emplace(key, std::make_pair(memory, static_cast<int64_t>(packing.bytes)));
+  return memory;
+}
+
+void ConstantStore::release_unused() {
+  std::lock_guard lock(mutex_);
+  for (auto it = constants_.begin(); it != constants_.end();) {
+    bool derived = it->second->owner != nullptr;
+    it = derived && it->second.use_count() == 1 ? constants_.erase(it) : std::next(it);
+  }
+}
+
+int64_t ConstantStore::packed_bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t total = 0;
+  for (const auto& [key, entry] : packed_) total += entry.second;
+  return total;
+}
+
+int64_t ConstantStore::derived_bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t total = 0;
+  for (const auto& [key, c] : constants_) total += c->owner != nullptr ? c->bytes : 0;
+  return total;
+}
+
+}  // namespace rm::runtime

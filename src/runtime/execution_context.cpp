@@ -1,0 +1,101 @@
+// Pointers of arena and constants are resolved once; those of user tensors are patched per call.
+#include "runtime/execution_context.hpp"
+
+#include "backend/status.hpp"
+#include "runtime/aligned_memory.hpp"
+
+namespace rm::runtime {
+
+using plan::BufferKind;
+using plan::Ref;
+
+BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
+                              ConstantStore& store) {
+  BoundConstants out{std::move(constants), {}};
+  out.packed.resize(plan.steps.size());
+  for (size_t s = 0; s < plan.steps.size(); ++s) {
+    const auto& planned = plan.steps[s];
+    out.packed[s].resize(planned.step.inputs.size());
+    for (size_t i = 0; i < planned.step.inputs.size(); ++i) {
+      const Ref& r = planned.step.inputs[i];
+      if (!r.present()) continue;
+      const auto& buffer = plan.buffers[static_cast<size_t>(r.buffer)];
+      if (buffer.kind != BufferKind::kConstant) continue;
+      const Constant& c = *out.constants[static_cast<size_t>(buffer.index)];
+      out.packed[s][i] = store.packed(*planned.kernel->state, i, c, r.layout);
+    }
+  }
+  return out;
+}
+
+ExecutionContext::ExecutionContext(std::shared_ptr<const plan::Plan> plan,
+                                   std::shared_ptr<const BoundConstants> constants)
+    : plan_(std::move(plan)), constants_(std::move(constants)) {
+  arena_ = allocate_host(static_cast<size_t>(plan_->arena_bytes));
+  size_t slots = 0;
+  for (const auto& p : plan_->steps) slots += p.step.inputs.size() + p.step.outputs.size();
+  pointers_.assign(slots, nullptr);
+  launches_.reserve(plan_->steps.size());
+
+  auto* arena = static_cast<std::byte*>(arena_.get());
+  size_t slot = 0;
+  auto resolve = [&](const Ref& r, size_t step, size_t input) {
+    if (!r.present()) {
+      ++slot;
+      return;
+    }
+    const auto& buffer = plan_->buffers[static_cast<size_t>(r.buffer)];
+    auto index = static_cast<size_t>(buffer.index);
+    ptrdiff_t shift = r.layout.offset * static_cast<ptrdiff_t>(ir::size_bytes(r.layout.dtype));
+    auto patch = [&](std::vector<std::vector<Patch>>& table) {
+      if (table.size() <= index) table.resize(index + 1);
+      table[index].push_back({slot, shift});
+    };
+    switch (buffer.kind) {
+      case BufferKind::kInput: patch(inputs_); break;
+      case BufferKind::kOutput: patch(outputs_); break;
+      case BufferKind::kTemp:
+        pointers_[slot] = arena + plan_->offsets[static_cast<size_t>(r.buffer)] + shift;
+        break;
+      case BufferKind::kConstant: {
+        const auto& packed = constants_->packed[step][input];
+        const auto* raw = static_cast<const std::byte*>(constants_->constants[index]->data);
+        pointers_[slot] = packed ? packed.get() : static_cast<const void*>(raw + shift);
+        break;
+      }
+    }
+    ++slot;
+  };
+  for (size_t s = 0; s < plan_->steps.size(); ++s) {
+    const auto& p = plan_->steps[s];
+    rm_launch launch{};
+    launch.struct_size = sizeof launch;
+    launch.state = p.kernel->state->get();
+    launch.inputs = pointers_.data() + slot;
+    for (size_t i = 0; i < p.step.inputs.size(); ++i) resolve(p.step.inputs[i], s, i);
+    // Kernels write through this table; the const is only the shared slot type's.
+    launch.outputs = const_cast<void**>(pointers_.data() + slot);
+    for (const auto& r : p.step.outputs) resolve(r, s, 0);
+    launch.workspace = p.workspace_offset >= 0 ? arena + p.workspace_offset : nullptr;
+    launches_.push_back(launch);
+  }
+}
+
+void ExecutionContext::bind(const std::vector<std::vector<Patch>>& table, size_t index,
+                            const void* data) {
+  if (index >= table.size()) return;  // no step reads it
+  for (const Patch& p : table[index]) {
+    pointers_[p.slot] = static_cast<const std::byte*>(data) + p.byte_offset;
+  }
+}
+
+void ExecutionContext::run() {
+  for (size_t s = 0; s < launches_.size(); ++s) {
+    const rm_kernel* kernel = plan_->steps[s].kernel->state->kernel();
+    if (rm_status* status = kernel->launch(&launches_[s]); status != nullptr) {
+      backend::check(status, std::string(backend::view(kernel->name)));
+    }
+  }
+}
+
+}  // namespace rm::runtime

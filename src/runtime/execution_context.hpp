@@ -1,0 +1,50 @@
+// One runnable copy of a plan: its arena and the flat table of kernel calls. Not thread safe; a
+// plan may have any number of contexts. run() allocates nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "plan/plan.hpp"
+#include "runtime/constant_store.hpp"
+
+namespace rm::runtime {
+
+/// Data of the constants of a plan, by constant index, and the packed copies its steps use.
+struct BoundConstants {
+  std::vector<ConstantPtr> constants;
+  std::vector<std::vector<std::shared_ptr<void>>> packed;  // [step][input], null: as it lies
+};
+
+/// Asks every kernel how it wants its constant operands and packs them.
+BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
+                              ConstantStore& store);
+
+class ExecutionContext {
+ public:
+  ExecutionContext(std::shared_ptr<const plan::Plan> plan,
+                   std::shared_ptr<const BoundConstants> constants);
+
+  /// `data` is the first byte of the buffer; it must stay valid until run() has returned.
+  void bind_input(size_t index, const void* data) { bind(inputs_, index, data); }
+  void bind_output(size_t index, void* data) { bind(outputs_, index, data); }
+  /// Runs all steps in order. Throws the first kernel error (outputs are then undefined).
+  void run();
+
+ private:
+  struct Patch {
+    size_t slot;           // into pointers_
+    ptrdiff_t byte_offset;
+  };
+  void bind(const std::vector<std::vector<Patch>>& table, size_t index, const void* data);
+
+  std::shared_ptr<const plan::Plan> plan_;
+  std::shared_ptr<const BoundConstants> constants_;
+  std::shared_ptr<void> arena_;
+  std::vector<const void*> pointers_;  // operands of all steps, back to back
+  std::vector<rm_launch> launches_;
+  std::vector<std::vector<Patch>> inputs_, outputs_;
+};
+
+}  // namespace rm::runtime

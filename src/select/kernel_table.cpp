@@ -1,0 +1,78 @@
+// Selection over the rows; pure function of the problem, the rows and the forced name.
+#include "select/kernel_table.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.hpp"
+
+namespace rm::select {
+
+void KernelTable::add(std::string backend, const rm_kernel* kernel,
+                      const rm_device_info* device) {
+  auto row = std::make_unique<Row>(Row{kernel, device, std::move(backend)});
+  by_op_.emplace(std::string(kernel->op.data, kernel->op.size), row.get());
+  rows_.push_back(std::move(row));
+}
+
+std::vector<const Row*> KernelTable::candidates(std::string_view op) const {
+  std::vector<const Row*> out;
+  auto collect = [&](std::string_view key) {
+    auto [first, last] = by_op_.equal_range(key);  // multimap keeps insertion order within a key
+    for (; first != last; ++first) out.push_back(first->second);
+  };
+  collect(op);
+  size_t dot = op.find('.');
+  if (dot != std::string_view::npos) collect(std::string(op.substr(0, dot)) + ".*");
+  return out;
+}
+
+bool KernelTable::has_rows(std::string_view op) const { return !candidates(op).empty(); }
+
+Selection KernelTable::select(const Problem& problem, std::string_view forced) const {
+  Selection best;
+  double best_cost = std::numeric_limits<double>::infinity();
+  std::string_view op(problem.c().op.data, problem.c().op.size);
+  for (const Row* row : candidates(op)) {
+    const rm_kernel* k = row->kernel;
+    rm_str why{"", 0};
+    std::string label = row->backend + "/" + std::string(row->name());
+    if (k->supports != nullptr && k->supports(&problem.c(), row->device, &why) == 0) {
+      best.reasons.push_back(label + ": no, " + std::string(why.data, why.size));
+      continue;
+    }
+    if (!forced.empty() && row->name() == forced) {
+      best.row = row;
+      best.reasons.push_back(label + ": forced");
+      return best;
+    }
+    for (uint32_t config = 0; config < std::max<uint32_t>(1, k->num_configs); ++config) {
+      double cost = k->cost_ns != nullptr ? k->cost_ns(&problem.c(), row->device, config)
+                                          : std::numeric_limits<double>::max();
+      best.reasons.push_back(label + ": " + std::to_string(static_cast<int64_t>(
+                                                std::min(cost, 9e18))) + " ns estimated");
+      if (best.row == nullptr || cost < best_cost) {
+        best.row = row;
+        best.config = config;
+        best_cost = cost;
+      }
+    }
+  }
+  if (best.row == nullptr) {
+    std::string message = "[select] expected a kernel for " + problem.str() + ", got none";
+    for (const auto& r : best.reasons) message += "; " + r;
+    throw Error(RM_UNIMPLEMENTED, message, "RM202");
+  }
+  return best;
+}
+
+std::string KernelTable::fingerprint() const {
+  std::string out;
+  for (const auto& row : rows_) {
+    out += row->backend + "/" + std::string(row->name()) + "=" +
+           std::string(row->kernel->digest.data, row->kernel->digest.size) + "\n";
+  }
+  return out;
+}
+
+}  // namespace rm::select
