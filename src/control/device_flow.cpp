@@ -1,0 +1,193 @@
+// The routing decision.
+#include "control/device_flow.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace rm::control {
+namespace {
+
+// Ties in the probe score: a physical NPU before a GPU before the CPU.
+constexpr DeviceKind kByPreference[] = {DeviceKind::kRbln, DeviceKind::kFuriosa, DeviceKind::kCuda,
+                                        DeviceKind::kCpu};
+constexpr DeviceKind kPhysicalNpus[] = {DeviceKind::kRbln, DeviceKind::kFuriosa};
+
+bool is_npu(DeviceKind kind) {
+  return std::find(std::begin(kPhysicalNpus), std::end(kPhysicalNpus), kind) !=
+         std::end(kPhysicalNpus);
+}
+
+std::string device_text(DeviceKind kind, size_t index) {
+  std::string text(kind_name(kind));
+  return kind == DeviceKind::kCpu ? text : text + ":" + std::to_string(index);
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+}  // namespace
+
+const BackendStatus* DeviceFlowController::backend_of(DeviceKind kind) const {
+  for (const BackendStatus& backend : machine_.backends) {
+    if (backend.name == kind_name(kind)) return &backend;
+  }
+  return nullptr;
+}
+
+const VendorHardware* DeviceFlowController::hardware_of(DeviceKind kind) const {
+  for (const VendorHardware& hardware : machine_.hardware) {
+    if (hardware.kind == kind) return &hardware;
+  }
+  return nullptr;
+}
+
+std::vector<Resolution> DeviceFlowController::candidates(DeviceKind kind) const {
+  std::vector<Resolution> out;
+  if (kind == DeviceKind::kNpu) {
+    for (const DeviceKind npu : kPhysicalNpus) {
+      for (Resolution& one : candidates(npu)) out.push_back(std::move(one));
+    }
+    if (machine_.sim_is_npu) {
+      for (Resolution& one : candidates(DeviceKind::kSim)) out.push_back(std::move(one));
+    }
+    return out;
+  }
+  const BackendStatus* backend = backend_of(kind);
+  if (backend == nullptr || backend->score <= 0) return out;
+  // Some vendors' runtimes report devices on a machine without any: a node must be there.
+  const VendorHardware* hardware = hardware_of(kind);
+  if (is_npu(kind) && (hardware == nullptr || hardware->nodes.empty())) return out;
+  for (size_t i = 0; i < backend->devices; ++i) {
+    Resolution one;
+    one.device = device_text(kind, i);
+    one.backend = backend->name;
+    one.index = i;
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::vector<Resolution> DeviceFlowController::usable() const {
+  std::vector<std::pair<int, DeviceKind>> kinds;
+  for (const DeviceKind kind : kByPreference) {
+    if (!candidates(kind).empty()) kinds.emplace_back(backend_of(kind)->score, kind);
+  }
+  std::stable_sort(kinds.begin(), kinds.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<Resolution> out;
+  for (const auto& [score, kind] : kinds) {
+    for (Resolution& one : candidates(kind)) out.push_back(std::move(one));
+  }
+  return out;
+}
+
+std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
+  std::vector<Note> notes;
+  if (!candidates(kind).empty()) return notes;
+  if (kind == DeviceKind::kNpu) {
+    for (const DeviceKind npu : kPhysicalNpus) {
+      for (Note& note : why_not(npu)) notes.push_back(std::move(note));
+    }
+    return notes;
+  }
+  const std::string name(kind_name(kind));
+  const VendorHardware* hardware = hardware_of(kind);
+  if (hardware != nullptr && hardware->nodes.empty()) {
+    const std::string seen = std::to_string(hardware->pci_functions);
+    if (hardware->pci_functions > 0) {
+      notes.push_back({"RM406", "[device " + name + "] expected " + hardware->looked_for +
+                                    ", got " + seen +
+                                    " on the PCI bus without a device node; load the " +
+                                    hardware->vendor + " driver"});
+    } else {
+      notes.push_back({"RM402", "[device " + name + "] expected " + hardware->looked_for +
+                                    ", got none; try device='auto'"});
+      return notes;
+    }
+  }
+  if (hardware != nullptr && !hardware->unreadable.empty()) {
+    notes.push_back({"RM404", "[device " + name + "] expected permission to open " +
+                                  join(hardware->unreadable) +
+                                  ", got none; join the node's group"});
+  }
+  const BackendStatus* backend = backend_of(kind);
+  if (backend == nullptr) {
+    const std::string file = "rm_backend_" + name + ".so";
+    bool failed = false;
+    for (const backend::LoadFailure& failure : machine_.failures) {
+      if (!failure.path.ends_with(file)) continue;
+      notes.push_back({failure.reason, failure.message});
+      failed = true;
+    }
+    if (!failed) {
+      notes.push_back({"RM401", "[device " + name + "] expected the plugin " + file +
+                                    ", got none; install the package that brings it"});
+    }
+  } else if (backend->score <= 0 || backend->devices == 0) {
+    const std::string why = backend->why_not.empty() ? "it gave no reason" : backend->why_not;
+    notes.push_back({"RM401", "[device " + name + "] expected a usable backend, got: " + why});
+  }
+  return notes;
+}
+
+Resolution DeviceFlowController::resolve(const DeviceRequest& request,
+                                         const FallbackPolicy& policy) const {
+  std::vector<Note> notes;
+  if (request.kind != DeviceKind::kAuto) {
+    std::vector<Resolution> found = candidates(request.kind);
+    if (request.index < found.size()) return found[request.index];
+    if (!found.empty()) {
+      throw Error(RM_OUT_OF_RANGE,
+                  "[device " + device_text(request.kind, request.index) +
+                      "] expected an index below " + std::to_string(found.size()) + ", got " +
+                      std::to_string(request.index) + "; rm-abstract devices lists them",
+                  "RM402");
+    }
+    notes = why_not(request.kind);
+    for (const Note& note : notes) {
+      if (policy.action_for(note.code) == FallbackPolicy::Action::kError) {
+        throw Error(RM_UNAVAILABLE, note.message, note.code);
+      }
+    }
+  } else {
+    // A device that is in the machine and cannot be used is worth a word; one that is not is not.
+    for (const DeviceKind kind : kByPreference) {
+      const VendorHardware* hardware = hardware_of(kind);
+      if (hardware == nullptr || hardware->nodes.size() + hardware->pci_functions == 0) continue;
+      for (Note& note : why_not(kind)) notes.push_back(std::move(note));
+    }
+  }
+  std::vector<Resolution> all = usable();
+  if (all.empty()) {
+    std::string text = "[device] expected at least the cpu backend, got no usable one";
+    for (const Note& note : why_not(DeviceKind::kCpu)) text += "; " + note.message;
+    throw Error(RM_UNAVAILABLE, text + "; reinstall rm_abstract", "RM405");
+  }
+  Resolution chosen = std::move(all.front());
+  chosen.fell_back = request.kind != DeviceKind::kAuto;
+  if (!notes.empty()) chosen.action = policy.action_for(notes.front().code);
+  chosen.notes = std::move(notes);
+  return chosen;
+}
+
+Machine survey(const backend::Registry& registry, const std::filesystem::path& root,
+               bool sim_is_npu) {
+  Machine machine;
+  machine.hardware = detect_hardware(root);
+  machine.failures = registry.failures();
+  machine.sim_is_npu = sim_is_npu;
+  for (backend::Backend* backend : registry.backends()) {
+    BackendStatus status;
+    status.name = backend->name();
+    status.score = backend->probe_score();
+    if (backend->is_available(&status.why_not)) status.devices = backend->device_count();
+    machine.backends.push_back(std::move(status));
+  }
+  return machine;
+}
+
+}  // namespace rm::control
