@@ -1,8 +1,9 @@
 """Train the byte-level Llama of examples/models/tiny_llama on Python's standard library.
 
-Ordinary PyTorch and Transformers code, without rm_abstract. The checkpoint in the repository was
-made by this script with its default arguments; it is small, but its greedy choices have the margins
-of a trained model, which random weights do not have.
+Ordinary PyTorch and Transformers code, without rm_abstract. The model is small, but greedy choices
+have the margins of a trained one, which random weights do not have. The checkpoint in the repository
+took 45 s of one H200 (--device cuda --minutes 0.75 --batch 64: 69 MB seen, 0.889 nats a byte on files
+held out); the default arguments, 12 minutes of one CPU core, gave a weaker one (1.88 MB, 1.43 nats).
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
 def validation_loss(model: LlamaForCausalLM, stream: torch.Tensor) -> float:
     """Mean loss in nats a byte over the same 64 windows each time."""
     model.eval()
-    windows = sample_batch(stream, 64, torch.Generator().manual_seed(1))
+    windows = sample_batch(stream, 64, torch.Generator().manual_seed(1)).to(model.device)
     with torch.no_grad():
         losses = [model(input_ids=part, labels=part).loss.item() for part in windows.split(16)]
     model.train()
@@ -138,14 +139,14 @@ def train(
     while (progress := (time.monotonic() - started) / (60.0 * args.minutes)) < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(progress, args.learning_rate)
-        ids = sample_batch(training, args.batch, random)
+        ids = sample_batch(training, args.batch, random).to(model.device)
         loss = model(input_ids=ids, labels=ids).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         step += 1
-        if step % 200 == 0:
+        if step % args.report == 0:
             held_out = validation_loss(model, validation)
             print(f"{progress:4.0%} step {step}: validation {held_out:.3f}", flush=True)
     model.eval()
@@ -162,15 +163,18 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
     parser.add_argument("--minutes", type=float, default=12.0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--report", type=int, default=200, help="steps between two reports")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     training, validation = read_corpus(args.corpus)
-    model = make_model()
+    torch.set_float32_matmul_precision("high")
+    model = make_model().to(args.device)
     count = sum(p.numel() for p in model.parameters())
     print(f"{count / 1e6:.2f} M parameters, {len(training) / 1e6:.1f} M training bytes", flush=True)
     train(model, training, validation, args)
@@ -178,7 +182,7 @@ def main() -> None:
     model.generation_config = GenerationConfig(
         pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS, do_sample=False, max_new_tokens=128
     )
-    model.half().save_pretrained(args.output)
+    model.cpu().half().save_pretrained(args.output)
     make_tokenizer().save_pretrained(args.output)
     print(f"saved to {args.output}")
 
