@@ -1,9 +1,10 @@
 """Train the byte-level Llama of examples/models/tiny_llama on Python's standard library.
 
-Ordinary PyTorch and Transformers code, without rm_abstract. The model is small, but greedy choices
-have the margins of a trained one, which random weights do not have. The checkpoint in the repository
-took 45 s of one H200 (--device cuda --minutes 0.75 --batch 64: 69 MB seen, 0.889 nats a byte on files
-held out); the default arguments, 12 minutes of one CPU core, gave a weaker one (1.88 MB, 1.43 nats).
+Ordinary PyTorch and Transformers code, without rm_abstract. The model is small, but its greedy
+choices have the margins of a trained one, which random weights do not have. The checkpoint in the
+repository took 45 s of one H200 (--device cuda --minutes 0.75 --batch 64: 69 MB seen, 0.889 nats a
+byte on files held out). The default arguments, 12 minutes of one CPU core, gave a weaker one
+(1.88 MB seen, 1.43 nats).
 """
 
 from __future__ import annotations
