@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = (
-    "bindings control frontend autograd passes plan runtime cache backend select ops ir base"
+    "bindings control engine frontend autograd passes runtime plan cache backend select ops ir base"
 ).split()
 ONLY = {"cache": {"cache", "base"}}  # the cache knows bytes, not graphs
 RANK = {layer: rank for rank, layer in enumerate(ORDER)}

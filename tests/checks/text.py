@@ -40,5 +40,5 @@ def check(root: Path, files: list[Path]) -> Iterator[str]:
             continue
         for line, what in findings_in(content, path.suffix in SOURCES):
             yield f"{name}:{line}: {what}"
-        if content and not content.endswith("\n"):
+        if path.suffix in SOURCES | {".md"} and content and not content.endswith("\n"):
             yield f"{name}: no newline at the end"
