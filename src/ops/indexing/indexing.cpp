@@ -1,0 +1,184 @@
+// gather, scatter, index, embedding: elements chosen by index values, every index checked.
+#include "base/error.hpp"
+#include "ir/scalar.hpp"
+#include "ops/infer.hpp"
+
+namespace rm::ops {
+namespace {
+
+using ir::Dims;
+using ir::Graph;
+using ir::Node;
+using ir::TensorType;
+using Types = std::vector<TensorType>;
+
+void check_index(const Node& node, const TensorType& index) {
+  if (index.dtype != ir::DType::kI64 && index.dtype != ir::DType::kI32) {
+    fail(node, "i64 or i32 indices", index.str() + "; try a cast");
+  }
+}
+
+int64_t checked(const Node& node, int64_t index, int64_t size) {
+  if (index < 0 || index >= size) {
+    throw Error(RM_OUT_OF_RANGE, "[" + node.op + "] expected indices in [0," +
+                                     std::to_string(size) + "), got " + std::to_string(index));
+  }
+  return index;
+}
+
+Types infer_gather(const Graph& graph, const Node& node) {
+  const TensorType &x = operand_type(graph, node, 0), &index = operand_type(graph, node, 1);
+  check_index(node, index);
+  check_rank(node, index, x.rank(), "an index");
+  axis_of(node, x.rank());
+  return {{x.dtype, index.dims}};
+}
+
+// For every element of the index: where it points in a contiguous tensor of `shape`.
+std::vector<int64_t> pointed_at(const Node& node, const HostTensor& index, const Dims& shape) {
+  size_t axis = axis_of(node, shape.size());
+  std::vector<int64_t> strides = contiguous_strides(sizes(shape));
+  int64_t along = strides[axis];
+  strides[axis] = 0;
+  std::vector<int64_t> at = strided_offsets(sizes(index.type.dims), strides);
+  std::vector<int64_t> ids = to_ints(index);
+  for (size_t i = 0; i < at.size(); ++i) at[i] += checked(node, ids[i], shape[axis].value()) * along;
+  return at;
+}
+
+std::vector<HostTensor> reference_gather(const Node& node, const HostOperands& in,
+                                         const Types& out) {
+  return {take(*in[0], out[0], pointed_at(node, *in[1], in[0]->type.dims))};
+}
+
+Types infer_scatter(const Graph& graph, const Node& node) {
+  const TensorType &x = operand_type(graph, node, 0), &index = operand_type(graph, node, 1),
+                   &src = operand_type(graph, node, 2);
+  check_index(node, index);
+  check_rank(node, index, x.rank(), "an index");
+  check_rank(node, src, x.rank(), "a source");
+  check_dtype(node, src, x.dtype, "a source");
+  axis_of(node, x.rank());
+  for (size_t d = 0; d < src.rank(); ++d) unify(node, src.dims[d], index.dims[d], "source and index sizes");
+  std::string kind = node.s_or("kind", "set");
+  if (kind != "set" && kind != "add") fail(node, "kind set or add", "'" + kind + "'");
+  return {x};
+}
+
+std::vector<HostTensor> reference_scatter(const Node& node, const HostOperands& in,
+                                          const Types& out) {
+  HostTensor y = *in[0];
+  ir::DType dtype = out[0].dtype;
+  bool add = node.s_or("kind", "set") == "add";
+  std::vector<int64_t> at = pointed_at(node, *in[1], out[0].dims);
+  for (size_t i = 0; i < at.size(); ++i) {
+    const char* src = in[2]->at(static_cast<int64_t>(i));
+    char* dst = y.at(at[i]);
+    if (ir::is_floating(dtype)) {
+      double old = add ? ir::load_element(dtype, dst) : 0;
+      ir::store_element(dtype, dst, old + ir::load_element(dtype, src));
+    } else {
+      uint64_t old = add ? static_cast<uint64_t>(ir::load_int(dtype, dst)) : 0;
+      ir::store_int(dtype, dst,
+                    static_cast<int64_t>(old + static_cast<uint64_t>(ir::load_int(dtype, src))));
+    }
+  }
+  return {y};
+}
+
+Types infer_index(const Graph& graph, const Node& node) {
+  const TensorType& x = operand_type(graph, node, 0);
+  const auto& axes = node.ints("axes");
+  if (axes.empty() || axes.size() + 1 != node.operands.size()) {
+    fail(node, "one axis per index operand", std::to_string(axes.size()) + " axes");
+  }
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (axes[i] < 0 || axes[i] >= static_cast<int64_t>(x.rank()) ||
+        axes[i] != axes[0] + static_cast<int64_t>(i)) {
+      fail(node, "consecutive axes of " + x.str(), "axis " + std::to_string(axes[i]));
+    }
+  }
+  Dims shared;
+  for (size_t i = 1; i < node.operands.size(); ++i) {
+    const TensorType& index = operand_type(graph, node, i);
+    check_index(node, index);
+    shared = broadcast(node, shared, index.dims);
+  }
+  auto first = static_cast<size_t>(axes.front()), last = static_cast<size_t>(axes.back());
+  Dims dims(x.dims.begin(), x.dims.begin() + static_cast<std::ptrdiff_t>(first));
+  dims.insert(dims.end(), shared.begin(), shared.end());
+  dims.insert(dims.end(), x.dims.begin() + static_cast<std::ptrdiff_t>(last) + 1, x.dims.end());
+  return {{x.dtype, dims}};
+}
+
+std::vector<HostTensor> reference_index(const Node& node, const HostOperands& in,
+                                        const Types& out) {
+  const TensorType& x = in[0]->type;
+  const auto& axes = node.ints("axes");
+  auto first = static_cast<size_t>(axes.front()), count = axes.size();
+  std::vector<int64_t> shape = sizes(x.dims), strides = contiguous_strides(shape);
+  size_t shared_rank = out[0].rank() - (x.rank() - count);
+  Dims shared(out[0].dims.begin() + static_cast<std::ptrdiff_t>(first),
+              out[0].dims.begin() + static_cast<std::ptrdiff_t>(first + shared_rank));
+  std::vector<int64_t> points(static_cast<size_t>(TensorType{x.dtype, shared}.num_elements()), 0);
+  for (size_t k = 0; k < count; ++k) {
+    std::vector<int64_t> ids = to_ints(*in[k + 1]);
+    std::vector<int64_t> at = broadcast_offsets(in[k + 1]->type.dims, shared);
+    int64_t size = shape[first + k];
+    for (size_t i = 0; i < points.size(); ++i) {
+      int64_t id = ids[static_cast<size_t>(at[i])];
+      points[i] += checked(node, id < 0 ? id + size : id, size) * strides[first + k];
+    }
+  }
+  std::vector<int64_t> lead(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(first));
+  std::vector<int64_t> lead_strides(strides.begin(), strides.begin() + static_cast<std::ptrdiff_t>(first));
+  std::vector<int64_t> tail(shape.begin() + static_cast<std::ptrdiff_t>(first + count), shape.end());
+  std::vector<int64_t> offsets, inner = strided_offsets(tail, contiguous_strides(tail));
+  for (int64_t base : strided_offsets(lead, lead_strides)) {
+    for (int64_t p : points) {
+      for (int64_t t : inner) offsets.push_back(base + p + t);
+    }
+  }
+  return {take(*in[0], out[0], offsets)};
+}
+
+Types infer_embedding(const Graph& graph, const Node& node) {
+  const TensorType &table = operand_type(graph, node, 0), &ids = operand_type(graph, node, 1);
+  check_rank(node, table, 2, "a table");
+  check_index(node, ids);
+  Dims dims = ids.dims;
+  dims.push_back(table.dims[1]);
+  return {{table.dtype, dims}};
+}
+
+std::vector<HostTensor> reference_embedding(const Node& node, const HostOperands& in,
+                                            const Types& out) {
+  int64_t rows = in[0]->type.dims[0].value(), width = in[0]->type.dims[1].value();
+  std::vector<int64_t> offsets;
+  for (int64_t id : to_ints(*in[1])) {
+    checked(node, id, rows);
+    for (int64_t j = 0; j < width; ++j) offsets.push_back(id * width + j);
+  }
+  return {take(*in[0], out[0], offsets)};
+}
+
+// Reads as much of the table as the result holds.
+Cost lookup_cost(const Graph& graph, const Node& node) {
+  double index_bytes = 0;
+  for (size_t i = 1; i < node.operands.size(); ++i) {
+    index_bytes += static_cast<double>(operand_type(graph, node, i).num_bytes());
+  }
+  return {0, 2.0 * static_cast<double>(result_type(graph, node).num_bytes()) + index_bytes};
+}
+
+}  // namespace
+
+extern const OpDef kGather{"gather", 2, 2, kIndexing, infer_gather, lookup_cost, reference_gather};
+extern const OpDef kScatter{"scatter", 3, 3, kIndexing, infer_scatter, copy_cost,
+                            reference_scatter};
+extern const OpDef kIndex{"index", 2, kAnyNumber, kIndexing, infer_index, lookup_cost,
+                          reference_index};
+extern const OpDef kEmbedding{"embedding", 2, 2, kIndexing, infer_embedding, lookup_cost,
+                              reference_embedding};
+
+}  // namespace rm::ops
