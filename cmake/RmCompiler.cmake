@@ -6,7 +6,7 @@ if(RM_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
 endif()
 
 add_library(rm_flags INTERFACE)
-target_compile_options(rm_flags INTERFACE -Wall -Wextra -Wno-unused-parameter
+target_compile_options(rm_flags INTERFACE -Wall -Wextra -Wno-unused-parameter -Wno-restrict  # GCC 12: false positives (PR105651)
   $<$<COMPILE_LANGUAGE:CXX>:-Wno-missing-field-initializers>)
 if(RM_SANITIZE)
   target_compile_options(rm_flags INTERFACE -fsanitize=${RM_SANITIZE} -fno-omit-frame-pointer -g)
