@@ -179,7 +179,7 @@ int CApiBackend::probe_score() const {
   try {
     return std::max(0, api_.probe_score());
   } catch (...) {
-    return 0;  // is_available() calls it again through the reasons' path
+    return 0;  // a plugin without a guard; is_available() says what its initialize() throws
   }
 }
 
@@ -192,17 +192,21 @@ void CApiBackend::initialize() {  // under mutex_
 }
 
 bool CApiBackend::is_available(std::string* why_not) {
+  std::string why;
   try {
-    if (probe_score() <= 0) {
-      if (why_not != nullptr)
-        *why_not = "[backend " + name_ + "] its probe says it cannot run here";
-      return false;
+    if (probe_score() > 0) {
+      if (device_count() > 0) return true;
+      why = "[backend " + name_ + "] it sees no device";
+    } else {
+      // The probe only gives a number; what is missing is what initialize() complains about.
+      const std::lock_guard lock(mutex_);
+      initialize();
+      why = "[backend " + name_ + "] its probe says it cannot run here";
     }
-    if (device_count() > 0) return true;
-    if (why_not != nullptr) *why_not = "[backend " + name_ + "] it sees no device";
   } catch (const std::exception& e) {
-    if (why_not != nullptr) *why_not = e.what();
+    why = e.what();
   }
+  if (why_not != nullptr) *why_not = std::move(why);
   return false;
 }
 
