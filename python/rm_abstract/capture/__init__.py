@@ -1,0 +1,1 @@
+"""Turns a call of a module into the text form of the IR."""

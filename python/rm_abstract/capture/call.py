@@ -1,0 +1,154 @@
+"""A call of a module taken apart: tensors and caches in a flat list, everything else by value.
+
+The order is the contract with the router (engines/base.py): arguments bound to the parameters of
+forward in signature order, keywords that fall into **kwargs after them, *args last; containers
+depth first. Two calls with equal `CallSpec` differ only in the contents of tensors and caches and
+in sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from rm_abstract.engines.base import Decline
+
+Spec: TypeAlias = tuple[Any, ...]
+PLAIN = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The structure of a call: hashable, printable as JSON, no tensors in it."""
+
+    names: tuple[str, ...]
+    specs: tuple[Spec, ...]
+    positional: int  # how many trailing entries came through *args
+
+    def json(self) -> Any:
+        """Plain lists for a record on disk."""
+        return {"names": self.names, "specs": self.specs, "positional": self.positional}
+
+
+@dataclass
+class FlatCall:
+    """A call as `spec` plus its tensors and caches, in the router's order."""
+
+    spec: CallSpec
+    leaves: list[Any]
+
+
+@dataclass(frozen=True)
+class ForwardParameters:
+    """What inspect.signature says about forward, read once a module."""
+
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    var_positional: bool
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> ForwardParameters:
+        kinds = inspect.Parameter
+        parameters = inspect.signature(module.forward).parameters.values()
+        named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+        return ForwardParameters(
+            names=tuple(p.name for p in named),
+            positional=tuple(p.name for p in named if p.kind is not kinds.KEYWORD_ONLY),
+            var_positional=any(p.kind is kinds.VAR_POSITIONAL for p in parameters),
+        )
+
+
+def is_cache(value: Any) -> bool:
+    """True for a transformers DynamicCache (told apart by type, as the router does)."""
+    kind = type(value)
+    return kind.__name__ == "DynamicCache" and kind.__module__ == "transformers.cache_utils"
+
+
+def flatten_call(
+    parameters: ForwardParameters, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> FlatCall | Decline:
+    """Takes a call apart; a value that is no data is a Decline RM104 with the argument's name."""
+    bound: dict[str, Any] = dict(zip(parameters.positional, args, strict=False))
+    rest = args[len(parameters.positional) :]
+    if (rest and not parameters.var_positional) or any(name in bound for name in kwargs):
+        return Decline("RM104", "arguments that do not fit forward's signature")
+    bound.update(kwargs)
+    known = [n for n in parameters.names if n in bound]
+    ordered = known + [n for n in kwargs if n not in parameters.names]
+    leaves: list[Any] = []
+    specs: list[Spec] = []
+    try:
+        for name in ordered:
+            specs.append(_spec(bound[name], leaves))
+        specs += [_spec(value, leaves) for value in rest]
+    except TypeError as error:
+        name = ordered[len(specs)] if len(specs) < len(ordered) else "*args"
+        return Decline("RM104", f"argument {name!r} is {error}")
+    names = (*ordered, *(f"*{i}" for i in range(len(rest))))
+    return FlatCall(CallSpec(names, tuple(specs), len(rest)), leaves)
+
+
+def _spec(value: Any, leaves: list[Any]) -> Spec:
+    if isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"a tensor subclass, {type(value).__name__}")
+        leaves.append(value)
+        return ("tensor", str(value.dtype), value.dim(), str(value.device))
+    if value is None:
+        return ("none",)
+    if isinstance(value, PLAIN):
+        return ("const", type(value).__name__, value)
+    if isinstance(value, torch.dtype):
+        return ("dtype", str(value))
+    if type(value) in (list, tuple):
+        return (type(value).__name__, *(_spec(v, leaves) for v in value))
+    if type(value) is dict and all(isinstance(k, str) for k in value):
+        return ("dict", *((k, _spec(v, leaves)) for k, v in value.items()))
+    if is_cache(value):
+        leaves.append(value)
+        return ("cache", "DynamicCache")
+    raise TypeError(f"a {type(value).__name__}")
+
+
+def rebuild_call(spec: CallSpec, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The inverse of `flatten_call` with other leaves: (*args, kwargs)."""
+    take = iter(leaves)
+    values = [_build(s, take) for s in spec.specs]
+    split = len(values) - spec.positional
+    kwargs = dict(zip(spec.names[:split], values[:split], strict=True))
+    return tuple(values[split:]), kwargs
+
+
+def call_module(
+    function: Callable[..., Any], spec: CallSpec, leaves: list[Any], positional: tuple[str, ...]
+) -> Any:
+    """Calls `function` with rebuilt arguments; *args need the named ones in front of them."""
+    rest, kwargs = rebuild_call(spec, leaves)
+    if not rest:
+        return function(**kwargs)
+    front = [kwargs.pop(name) for name in positional]
+    return function(*front, *rest, **kwargs)
+
+
+def _build(spec: Spec, take: Any) -> Any:
+    kind = spec[0]
+    if kind in ("tensor", "cache"):
+        return next(take)
+    if kind == "none":
+        return None
+    if kind == "const":
+        return spec[2]
+    if kind == "dtype":
+        return getattr(torch, spec[1].removeprefix("torch."))
+    if kind == "dict":
+        return {k: _build(s, take) for k, s in spec[1:]}
+    items = [_build(s, take) for s in spec[1:]]
+    return items if kind == "list" else tuple(items)
+
+
+def signature_key(call: FlatCall) -> Hashable:
+    """What the router tells calls apart by: structure, types, ranks and constants, no sizes."""
+    return call.spec

@@ -1,0 +1,18 @@
+"""The one exception capture raises. It carries a reason code and names the operator or source line.
+
+Codes: RM201 the export failed, RM202 an operator has no native form and no bridge encoding,
+RM203 a shape depends on data, RM204 the call's inputs or outputs cannot be represented.
+"""
+
+from __future__ import annotations
+
+from rm_abstract.errors import CompileError
+
+
+class CaptureError(CompileError):
+    """A module could not be captured; the caller's module stays as it was."""
+
+
+def capture_error(code: str, message: str, remedy: str) -> CaptureError:
+    """Builds the error in the house form `[where] expected ..., got ...; try ...`."""
+    return CaptureError(f"[capture] {message}; try {remedy}", code=code, remedy=remedy)

@@ -1,0 +1,261 @@
+"""capture(): one call of a module through torch.export into the text form of the IR.
+
+Every size of every input is a symbol, except sizes 0 and 1, which torch specialises (they are
+other captures). Relations between sizes that hold in this call and are natural (equal batch, equal
+length, mask length = past + new) are assumed and become guards. The module is only read.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
+from rm_abstract.capture.dims import SymbolNames
+from rm_abstract.capture.errors import CaptureError, capture_error
+from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
+from rm_abstract.capture.outputs import Recorder, Structure
+from rm_abstract.engines.base import Decline
+from torch.export import Dim, ExportedProgram
+
+
+@dataclass
+class Captured:
+    """A captured call. `inputs` of the IR are the tensors of the call in order, caches unfolded."""
+
+    ir: str
+    input_dims: list[list[str]]
+    conditions: list[str]  # "2<=s0", "s0==s1+1": when this capture serves a call
+    weights: list[str]  # names in the user's module
+    constants: dict[str, torch.Tensor]  # large tensors made inside forward
+    output: Structure
+    caches: list[Structure]  # caches to commit although the output does not return them
+    kept: list[KeptOp]
+    capture_ms: float
+
+
+@dataclass
+class _Trace:
+    """What the traced forward leaves behind (torch.export undoes attribute writes on modules)."""
+
+    recorder: Recorder | None = None
+    structure: Structure | None = None
+
+
+class _Flattened(torch.nn.Module):
+    """forward(tensors) -> tensors around the user's module; records the output's structure."""
+
+    def __init__(
+        self, module: torch.nn.Module, call: FlatCall, positional: tuple[str, ...]
+    ) -> None:
+        super().__init__()
+        self.m = module
+        self._call_taken = call
+        self._positional = positional
+        self.relations = relations(call)
+        self.trace = _Trace()
+
+    def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        for a, i, b, j, past in self.relations:
+            extra = tensors[past[0]].shape[past[1]] if past else 0
+            torch._check(tensors[a].shape[i] == tensors[b].shape[j] + extra)
+        leaves: list[Any] = []
+        caches: dict[int, int] = {}
+        alive = []
+        at = 0
+        for i, leaf in enumerate(self._call_taken.leaves):
+            if isinstance(leaf, torch.Tensor):
+                leaves.append(tensors[at])
+                at += 1
+                continue
+            count = len(_held(leaf))
+            cache = kv_cache.make(len(leaf.layers), tensors[at : at + count])
+            at += count
+            caches[id(cache)] = i
+            alive.append(cache)
+            leaves.append(cache)
+        output = call_module(self.m.forward, self._call_taken.spec, leaves, self._positional)
+        recorder = Recorder(leaves, caches)
+        self.trace.structure = recorder.record(output)
+        for cache in alive:  # caches the output does not return are updated all the same
+            recorder.cache(cache, "a cache argument")
+        self.trace.recorder = recorder
+        return list(recorder.tensors)
+
+
+def _held(cache: Any) -> list[torch.Tensor]:
+    held = kv_cache.read(cache)
+    if isinstance(held, Decline):
+        raise held
+    return held
+
+
+def call_tensors(call: FlatCall) -> list[torch.Tensor]:
+    """The IR's inputs for a call: its tensors, caches unfolded in place. Raises Decline."""
+    tensors: list[torch.Tensor] = []
+    for leaf in call.leaves:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        else:
+            tensors += _held(leaf)
+    return tensors
+
+
+def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] | None]]:
+    """(a, i, b, j, past): size i of tensor a equals size j of tensor b (+ the past length).
+
+    Only pairs that are equal in this call, between dims of the same role: dim 0 of everything
+    (batch), dim 1 of integer and bool matrices (tokens), heads-lengths of a cache, and a mask that
+    covers past and new tokens. A call that breaks one is served by another capture.
+    """
+    tensors = call_tensors(call)
+    is_past = [False] * len(tensors)
+    at = 0
+    for leaf in call.leaves:
+        count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+        is_past[at : at + count] = [not isinstance(leaf, torch.Tensor)] * count
+        at += count
+    found: list[tuple[int, int, int, int, tuple[int, int] | None]] = []
+
+    def relate(numbers: Sequence[int], axis: int) -> None:
+        numbers = [n for n in numbers if tensors[n].shape[axis] > 1]
+        for n in numbers[1:]:
+            if tensors[n].shape[axis] == tensors[numbers[0]].shape[axis]:
+                found.append((n, axis, numbers[0], axis, None))
+
+    many = [n for n, t in enumerate(tensors) if t.dim() >= 2]
+    tokens = [n for n in many if tensors[n].dim() == 2 and not tensors[n].is_floating_point()]
+    past = [n for n in many if is_past[n]]
+    relate(many, 0)
+    relate(past, 2)
+    if not past:
+        relate(tokens, 1)
+        return found
+    length = tensors[past[0]].shape[2]
+    new = [n for n in tokens if tensors[n].shape[1] != length + tensors[tokens[0]].shape[1]]
+    relate(new, 1)
+    for n in tokens:
+        if new and n not in new:
+            found.append((n, 1, new[0], 1, (past[0], 2)))
+    return found
+
+
+def capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
+    """Captures `module(*args, **kwargs)`. Raises Decline or CaptureError; changes nothing."""
+    parameters = ForwardParameters.of(module)
+    call = flatten_call(parameters, args, kwargs)
+    if isinstance(call, Decline):
+        raise call
+    return capture_flat(module, call, parameters)
+
+
+def capture_flat(
+    module: torch.nn.Module, call: FlatCall, parameters: ForwardParameters
+) -> Captured:
+    """`capture` for a call that was taken apart already."""
+    started = time.perf_counter()
+    wrapper = _Flattened(module, call, parameters.positional)
+    wrapper.training = module.training
+    tensors = call_tensors(call)
+    program = _export(wrapper, tensors)
+    if is_inplace(program):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})
+    imported = import_program(program, strip="m.")
+    recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
+    assert recorder is not None and structure is not None
+    return Captured(
+        ir=imported.text,
+        input_dims=imported.input_dims,
+        conditions=_conditions(program, imported),
+        weights=imported.weights,
+        constants=imported.constants,
+        output=structure,
+        caches=list(recorder.touched.values()),
+        kept=imported.kept,
+        capture_ms=(time.perf_counter() - started) * 1e3,
+    )
+
+
+def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram:
+    dynamic = [{i: Dim.AUTO for i in range(t.dim())} for t in tensors]
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        # Inference tensors cannot be traced, and aliased inputs would be merged: fresh views.
+        example = [t.clone() if t.is_inference() else t.detach() for t in tensors]
+        try:
+            return torch.export.export(wrapper, (example,), dynamic_shapes=(dynamic,), strict=False)
+        except (CaptureError, Decline):
+            raise
+        except Exception as error:  # torch raises many types here; the cause is kept
+            raise _export_error(wrapper.m, error) from error
+
+
+def _export_error(module: torch.nn.Module, error: Exception) -> CaptureError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    trace = error.__traceback__
+    where = ""
+    while trace is not None:  # the deepest frame outside torch is the user's line
+        name = trace.tb_frame.f_code.co_filename
+        if "/torch/" not in name and "/rm_abstract/capture/" not in name:
+            where = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    data = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+    return capture_error(
+        "RM203" if data else "RM201",
+        f"expected torch.export to accept {type(module).__name__}, got {type(error).__name__}: "
+        f"{lines[0] if lines else ''}{f' at {where}' if where else ''}",
+        "rm_abstract.disabled() around this call, or a forward without data-dependent Python",
+    )
+
+
+_RELATIONS = {"Eq": "==", "Equality": "==", "Ne": "!=", "Unequality": "!=", "LessThan": "<="}
+_RELATIONS |= {"GreaterThan": ">=", "StrictLessThan": "<", "StrictGreaterThan": ">"}
+
+
+def _conditions(program: ExportedProgram, imported: ImportedProgram) -> list[str]:
+    """Ranges of the symbols and the other guards torch recorded, in the dim grammar."""
+    symbols: SymbolNames = imported.symbols
+    known = set(symbols.names)
+    conditions: list[str] = []
+    for symbol, bounds in program.range_constraints.items():
+        if symbol in known:
+            name = symbols.name(symbol)
+            conditions.append(f"{name}>={int(bounds.lower)}")
+            if bounds.upper.is_Integer and int(bounds.upper) < 2**62:
+                conditions.append(f"{name}<={int(bounds.upper)}")
+    shape_env = _shape_env(program)
+    for guard in shape_env.guards if shape_env is not None else ():
+        expr = shape_env.simplify(guard.expr)
+        parts = expr.args if isinstance(expr, sympy.And) else (expr,)
+        for part in parts:
+            sign = _RELATIONS.get(type(part).__name__)
+            if part in (True, sympy.true) or not part.free_symbols <= known:
+                continue
+            if sign is None:
+                raise capture_error(
+                    "RM201", f"expected guards that compare sizes, got {part}", "eager execution"
+                )
+            text = f"{symbols.text(part.args[0])}{sign}{symbols.text(part.args[1])}"
+            if text not in conditions:
+                conditions.append(text)
+    return conditions
+
+
+def _shape_env(program: ExportedProgram) -> Any:
+    for node in program.graph.nodes:
+        fake = getattr(node.meta.get("val"), "fake_mode", None)
+        if fake is not None and fake.shape_env is not None:
+            return fake.shape_env
+    return None

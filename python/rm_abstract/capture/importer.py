@@ -1,0 +1,348 @@
+"""ExportedProgram -> text form of the IR. Pure: reads the program, touches no module.
+
+Sizes (SymInt nodes) vanish into dim expressions; parameters and buffers become weights under the
+name they have in the user's module; an operator without a native form becomes an `aten.*` node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
+from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
+from rm_abstract.capture.errors import capture_error
+from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
+from rm_abstract.capture.op_map.call import Call
+from rm_abstract.capture.op_map.table import HANDLERS
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
+_MAX_LITERAL_BYTES = 64 * 1024
+_SIZE_OPS: dict[Any, Callable[..., Any]] = {
+    operator.add: operator.add,
+    operator.sub: operator.sub,
+    operator.mul: operator.mul,
+    operator.floordiv: operator.floordiv,
+    operator.mod: operator.mod,
+}
+_DROPPED = {
+    "aten._assert_tensor_metadata.default",
+    "aten._assert_scalar.default",
+    "aten._assert_async.msg",
+    "aten.sym_constrain_range.default",
+    "aten.sym_constrain_range_for_size.default",
+}
+
+
+@dataclass(frozen=True)
+class KeptOp:
+    """An operator left to the torch bridge (RM202), with the user's source line."""
+
+    op: str
+    source: str
+
+
+@dataclass
+class ImportedProgram:
+    """The result: text, and what a caller needs to feed it."""
+
+    text: str
+    input_dims: list[list[str]]
+    weights: list[str]
+    constants: dict[str, torch.Tensor]
+    symbols: SymbolNames
+    kept: list[KeptOp] = field(default_factory=list)
+
+
+def import_program(ep: ExportedProgram, strip: str = "") -> ImportedProgram:
+    """Imports `ep`; `strip` is removed from the front of parameter names."""
+    return _Importer(ep, strip).run()
+
+
+def is_inplace(ep: ExportedProgram) -> bool:
+    """True when the graph mutates a tensor: it must be functionalised before the import."""
+    for module in ep.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            target = node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+                continue
+            if target._schema.is_mutable and target is not torch.ops.aten.detach_.default:
+                return True
+    return False
+
+
+def source_line(node: torch.fx.Node) -> str:
+    """The user's line that made a node: the last frame torch recorded, "" when none."""
+    frames = [s.strip() for s in (node.meta.get("stack_trace") or "").splitlines() if s.strip()]
+    for i in range(len(frames) - 1, -1, -1):
+        if frames[i].startswith("File "):
+            code = frames[i + 1] if i + 1 < len(frames) else ""
+            return f"{frames[i]}: {code}" if code else frames[i]
+    return ""
+
+
+class _Importer:
+    def __init__(self, ep: ExportedProgram, strip: str) -> None:
+        self.ep = ep
+        self.strip = strip
+        self.b = IrBuilder()
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.kept: list[KeptOp] = []
+        self.inputs: list[Value] = []
+
+    def run(self) -> ImportedProgram:
+        graph = self.ep.graph_module.graph
+        placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        specs = self.ep.graph_signature.input_specs
+        users = [s.kind is InputKind.USER_INPUT for s in specs]
+        for node, user in zip(placeholders, users, strict=True):
+            if user and isinstance(node.meta.get("val"), torch.Tensor):
+                dtype, dims = self.type_of(node.meta["val"], node)
+                self.env[node] = self.b.input(f"input{len(self.inputs)}", dtype, dims)
+                self.inputs.append(self.env[node])
+        for node, spec in zip(placeholders, specs, strict=True):
+            if node not in self.env:
+                self.env[node] = self.constant(node, spec)
+        returned = self.interpret(self.ep.graph_module)
+        outputs = self.outputs(returned)
+        ranges = self.ranges()
+        return ImportedProgram(
+            text=self.b.text(outputs, ranges),
+            input_dims=[[self.b.symbols.text(d) for d in v.dims] for v in self.inputs],
+            weights=[n for n in self.b.weight_names if n not in self.constants],
+            constants=self.constants,
+            symbols=self.b.symbols,
+            kept=self.kept,
+        )
+
+    # ---- inputs, weights, outputs --------------------------------------------------------------
+
+    def type_of(self, val: Any, node: torch.fx.Node) -> tuple[str, tuple[Dim, ...]]:
+        dtype = DTYPES.get(str(val.dtype))
+        if dtype is None or val.layout is not torch.strided:
+            raise capture_error(
+                "RM204",
+                f"expected a dense tensor of a common element type, got {val.dtype} "
+                f"{val.layout} at {node.name} ({source_line(node)})",
+                "float, half, integer or bool tensors",
+            )
+        return dtype, tuple(as_dim(d) for d in val.shape)
+
+    def constant(self, node: torch.fx.Node, spec: Any) -> Any:
+        if spec.kind is InputKind.USER_INPUT:
+            return getattr(spec.arg, "value", None)
+        if not node.users:
+            return None  # registered but not used: no weight of the program
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            tensor = self.ep.state_dict.get(spec.target)
+            if tensor is None:
+                tensor = self.ep.constants[spec.target]
+            return self.weight(spec.target.removeprefix(self.strip), tensor, node)
+        tensor = self.ep.constants.get(spec.target)
+        if not isinstance(tensor, torch.Tensor):
+            raise capture_error(
+                "RM204", f"expected tensor constants, got {spec.target}", "a tensor attribute"
+            )
+        if spec.target.startswith(self.strip) and not spec.target.startswith("lifted_tensor"):
+            if self.strip:
+                return self.weight(spec.target.removeprefix(self.strip), tensor, node)
+        dtype, _ = self.type_of(tensor, node)
+        size = tensor.numel() * tensor.element_size()
+        if size <= _MAX_LITERAL_BYTES:
+            data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return self.b.literal(dtype, list(tensor.shape), data.numpy().tobytes())
+        name = f"@constant.{len(self.constants)}"
+        self.constants[name] = tensor.detach()
+        return self.b.weight(name, dtype, list(tensor.shape))
+
+    def weight(self, name: str, tensor: torch.Tensor, node: torch.fx.Node) -> Value:
+        dtype, _ = self.type_of(tensor, node)
+        return self.b.weight(name, dtype, list(tensor.shape))
+
+    def outputs(self, returned: Sequence[Any]) -> list[Value]:
+        outputs: list[Value] = []
+        for value, spec in zip(returned, self.ep.graph_signature.output_specs, strict=True):
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise capture_error(
+                    "RM204",
+                    f"expected a module that leaves its buffers and inputs alone, got a write to "
+                    f"{spec.target}",
+                    "keeping this module eager",
+                )
+            if not isinstance(value, Value):
+                raise capture_error(
+                    "RM204", f"expected tensors as outputs, got {value}", "a tensor output"
+                )
+            outputs.append(value)
+        return outputs
+
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        out: dict[str, tuple[int, int]] = {}
+        for symbol, bounds in self.ep.range_constraints.items():
+            name = self.b.symbols.names.get(symbol)
+            if name is not None:
+                low = int(bounds.lower)
+                high = 2**63 - 1 if not bounds.upper.is_Integer else int(bounds.upper)
+                out[name] = (low, high)
+        return out
+
+    # ---- nodes ---------------------------------------------------------------------------------
+
+    def interpret(self, module: torch.fx.GraphModule) -> Sequence[Any]:
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return [self.resolve(a) for a in node.args[0]]
+            if node.op == "get_attr":
+                self.env[node] = self.attribute(module, node)
+            elif node.op == "call_function":
+                self.env[node] = self.call(node)
+        raise capture_error("RM201", "expected a graph with an output, got none", "a newer torch")
+
+    def attribute(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+        found: Any = module
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if isinstance(found, torch.Tensor):
+            dtype, _ = self.type_of(found, node)
+            data = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            return self.b.literal(dtype, list(found.shape), data.numpy().tobytes())
+        return found
+
+    def resolve(self, arg: Any) -> Any:
+        """A node argument as a Value, a dim, a constant, or a list of them."""
+        if isinstance(arg, torch.fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self.resolve(a) for a in arg]
+        if isinstance(arg, torch.SymInt):
+            return as_dim(arg)
+        return arg
+
+    def call(self, node: torch.fx.Node) -> Any:
+        val = node.meta.get("val")
+        if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+            return as_dim(val)
+        if node.target is operator.getitem:
+            source, index = node.args
+            assert isinstance(source, torch.fx.Node) and isinstance(index, int)
+            item = self.env[source][index]
+            if item is None:
+                raise capture_error(
+                    "RM202",
+                    f"expected only the first result of {source.target} to be used, "
+                    f"got result {index} ({source_line(node)})",
+                    "keeping this module eager",
+                )
+            return item
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return self.higher_order(node)
+        name = str(node.target)
+        if name in _DROPPED:
+            return None
+        if not isinstance(node.target, torch._ops.OpOverload):
+            if isinstance(val, (bool, torch.SymBool)) or val is None:
+                return None  # a size condition; the export recorded it as a guard
+            raise self.unsupported(node, "a size computed with integers", name)
+        return self.aten(node, node.target, val)
+
+    def higher_order(self, node: torch.fx.Node) -> Any:
+        """Regions that only switch a mode are inlined."""
+        name = node.target.name() if hasattr(node.target, "name") else str(node.target)
+        args = list(node.args)
+        if name == "wrap_with_set_grad_enabled":
+            body, operands = args[1], args[2:]
+        elif name == "wrap_with_autocast" and args[2] is False:
+            body, operands = args[4], args[5:]
+        else:
+            raise self.unsupported(node, "straight-line code", f"the region {name}")
+        assert isinstance(body, torch.fx.Node)
+        module = self.env[body]
+        parameters = [n for n in module.graph.nodes if n.op == "placeholder"]
+        for parameter, operand in zip(parameters, operands, strict=True):
+            self.env[parameter] = self.resolve(operand)
+        return self.interpret(module)
+
+    def aten(self, node: torch.fx.Node, target: torch._ops.OpOverload, val: Any) -> Any:
+        vals = [val] if isinstance(val, torch.Tensor) else list(val or ())
+        if not vals or not all(isinstance(v, torch.Tensor) for v in vals):
+            raise self.unsupported(node, "tensors as results", str(target))
+        types = [self.type_of(v, node) for v in vals]
+        if target.namespace == "aten":
+            handler = HANDLERS.get(str(target).removeprefix("aten."))
+            if handler is not None:
+                result = handler(Call(self.b, self.bound(node, target), types))
+                if result is not None:
+                    self.check(node, result, types)
+                    return result
+        return self.keep(node, target, types, single=isinstance(val, torch.Tensor))
+
+    def bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
+        """Arguments by schema name, defaults filled in, a scalar for int[1] made a list."""
+        args: dict[str, Any] = {}
+        for i, argument in enumerate(target._schema.arguments):
+            if i < len(node.args):
+                args[argument.name] = self.resolve(node.args[i])
+            elif argument.name in node.kwargs:
+                args[argument.name] = self.resolve(node.kwargs[argument.name])
+            else:
+                args[argument.name] = argument.default_value
+        return args
+
+    def check(
+        self, node: torch.fx.Node, result: Any, types: Iterable[tuple[str, tuple[Dim, ...]]]
+    ) -> None:
+        """A handler that disagrees with the export in type or rank is a bug of ours: say where."""
+        results = [result] if isinstance(result, Value) else list(result)
+        for value, (dtype, dims) in zip(results, types, strict=True):
+            if value is None:
+                continue
+            static = [
+                (a, b)
+                for a, b in zip(value.dims, dims, strict=False)
+                if isinstance(a, int) and isinstance(b, int) and a != b
+            ]
+            if value.dtype != dtype or value.rank != len(dims) or static:
+                raise capture_error(
+                    "RM201",
+                    f"expected {self.b.type_text(dtype, dims)} from {node.target}, got "
+                    f"{self.b.type_text(value.dtype, value.dims)} ({source_line(node)})",
+                    "reporting this operator",
+                )
+
+    def keep(
+        self,
+        node: torch.fx.Node,
+        target: torch._ops.OpOverload,
+        types: Sequence[tuple[str, tuple[Dim, ...]]],
+        single: bool,
+    ) -> Any:
+        """The call as an `aten.*` node with its arguments as data."""
+        if target.namespace != "aten":
+            raise self.unsupported(node, "an ATen operator", str(target))
+        try:
+            operands, encoded = encode_call(target, node.args, dict(node.kwargs))
+        except UnsupportedCall as error:
+            raise self.unsupported(node, "a functional operator", str(error)) from error
+        attrs: dict[str, Attr] = {"schema_args": encoded["schema_args"]}
+        if "sym_args" in encoded:
+            attrs["sym_args"] = Shape(as_dim(self.resolve(s)) for s in encoded["sym_args"])
+        values = [self.resolve(n) for n in operands]
+        overload = target._overloadname or "default"
+        op = f"aten.{target._schema.name.split('::')[1]}.{overload}"
+        self.kept.append(KeptOp(op, source_line(node)))
+        results = self.b.multi(op, values, types, **attrs)
+        return results[0] if single else results
+
+    def unsupported(self, node: torch.fx.Node, expected: str, got: str) -> Exception:
+        return capture_error(
+            "RM202",
+            f"expected {expected}, got {got} at {node.name} ({source_line(node)})",
+            "keeping this module eager, or a mapping for this operator",
+        )

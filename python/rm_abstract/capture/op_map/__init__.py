@@ -1,0 +1,1 @@
+"""Tables from ATen overloads to IR operators, one module a family."""

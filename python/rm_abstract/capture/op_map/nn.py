@@ -1,0 +1,160 @@
+"""Matrix products, attention, normalisation, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rm_abstract.capture.dims import Dim
+from rm_abstract.capture.ir_builder import Value
+from rm_abstract.capture.op_map.call import Call, Handler
+
+
+def _linear(c: Call) -> Value | None:
+    x, w, bias = c.value("input"), c.value("weight"), c["bias"]
+    if w.rank != 2:
+        return None
+    rows = x if x.rank > 1 else c.b.reshape(x, [1, *x.dims])
+    operands = [rows, w] if bias is None else [rows, w, bias]
+    y = c.b.op("linear", operands, c.dtype, [*rows.dims[:-1], w.dims[0]])
+    return c.b.reshape(y, c.dims)
+
+
+def matmul(c: Call, a: Value, b: Value, dims: Sequence[Dim]) -> Value:
+    """a @ b with torch's rules for rank 1."""
+    wide_a = c.b.reshape(a, [1, *a.dims]) if a.rank == 1 else a
+    wide_b = c.b.reshape(b, [*b.dims, 1]) if b.rank == 1 else b
+    full = list(dims)
+    if b.rank == 1:
+        full.append(1)
+    if a.rank == 1:
+        full.insert(len(full) - 1, 1)
+    y = c.b.op("matmul", [wide_a, wide_b], a.dtype, full)
+    return c.b.reshape(y, dims)
+
+
+def _matmul(other: str) -> Handler:
+    def handler(c: Call) -> Value | None:
+        a, b = c.value("self"), c.value(other)
+        if a.dtype != b.dtype or not a.is_float:
+            return None
+        return matmul(c, a, b, c.dims)
+
+    return handler
+
+
+def _scaled(c: Call, x: Value, factor: Any) -> Value:
+    return x if factor in (None, 1) else c.b.binary("mul", x, c.b.scalar(x.dtype, factor))
+
+
+def _addmm(a: str, b: str) -> Handler:
+    def handler(c: Call) -> Value | None:
+        half = c.dtype in ("bf16", "f16")
+        if not c.value(a).is_float or (half and (c["alpha"], c["beta"]) != (1, 1)):
+            return None
+        y = _scaled(c, matmul(c, c.value(a), c.value(b), c.dims), c["alpha"])
+        if c["beta"] == 0:
+            return y
+        return c.b.binary("add", y, _scaled(c, c.value("self"), c["beta"]))
+
+    return handler
+
+
+def _layer_norm(c: Call) -> Value:
+    x = c.value("input")
+    operands = [x, c["weight"], c["bias"]]
+    while operands[-1] is None:
+        operands.pop()
+    axes = len(c["normalized_shape"])
+    return c.b.op("layer_norm", operands, x.dtype, x.dims, eps=float(c["eps"]), num_axes=axes)
+
+
+def _native_layer_norm(c: Call) -> Sequence[Value | None]:
+    return [_layer_norm(c), None, None]  # mean and rstd: importing a use of them fails by name
+
+
+def _batch_norm_terms(c: Call, x: Value) -> Value | None:
+    """Inference batch norm as x·scale + shift; scale and shift are constant expressions."""
+    mean, var = c["running_mean"], c["running_var"]
+    if mean is None or var is None or mean.dtype != x.dtype:
+        return None
+    scale = c.b.unary("rsqrt", c.b.binary("add", var, c.b.scalar(x.dtype, c["eps"])))
+    if c["weight"] is not None:
+        scale = c.b.binary("mul", scale, c["weight"])
+    shift = c.b.unary("neg", c.b.binary("mul", mean, scale))
+    if c["bias"] is not None:
+        shift = c.b.binary("add", c["bias"], shift)
+    channels = [*mean.dims, *([1] * (x.rank - 2))]
+    y = c.b.binary("mul", x, c.b.reshape(scale, channels))
+    return c.b.binary("add", y, c.b.reshape(shift, channels))
+
+
+def _batch_norm(c: Call) -> Value | None:
+    return None if c["training"] else _batch_norm_terms(c, c.value("input"))
+
+
+def _batch_norm_no_training(c: Call) -> Sequence[Value | None] | None:
+    y = _batch_norm_terms(c, c.value("input"))
+    return None if y is None else [y, None, None]
+
+
+def _rms_norm(c: Call) -> Value | None:
+    x, weight, eps = c.value("input"), c["weight"], c["eps"]
+    if len(c["normalized_shape"]) != 1:
+        return None
+    if eps is None:  # torch: the machine epsilon of the type
+        eps = {"f32": 2.0**-23, "f64": 2.0**-52, "f16": 2.0**-10, "bf16": 2.0**-7}[x.dtype]
+    operands = [x] if weight is None else [x, weight]
+    return c.b.op("rms_norm", operands, x.dtype, x.dims, eps=float(eps), weight_offset=0.0)
+
+
+def _embedding(c: Call) -> Value:
+    table, ids = c.value("weight"), c.value("indices")
+    return c.b.op("embedding", [table, ids], table.dtype, c.dims)
+
+
+def _sdpa(c: Call) -> Value | None:
+    q, k, v, mask = c.value("query"), c.value("key"), c.value("value"), c["attn_mask"]
+    if q.rank not in (3, 4) or c["dropout_p"] not in (None, 0, 0.0):
+        return None
+    if mask is not None and mask.dtype not in ("bool", q.dtype):
+        return None
+    scale = c["scale"]
+    if scale is None:
+        if not isinstance(q.dims[-1], int):
+            return None
+        scale = q.dims[-1] ** -0.5
+    if q.rank == 3:
+        q, k, v = (c.b.reshape(t, [t.dims[0], 1, *t.dims[1:]]) for t in (q, k, v))
+        if mask is not None and mask.rank == 3:
+            mask = c.b.reshape(mask, [mask.dims[0], 1, *mask.dims[1:]])
+    operands = [q, k, v] if mask is None else [q, k, v, mask]
+    y = c.b.op(
+        "sdpa",
+        operands,
+        c.dtype,
+        [*q.dims[:-1], v.dims[-1]],
+        scale=float(scale),
+        is_causal=int(bool(c["is_causal"])),
+    )
+    return c.b.reshape(y, c.dims)
+
+
+TABLE: dict[str, Handler] = {
+    "linear.default": _linear,
+    "matmul.default": _matmul("other"),
+    "__matmul__.default": _matmul("other"),
+    "mm.default": _matmul("mat2"),
+    "bmm.default": _matmul("mat2"),
+    "mv.default": _matmul("vec"),
+    "dot.default": _matmul("tensor"),
+    "addmm.default": _addmm("mat1", "mat2"),
+    "baddbmm.default": _addmm("batch1", "batch2"),
+    "layer_norm.default": _layer_norm,
+    "native_layer_norm.default": _native_layer_norm,
+    "batch_norm.default": _batch_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm_no_training,
+    "rms_norm.default": _rms_norm,
+    "embedding.default": _embedding,
+    "scaled_dot_product_attention.default": _sdpa,
+}

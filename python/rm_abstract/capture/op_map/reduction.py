@@ -1,0 +1,216 @@
+"""Reductions, softmax, cumulative sums, sorting and indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rm_abstract.capture.dims import product
+from rm_abstract.capture.ir_builder import Value
+from rm_abstract.capture.op_map.call import Call, Handler
+
+
+def _reduce(kind: str) -> Handler:
+    def handler(c: Call) -> Value | None:
+        x = c.value("self")
+        if kind in ("any", "all"):
+            x = c.b.cast(x, "bool")
+        elif kind not in ("argmax", "argmin"):
+            x = c.b.cast(x, c.dtype)
+        if x.rank == 0:
+            return None if kind in ("argmax", "argmin") else c.b.cast(x, c.dtype)
+        if kind in ("argmax", "argmin") and c["dim"] is None:
+            flat = c.b.reshape(x, [product(x.dims)])
+            return c.b.reshape(c.b.reduce(kind, flat, [0], False, c.dtype), c.dims)
+        axes = c.axes("dim", x.rank)
+        return c.b.reduce(kind, x, axes, bool(c["keepdim"]), c.dtype)
+
+    return handler
+
+
+def _extreme(kind: str) -> Handler:
+    """max/min along one axis: values and indices."""
+
+    def handler(c: Call) -> Sequence[Value] | None:
+        x = c.value("self")
+        if x.rank == 0:
+            return None
+        axis, keep = c.axis("dim", x.rank), bool(c["keepdim"])
+        return [
+            c.b.reduce(kind, x, [axis], keep, x.dtype),
+            c.b.reduce("arg" + kind, x, [axis], keep, "i64"),
+        ]
+
+    return handler
+
+
+def _amax(kind: str) -> Handler:
+    def handler(c: Call) -> Value:
+        x = c.value("self")
+        return c.b.reduce(kind, x, c.axes("dim", x.rank), bool(c["keepdim"]), x.dtype)
+
+    return handler
+
+
+def _softmax(log: int) -> Handler:
+    def handler(c: Call) -> Value:
+        x = c.b.cast(c.value("self"), c.dtype)
+        if x.rank == 0:
+            return c.b.full(c.dtype, [], 0.0 if log else 1.0)
+        return c.b.op("softmax", [x], c.dtype, x.dims, axis=c.axis("dim", x.rank), log=log)
+
+    return handler
+
+
+def _cumsum(c: Call) -> Value:
+    x = c.b.cast(c.value("self"), c.dtype)
+    return x if x.rank == 0 else c.b.op("cumsum", [x], c.dtype, x.dims, axis=c.axis("dim", x.rank))
+
+
+def _variance(root: bool) -> Handler:
+    def handler(c: Call) -> Value | None:
+        x = c.value("self")
+        correction = c["correction"]
+        if correction is None:
+            correction = 1 if c["unbiased"] in (None, True) else 0
+        axes = c.axes("dim", x.rank)
+        sizes = [x.dims[a] for a in axes]
+        if not all(isinstance(s, int) for s in sizes) or x.dtype != "f32":
+            return None  # a symbolic count, or double rounding in a half type: left to the bridge
+        count = 1
+        for s in sizes:
+            count *= int(str(s))
+        mean = c.b.reduce("mean", x, axes, True, x.dtype)
+        centred = c.b.binary("sub", x, mean)
+        total = c.b.reduce(
+            "sum", c.b.binary("mul", centred, centred), axes, bool(c["keepdim"]), x.dtype
+        )
+        if count <= correction:
+            return None
+        y = c.b.binary("div", total, c.b.scalar(x.dtype, count - correction))
+        return c.b.unary("sqrt", y) if root else y
+
+    return handler
+
+
+def _vector_norm(c: Call) -> Value | None:
+    x = c.value("self")
+    if c["ord"] not in (None, 2, 2.0) or x.dtype not in ("f32", "f64") or c.dtype != x.dtype:
+        return None
+    total = c.b.reduce(
+        "sum", c.b.binary("mul", x, x), c.axes("dim", x.rank), bool(c["keepdim"]), x.dtype
+    )
+    return c.b.unary("sqrt", total)
+
+
+def _sort(c: Call) -> Sequence[Value] | None:
+    x = c.value("self")
+    if x.rank == 0:
+        return None
+    return c.b.multi(
+        "sort",
+        [x],
+        c.types,
+        axis=c.axis("dim", x.rank),
+        descending=int(bool(c["descending"])),
+        k=-1,
+    )
+
+
+def _topk(c: Call) -> Sequence[Value] | None:
+    x = c.value("self")
+    if x.rank == 0 or not isinstance(c["k"], int):
+        return None
+    return c.b.multi(
+        "sort",
+        [x],
+        c.types,
+        axis=c.axis("dim", x.rank),
+        descending=int(c["largest"] is not False),
+        k=c["k"],
+    )
+
+
+def _gather(c: Call) -> Value | None:
+    x, index = c.value("self"), c.value("index")
+    if x.rank == 0 or index.rank == 0:
+        return None
+    return c.b.op("gather", [x, index], x.dtype, index.dims, axis=c.axis("dim", x.rank))
+
+
+def _index_select(c: Call) -> Value | None:
+    x, index = c.value("self"), c.value("index")
+    if x.rank == 0 or index.rank != 1:
+        return None
+    return c.b.op("index", [x, index], x.dtype, c.dims, axes=[c.axis("dim", x.rank)])
+
+
+def _index(c: Call) -> Value | None:
+    x = c.value("self")
+    axes = [i for i, v in enumerate(c["indices"]) if v is not None]
+    indices = [c["indices"][i] for i in axes]
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        return None
+    if any(v.dtype not in ("i64", "i32") for v in indices):
+        return None
+    return c.b.op("index", [x, *indices], x.dtype, c.dims, axes=axes)
+
+
+def _scatter(kind: str) -> Handler:
+    def handler(c: Call) -> Value | None:
+        x, index = c.value("self"), c.value("index")
+        if x.rank == 0 or index.dtype != "i64" or c["reduce"] is not None:
+            return None
+        src = c["src"] if c["src"] is not None else c["value"]
+        source = c.operand(src, x.dtype)
+        if source.rank == 0:
+            source = c.b.expand(source, index.dims)
+        elif [str(d) for d in source.dims] != [str(d) for d in index.dims]:
+            return None
+        axis = c.axis("dim", x.rank)
+        return c.b.op("scatter", [x, index, source], x.dtype, x.dims, axis=axis, kind=kind)
+
+    return handler
+
+
+TABLE: dict[str, Handler] = {
+    "sum.default": _reduce("sum"),
+    "sum.dim_IntList": _reduce("sum"),
+    "mean.default": _reduce("mean"),
+    "mean.dim": _reduce("mean"),
+    "prod.default": _reduce("prod"),
+    "prod.dim_int": _reduce("prod"),
+    "max.default": _reduce("max"),
+    "min.default": _reduce("min"),
+    "amax.default": _amax("max"),
+    "amin.default": _amax("min"),
+    "max.dim": _extreme("max"),
+    "min.dim": _extreme("min"),
+    "any.default": _reduce("any"),
+    "any.dim": _reduce("any"),
+    "any.dims": _reduce("any"),
+    "all.default": _reduce("all"),
+    "all.dim": _reduce("all"),
+    "all.dims": _reduce("all"),
+    "argmax.default": _reduce("argmax"),
+    "argmin.default": _reduce("argmin"),
+    "softmax.int": _softmax(0),
+    "_softmax.default": _softmax(0),
+    "log_softmax.int": _softmax(1),
+    "_log_softmax.default": _softmax(1),
+    "cumsum.default": _cumsum,
+    "var.correction": _variance(root=False),
+    "var.dim": _variance(root=False),
+    "std.correction": _variance(root=True),
+    "std.dim": _variance(root=True),
+    "linalg_vector_norm.default": _vector_norm,
+    "norm.ScalarOpt_dim": _vector_norm,
+    "sort.default": _sort,
+    "sort.stable": _sort,
+    "topk.default": _topk,
+    "gather.default": _gather,
+    "index_select.default": _index_select,
+    "index.Tensor": _index,
+    "scatter.src": _scatter("set"),
+    "scatter.value": _scatter("set"),
+    "scatter_add.default": _scatter("add"),
+}

@@ -1,0 +1,159 @@
+"""The structure of a module's output as JSON, and the way back.
+
+A structure is recorded while the module is traced and rebuilt on every routed call: ModelOutput
+classes by import path, tuples, lists, dicts, None, plain values, tensors by number, inputs that
+were passed through by number, caches by the input they came in as. Data only, never pickled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import torch
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import PLAIN, is_cache
+from rm_abstract.capture.errors import capture_error
+
+Structure: TypeAlias = "list[Any]"
+Build: TypeAlias = "Callable[[Sequence[torch.Tensor], Sequence[Any]], Any]"
+
+
+@dataclass
+class Recorder:
+    """Walks an output, collecting tensors; `inputs` are the leaves of the call it came from."""
+
+    inputs: list[Any]
+    caches: dict[int, int]  # id(cache made for the trace) -> leaf number of the call
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    touched: dict[int, Structure] = field(default_factory=dict)
+
+    def record(self, value: Any, path: str = "output") -> Structure:
+        if isinstance(value, torch.Tensor):
+            for i, given in enumerate(self.inputs):
+                if given is value:
+                    return ["input", i]
+            return ["tensor", self._number(value)]
+        if value is None:
+            return ["none"]
+        if isinstance(value, PLAIN):
+            return ["const", value]
+        if is_cache(value):
+            return self.cache(value, path)
+        kind = type(value)
+        if kind in (list, tuple):
+            items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return [kind.__name__, *items]
+        if kind is dict or _is_model_output(kind):
+            items = [[k, self.record(v, f"{path}.{k}")] for k, v in value.items()]
+            if kind is dict:
+                return ["dict", *items]
+            return ["class", kind.__module__, kind.__qualname__, *items]
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return ["named", kind.__module__, kind.__qualname__, *items]
+        raise capture_error(
+            "RM204",
+            f"expected outputs of tensors in tuples, lists, dicts and ModelOutput, got a "
+            f"{kind.__name__} at {path}",
+            "returning plain tensors",
+        )
+
+    def cache(self, cache: Any, path: str) -> Structure:
+        """A cache: which input it is (-1: made by the call) and the tensors it now holds."""
+        if id(cache) not in self.touched:
+            held = kv_cache.read(cache)
+            if not isinstance(held, list):
+                raise capture_error(
+                    "RM204",
+                    f"expected a plain DynamicCache at {path}, got {held}",
+                    "use_cache=False",
+                )
+            numbers = [self._number(t) for t in held]
+            self.touched[id(cache)] = ["cache", self.caches.get(id(cache), -1), numbers]
+        return self.touched[id(cache)]
+
+    def _number(self, tensor: torch.Tensor) -> int:
+        for i, known in enumerate(self.tensors):
+            if known is tensor:
+                return i
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+def _is_model_output(kind: type) -> bool:
+    return any(k.__name__ == "ModelOutput" and "transformers" in k.__module__ for k in kind.__mro__)
+
+
+def _load_class(module: str, name: str) -> Any:
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and (_is_model_output(found) or hasattr(found, "_fields"))):
+        raise capture_error(
+            "RM204", f"expected an output class, got {module}.{name}", "clearing the compile cache"
+        )
+    return found
+
+
+def builder(structure: Structure) -> Build:
+    """A function (tensors, leaves of the call) -> output. It commits caches: call it last."""
+    kind = structure[0]
+    if kind == "tensor":
+        number = structure[1]
+        return lambda tensors, leaves: tensors[number]
+    if kind == "input":
+        number = structure[1]
+        return lambda tensors, leaves: leaves[number]
+    if kind in ("none", "const"):
+        value = structure[1] if kind == "const" else None
+        return lambda tensors, leaves: value
+    if kind == "cache":
+        return _cache_builder(structure[1], structure[2])
+    if kind in ("list", "tuple"):
+        items = [builder(s) for s in structure[1:]]
+        make = list if kind == "list" else tuple
+        return lambda tensors, leaves: make([b(tensors, leaves) for b in items])
+    if kind == "dict":
+        pairs = [(k, builder(s)) for k, s in structure[1:]]
+        return lambda tensors, leaves: {k: b(tensors, leaves) for k, b in pairs}
+    cls = _load_class(structure[1], structure[2])
+    if kind == "named":
+        items = [builder(s) for s in structure[3:]]
+        return lambda tensors, leaves: cls(*[b(tensors, leaves) for b in items])
+    pairs = [(k, builder(s)) for k, s in structure[3:]]
+    return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
+
+
+def _cache_builder(leaf: int, numbers: list[int]) -> Build:
+    def build(tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Any:
+        content = [tensors[n] for n in numbers]
+        if leaf < 0:
+            return kv_cache.make(len(numbers) // 2, content)
+        kv_cache.commit(leaves[leaf], content)
+        return leaves[leaf]
+
+    return build
+
+
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """All tensors of an output, caches included, in a fixed order, for the parity gate."""
+    found: list[torch.Tensor] = []
+
+    def walk(v: Any) -> None:
+        if isinstance(v, torch.Tensor):
+            found.append(v)
+        elif isinstance(v, dict):
+            for item in v.values():
+                walk(item)
+        elif isinstance(v, (list, tuple)):
+            for item in v:
+                walk(item)
+        elif is_cache(v):
+            held = kv_cache.read(v)
+            found.extend(held if isinstance(held, list) else [])
+
+    walk(value)
+    return found
