@@ -156,8 +156,9 @@ inline void check(rm_status* s) {
   throw std::runtime_error(owned->message);
 }
 
-/// The plugin's table; `options` reach initialize() on the first call.
-inline const rm_kernels& plugin_rows(const std::vector<rm_option>& options = {}) {
+/// The plugin's table. RM_TEST_ONEDNN names the oneDNN library to use where it is not installed in
+/// a standard place; RM_TEST_CPU_ISA lowers the instruction set.
+inline const rm_kernels& plugin_rows() {
   static const rm_kernels* table = [&] {
     static const rm_host_api host{
         sizeof(rm_host_api),
@@ -176,6 +177,13 @@ inline const rm_kernels& plugin_rows(const std::vector<rm_option>& options = {})
     const auto query =
         reinterpret_cast<rm_backend_query_fn>(dlsym(library, RM_BACKEND_QUERY_SYMBOL));
     const rm_backend_api* api = query(RM_ABI_VERSION, &host);
+    std::vector<rm_option> options;
+    const auto option = [&](std::string_view key, const char* variable) {
+      const char* value = std::getenv(variable);
+      if (value) options.push_back({{key.data(), key.size()}, {value, std::strlen(value)}});
+    };
+    option("onednn_path", "RM_TEST_ONEDNN");
+    option("cpu_isa", "RM_TEST_CPU_ISA");
     check(api->initialize({options.data(), options.size()}));
     constexpr std::string_view kName = RM_KERNELS_EXTENSION;
     return static_cast<const rm_kernels*>(api->extension({kName.data(), kName.size()}));

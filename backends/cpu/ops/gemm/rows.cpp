@@ -8,6 +8,7 @@
 #include "common/row.hpp"
 #include "ops/gemm/cost.hpp"
 #include "ops/gemm/naive.hpp"
+#include "ops/gemm/onednn.hpp"
 #include "ops/gemm/packed.hpp"
 
 namespace rm::cpu {
@@ -17,26 +18,54 @@ RM_CPU_TABLE(KernelSet, gemm_kernels)
 
 namespace {
 
-/// Throughput of one thread, GFLOP/s, by level: only orders the rows.
-constexpr double kPackedGflops[] = {15, 90, 130};
+/// Throughput of one thread, GFLOP/s, by level (as measured with benchmarks/cpp/gemm.cpp on Zen 3;
+/// scaled by width for the others): only orders the rows.
+constexpr double kPackedGflops[] = {15, 95, 130};
 
+/// What differs between the rows. Kernel is the state of a prepared problem.
 template <Isa kIsa>
-struct PackedRow {
-  static const PackedGemm* self(const rm_kernel_state* s) {
-    return reinterpret_cast<const PackedGemm*>(s);
+struct Packed {
+  using Kernel = PackedGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
+    return PackedGemm::reject(g);
   }
+  static Roof roof(const GemmProblem&) { return {kPackedGflops[static_cast<int>(kIsa)], 500, 0.4}; }
+  static Kernel* make(GemmProblem g) {
+    return new PackedGemm(std::move(g), *RM_CPU_PICK(kIsa, gemm_kernels));
+  }
+};
+
+struct OneDnn {
+  using Kernel = OneDnnGemm;
+  static const char* reject(const GemmProblem& g) { return OneDnnGemm::reject(g); }
+  /// Worth its packing and call overhead only where it has matrix instructions that we have not.
+  static Roof roof(const GemmProblem& g) {
+    const bool bf16 = g.dtype[kA] == DType::bf16;
+    const double wide = extras().amx_bf16 ? 900 : extras().avx512_bf16 ? 230 : 70;
+    return {bf16 ? wide : 0.9 * kPackedGflops[static_cast<int>(selected_isa())], 2500, 0.4};
+  }
+  static Kernel* make(GemmProblem g) { return new OneDnnGemm(std::move(g)); }
+};
+
+struct Naive {
+  using Kernel = NaiveGemm;
+  static const char* reject(const GemmProblem&) { return nullptr; }
+  static Roof roof(const GemmProblem&) { return {0.5, 500, 0}; }
+  static Kernel* make(GemmProblem g) { return new NaiveGemm(std::move(g)); }
+};
+
+template <class Row>
+struct Entries {
+  using Kernel = typename Row::Kernel;
+  static const Kernel* self(const rm_kernel_state* s) { return reinterpret_cast<const Kernel*>(s); }
 
   static int supports(const rm_problem* p, const rm_device_info*, rm_str* why_not) {
     const char* why = nullptr;
-    if (!supported(kIsa)) {
-      why = "this machine (or the option cpu_isa) has no such instruction set";
-    } else {
-      // decode() throws for operands outside the schema: a malformed problem is a no.
-      try {
-        why = PackedGemm::reject(decode(*p));
-      } catch (const std::invalid_argument&) {
-        why = "the problem does not match the operator's schema";
-      }
+    try {
+      why = Row::reject(decode(*p));
+    } catch (const std::invalid_argument&) {  // decode(): operands outside the schema
+      why = "the problem does not match the operator's schema";
     }
     if (why && why_not) *why_not = plugin::str(why);
     return why == nullptr;
@@ -44,7 +73,8 @@ struct PackedRow {
 
   static double cost_ns(const rm_problem* p, const rm_device_info*, uint32_t) {
     try {
-      return roofline_ns(decode(*p), {kPackedGflops[static_cast<int>(kIsa)], 500, 0.4});
+      const GemmProblem g = decode(*p);
+      return roofline_ns(g, Row::roof(g));
     } catch (const std::invalid_argument&) {
       return 1e18;
     }
@@ -54,9 +84,8 @@ struct PackedRow {
                             rm_kernel_state** out) {
     return plugin::guard([&] {
       GemmProblem g = decode(*p);
-      if (const char* why = PackedGemm::reject(g)) throw std::invalid_argument(why);
-      const KernelSet& kernels = *RM_CPU_PICK(kIsa, gemm_kernels);
-      *out = reinterpret_cast<rm_kernel_state*>(new PackedGemm(std::move(g), kernels));
+      if (const char* why = Row::reject(g)) throw std::invalid_argument(why);
+      *out = reinterpret_cast<rm_kernel_state*>(Row::make(std::move(g)));
     });
   }
 
@@ -82,46 +111,13 @@ struct PackedRow {
   }
 
   static rm_status* launch(const rm_launch* l) {
-    self(l->state)->launch(*l);
-    return nullptr;
-  }
-};
-
-struct NaiveRow {
-  static const NaiveGemm* self(const rm_kernel_state* s) {
-    return reinterpret_cast<const NaiveGemm*>(s);
-  }
-  static int supports(const rm_problem* p, const rm_device_info*, rm_str* why_not) {
-    try {
-      decode(*p);
-      return 1;
-    } catch (const std::invalid_argument&) {
-      if (why_not) *why_not = plugin::str("the problem does not match the operator's schema");
-      return 0;
-    }
-  }
-  static double cost_ns(const rm_problem* p, const rm_device_info*, uint32_t) {
-    try {
-      return roofline_ns(decode(*p), {0.5, 500, 0});
-    } catch (const std::invalid_argument&) {
-      return 1e18;
-    }
-  }
-  static rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t,
-                            rm_kernel_state** out) {
-    return plugin::guard(
-        [&] { *out = reinterpret_cast<rm_kernel_state*>(new NaiveGemm(decode(*p))); });
-  }
-  static void release(rm_kernel_state* s) { delete self(s); }
-  static uint64_t workspace(const rm_kernel_state* s) { return self(s)->workspace_bytes(); }
-  static rm_status* launch(const rm_launch* l) {
-    self(l->state)->launch(*l);
-    return nullptr;
+    return plugin::guard([&] { self(l->state)->launch(*l); });
   }
 };
 
 template <class Row>
-rm_kernel base_row(const char* name, uint32_t traits) {
+rm_kernel make_row(const char* name, uint32_t traits) {
+  using E = Entries<Row>;
   rm_kernel row{};
   row.struct_size = sizeof(row);
   row.op = plugin::str("gemm");
@@ -129,20 +125,16 @@ rm_kernel base_row(const char* name, uint32_t traits) {
   row.digest = plugin::str(build_id());
   row.traits = traits;
   row.num_configs = 1;
-  row.supports = Row::supports;
-  row.cost_ns = Row::cost_ns;
-  row.prepare = Row::prepare;
-  row.release = Row::release;
-  row.workspace = Row::workspace;
-  row.launch = Row::launch;
-  return row;
-}
-
-template <Isa kIsa>
-rm_kernel packed_row(const char* name) {
-  rm_kernel row = base_row<PackedRow<kIsa>>(name, RM_KERNEL_DETERMINISTIC);
-  row.packing = PackedRow<kIsa>::packing;
-  row.prepack = PackedRow<kIsa>::prepack;
+  row.supports = E::supports;
+  row.cost_ns = E::cost_ns;
+  row.prepare = E::prepare;
+  row.release = E::release;
+  row.workspace = E::workspace;
+  row.launch = E::launch;
+  if constexpr (!std::is_same_v<Row, Naive>) {
+    row.packing = E::packing;
+    row.prepack = E::prepack;
+  }
   return row;
 }
 
@@ -150,15 +142,22 @@ rm_kernel packed_row(const char* name) {
 }  // namespace gemm
 
 std::span<const rm_kernel> gemm_rows() {
+  using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
-    gemm::packed_row<Isa::avx512>("gemm_packed_avx512"),
-    gemm::packed_row<Isa::avx2>("gemm_packed_avx2"),
+    gemm::make_row<Packed<Isa::avx512>>("gemm_packed_avx512", RM_KERNEL_DETERMINISTIC),
+    gemm::make_row<Packed<Isa::avx2>>("gemm_packed_avx2", RM_KERNEL_DETERMINISTIC),
 #endif
-    gemm::packed_row<Isa::baseline>("gemm_packed_baseline"),
-    gemm::base_row<gemm::NaiveRow>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
+    gemm::make_row<OneDnn>("gemm_onednn", 0),
+    gemm::make_row<Packed<Isa::baseline>>("gemm_packed_baseline", RM_KERNEL_DETERMINISTIC),
+    gemm::make_row<Naive>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
   };
   return rows;
+}
+
+std::string gemm_library_fingerprint() {
+  const gemm::onednn::Api& library = gemm::onednn::api();
+  return library.why_not.empty() ? ";onednn=" + library.version_text : std::string();
 }
 
 }  // namespace rm::cpu

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 #include "rm/kernels.h"
 
 namespace rm::cpu {
 
 std::span<const rm_kernel> gemm_rows();
+
+/// ";onednn=3.2.0" when the library is loaded, else "".
+std::string gemm_library_fingerprint();
 
 }  // namespace rm::cpu

@@ -1,0 +1,157 @@
+// gemm rows at transformer sizes: GFLOP/s, share of the GEMM probe, and GB/s of weights for few
+// rows.
+//
+//   gemm_bench [f32|bf16|f16] [threads] [m,m,...]
+//
+// Weights are rotated through more copies than the last cache holds, as in a model. Rows run
+// interleaved; medians of the rounds are printed. The probe is the best of oneDNN (prepacked) and
+// our own kernel on 2048^3 in f32, taken in the same run; the peak is a loop of multiply-adds in
+// registers.
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <random>
+#include <sstream>
+
+#include "../../tests/cpp/cpu_gemm/harness.hpp"
+
+namespace {
+using namespace gemm_test;
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+#if defined(__x86_64__)
+/// Twelve independent chains of 8-wide multiply-adds; returns FLOPs done.
+__attribute__((target("avx2,fma"), noinline)) double fma_loop(int64_t steps, float* sink) {
+  typedef float V __attribute__((vector_size(32)));
+  V acc[12] = {}, x = V{} + 1e-3f, y = V{} + 0.999f;
+  for (int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 12
+    for (V& a : acc) a = __builtin_ia32_vfmaddps256(a, y, x);
+  }
+  for (V& a : acc) *sink += a[0];
+  return double(steps) * 12 * 8 * 2;
+}
+
+double fma_peak(int threads) {
+  double best = 0;
+  for (int round = 0; round < 5; ++round) {
+    double flops = 0;
+    const double start = now();
+#pragma omp parallel num_threads(threads) reduction(+ : flops)
+    {
+      float sink = 0;
+      flops += fma_loop(4000000, &sink);
+      if (sink == 42.f) std::puts("");
+    }
+    best = std::max(best, flops / (now() - start) * 1e-9);
+  }
+  return best;
+}
+#endif
+
+void randomize(Tensor& t) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < t.elements; ++i) set(t.dtype, t.data(), i, normal(random) * 0.05);
+}
+
+/// Seconds a call of every row, over rotating copies of the weight.
+struct Contest {
+  std::vector<std::string> names;
+  std::vector<double> seconds;
+};
+
+Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::string& activation,
+                int rounds, double cold_bytes) {
+  Tensor a(type, {m, k}), b(type, {n, k}), bias(type, {n}), c(type, {m, n});
+  randomize(a), randomize(b), randomize(bias);
+  const Problem problem{&a, &b, &bias, nullptr, &c, true, activation};
+  std::vector<std::unique_ptr<Prepared>> candidates;
+  std::vector<std::vector<Memory>> copies;
+  Contest result;
+  for (const rm_kernel* row : gemm_rows()) {
+    const std::string name = text(row->name);
+    if (name == "gemm_naive" || name == "gemm_packed_baseline") continue;
+    auto prepared = std::make_unique<Prepared>(*row, problem);
+    if (!prepared->supported()) continue;
+    const uint64_t bytes = prepared->packed_bytes();
+    copies.emplace_back();
+    for (int i = 0; i < std::max(1, int(cold_bytes / double(bytes))); ++i) {
+      copies.back().push_back(allocate(bytes));
+      std::memcpy(copies.back().back().get(), prepared->packed(), bytes);
+    }
+    candidates.push_back(std::move(prepared));
+    result.names.push_back(name);
+  }
+  std::vector<std::vector<double>> times(candidates.size());
+  for (int round = 0; round < rounds + 1; ++round) {
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      const double start = now();
+      int calls = 0;
+      do {
+        for (const Memory& copy : copies[i]) candidates[i]->launch(copy.get());
+        calls += int(copies[i].size());
+      } while (now() - start < 0.02);
+      if (round > 0) times[i].push_back((now() - start) / calls);
+    }
+  }
+  for (auto& t : times) result.seconds.push_back(median(t));
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string type_name = argc > 1 ? argv[1] : "f32";
+  const DLDataType type = type_name == "bf16" ? kBF16 : type_name == "f16" ? kF16 : kF32;
+  if (argc > 2 && std::atoi(argv[2]) > 0) omp_set_num_threads(std::atoi(argv[2]));
+  std::vector<int64_t> ms = {1, 4, 16, 32, 64, 128, 512};
+  if (argc > 3) {
+    ms.clear();
+    std::stringstream list(argv[3]);
+    for (std::string item; std::getline(list, item, ',');) ms.push_back(std::atoll(item.c_str()));
+  }
+  const int threads = omp_get_max_threads();
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("fma")) {
+    std::printf("AVX2 multiply-add peak, %d threads: %.1f GFLOP/s\n", threads, fma_peak(threads));
+  }
+#endif
+  const Contest probe = contest(kF32, 2048, 2048, 2048, "none", 3, 1);
+  double best = 0;
+  for (size_t i = 0; i < probe.names.size(); ++i) {
+    const double rate = 2.0 * 2048 * 2048 * 2048 / probe.seconds[i] * 1e-9;
+    std::printf("probe f32 2048^3 %-22s %.1f GFLOP/s\n", probe.names[i].c_str(), rate);
+    best = std::max(best, rate);
+  }
+  const struct {
+    int64_t n, k;
+    const char* activation;
+  } layers[] = {{768, 768, "none"}, {2304, 768, "none"}, {3072, 768, "gelu"}, {768, 3072, "none"},
+                {384, 384, "none"}, {1152, 384, "none"}, {1536, 384, "gelu"}, {384, 1536, "none"}};
+  for (int64_t m : ms) {
+    for (const auto& layer : layers) {
+      const Contest r = contest(type, m, layer.n, layer.k, layer.activation, 5, 64e6);
+      std::printf("%s %4lld x %4lld x %4lld %-5s", type_name.c_str(), (long long)m,
+                  (long long)layer.n, (long long)layer.k, layer.activation);
+      for (size_t i = 0; i < r.names.size(); ++i) {
+        const double rate = 2e-9 * double(m * layer.n * layer.k) / r.seconds[i];
+        const double stream = double(layer.n * layer.k) * type.bits / 8 / r.seconds[i] * 1e-9;
+        std::printf(" | %s %7.1f us %6.1f GFLOP/s (%.2f) %5.1f GB/s", r.names[i].c_str() + 5,
+                    r.seconds[i] * 1e6, rate, rate / best, stream);
+      }
+      std::printf("\n");
+      std::fflush(stdout);
+    }
+  }
+}
