@@ -3,7 +3,14 @@
 
 #include <span>
 
+#include "ops/copy/rows.hpp"
+#include "ops/embedding/rows.hpp"
 #include "ops/ewise/rows.hpp"
+#include "ops/layer_norm/rows.hpp"
+#include "ops/rms_norm/rows.hpp"
+#include "ops/rope/rows.hpp"
+#include "ops/sdpa/rows.hpp"
+#include "ops/softmax/rows.hpp"
 #if __has_include("ops/gemm/CMakeLists.txt")
 #include "ops/gemm/rows.hpp"
 #define RM_CPU_HAS_GEMM 1
@@ -19,7 +26,14 @@ std::vector<rm_kernel> all_rows() {
 #if RM_CPU_HAS_GEMM
   add(gemm_rows());
 #endif
+  add(sdpa_rows());
+  add(layer_norm_rows());
+  add(rms_norm_rows());
+  add(softmax_rows());
+  add(embedding_rows());
+  add(rope_rows());
   add(ewise_rows());
+  add(copy_rows());
   return rows;
 }
 

@@ -1,0 +1,293 @@
+// Attention of many queries: blocks of kBlock keys, K transposed into panels, an online softmax
+// between two register-blocked products, everything in f32.  One call serves some rows of one head.
+// Bound by FMA throughput from S and T of about 64 on; below that by packing.
+#include "common/vec_math.hpp"
+#include "ops/sdpa/mask.hpp"
+
+namespace rm::cpu::RM_ISA {
+namespace {
+
+constexpr int64_t kBlock = 256;                // keys a block: K and V panels stay in L2
+constexpr int64_t kPanel = 2 * kWidth;         // columns a microkernel makes
+constexpr int kRows = RM_ISA_LEVEL >= 2 ? 12 : 6;  // rows a microkernel makes
+constexpr int64_t kRowBlock = 4 * kRows;       // rows between softmax and the second product
+
+RM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+/// c[M][kPanel] (+)= a[M][depth] * b[depth][kPanel].
+template <int M>
+void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c,
+             int64_t ldc, bool accumulate) {
+  vf acc[M][2];
+  for (int m = 0; m < M; ++m) {
+    acc[m][0] = accumulate ? vload(c + m * ldc) : vf{};
+    acc[m][1] = accumulate ? vload(c + m * ldc + kWidth) : vf{};
+  }
+  for (int64_t i = 0; i < depth; ++i) {
+    const vf b0 = vload(b + i * ldb), b1 = vload(b + i * ldb + kWidth);
+#pragma GCC unroll 16
+    for (int m = 0; m < M; ++m) {
+      const float s = a[m * lda + i];
+      acc[m][0] += s * b0;
+      acc[m][1] += s * b1;
+    }
+  }
+  for (int m = 0; m < M; ++m) {
+    vstore(c + m * ldc, acc[m][0]);
+    vstore(c + m * ldc + kWidth, acc[m][1]);
+  }
+}
+
+using Product = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
+                         bool);
+constexpr Product kProducts[] = {nullptr,    product<1>, product<2>, product<3>, product<4>,
+                                 product<5>, product<6>,
+#if RM_ISA_LEVEL >= 2
+                                 product<7>, product<8>, product<9>, product<10>, product<11>,
+                                 product<12>
+#endif
+};
+
+/// rows x columns (a multiple of kPanel) of c, panel by panel so that one panel of b stays in L1.
+/// Panel p of b begins at b + p * panel_stride.
+RM_INLINE void multiply(const float* a, int64_t lda, const float* b, int64_t ldb,
+                        int64_t panel_stride, int64_t rows, int64_t columns, int64_t depth,
+                        float* c, int64_t ldc, bool accumulate) {
+  for (int64_t p = 0; p * kPanel < columns; ++p) {
+    for (int64_t i = 0; i < rows; i += kRows) {
+      kProducts[imin(kRows, rows - i)](a + i * lda, lda, b + p * panel_stride, ldb, depth,
+                                       c + i * ldc + p * kPanel, ldc, accumulate);
+    }
+  }
+}
+
+/// Swaps the off-diagonal blocks of side kSide of a kWidth x kWidth matrix of rows.
+template <int kSide>
+RM_INLINE void transpose_step(vf* r) {
+  vi low, high;
+  for (int l = 0; l < kWidth; ++l) {
+    low[l] = (l & kSide) == 0 ? l : kWidth + (l ^ kSide);
+    high[l] = (l & kSide) == 0 ? (l ^ kSide) : kWidth + l;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    if (i & kSide) continue;
+    const vf a = r[i], b = r[i | kSide];
+    r[i] = __builtin_shuffle(a, b, low);
+    r[i | kSide] = __builtin_shuffle(a, b, high);
+  }
+}
+
+RM_INLINE void transpose(vf* r) {
+  transpose_step<1>(r);
+  transpose_step<2>(r);
+#if RM_ISA_LEVEL >= 1
+  transpose_step<4>(r);
+#endif
+#if RM_ISA_LEVEL >= 2
+  transpose_step<8>(r);
+#endif
+}
+
+/// Keys [0, n) of k as panels [panel][d][kPanel]; columns past n are zero.
+template <class T>
+void pack_keys(const T* k, int64_t row, int64_t column, int64_t n, int64_t d, float* out) {
+  for (int64_t j0 = 0; j0 < n; j0 += kWidth) {
+    float* panel = out + j0 / kPanel * kPanel * d + j0 % kPanel;
+    const int64_t keys = imin(kWidth, n - j0);
+    int64_t i = 0;
+    if (column == 1 && keys == kWidth) {
+      for (; i + kWidth <= d; i += kWidth) {
+        vf r[kWidth];
+        for (int j = 0; j < kWidth; ++j) r[j] = vload(k + (j0 + j) * row + i);
+        transpose(r);
+        for (int j = 0; j < kWidth; ++j) vstore(panel + (i + j) * kPanel, r[j]);
+      }
+    }
+    for (; i < d; ++i) {
+      for (int64_t j = 0; j < kWidth; ++j) {
+        panel[i * kPanel + j] = j < keys ? widen(k[(j0 + j) * row + i * column]) : 0.0f;
+      }
+    }
+  }
+  if (round_up(n, kPanel) - round_up(n, kWidth) == kWidth) {
+    float* panel = out + n / kPanel * kPanel * d + kWidth;
+    for (int64_t i = 0; i < d; ++i) vstore(panel + i * kPanel, vf{});
+  }
+}
+
+struct Scratch {
+  float *keys, *values, *queries, *scores, *acc, *most, *sum, *addend;
+  int64_t e;  // columns of values and acc, a multiple of kPanel
+};
+
+uint64_t lay_out(const SdpaShape& p, int64_t rows, char* base, Scratch* out) {
+  const int64_t e = round_up(imax(p.e, 1), kPanel), block = imin(kBlock, round_up(p.t, kPanel));
+  const int64_t sizes[8] = {block * p.d, block * e, rows * p.d, kRowBlock * block,
+                            rows * e,    rows,      rows,       block};
+  float** fields[8] = {&out->keys, &out->values, &out->queries, &out->scores,
+                       &out->acc,  &out->most,   &out->sum,     &out->addend};
+  uint64_t bytes = 0;
+  for (int i = 0; i < 8; ++i) {
+    *fields[i] = reinterpret_cast<float*>(base + bytes);
+    bytes += (static_cast<uint64_t>(sizes[i]) * 4 + 63) & ~63ull;
+  }
+  out->e = e;
+  return bytes;
+}
+
+/// Scores of one row to weights: returns what the row's accumulators are multiplied by.
+RM_INLINE float soften(float* row, int64_t valid, int64_t width, float scale, const float* addend,
+                       float* most, float* sum) {
+  vi lane;
+  for (int l = 0; l < kWidth; ++l) lane[l] = l;
+  vf high = vset(-kInf);
+  for (int64_t i = 0; i < valid; i += kWidth) {
+    vf x = vload(row + i) * scale;
+    if (addend) x += vload(addend + i);
+    if (i + kWidth > valid) x = lane < static_cast<int32_t>(valid - i) ? x : vset(-kInf);
+    vstore(row + i, x);
+    high = vmax(x, high);
+  }
+  const float block_most = vmax_of(high);
+  const float now = block_most > *most ? block_most : *most;
+  vf total{};
+  // A NaN score leaves `now` alone but makes its weight, and so the row, NaN.
+  const float shift = now == -kInf ? 0.0f : now;
+  int64_t i = 0;
+  for (; i < valid; i += kWidth) {
+    const vf w = vexp_nonpositive(vload(row + i) - shift);
+    vstore(row + i, w);
+    total += w;
+  }
+  for (; i < width; i += kWidth) vstore(row + i, vf{});
+  const float before = *most == -kInf ? 0.0f : vexp_nonpositive(vset(*most - shift))[0];
+  *sum = *sum * before + vsum(total);
+  *most = now;
+  return before;
+}
+
+template <class T>
+struct Rows {
+  const SdpaShape& p;
+  const SdpaData& data;
+  Scratch scratch;
+  int64_t b, h, s0, s1;
+  const float* queries;
+  int64_t ldq;
+
+  void load_queries() {
+    const T* q = static_cast<const T*>(data.q) + b * p.q[0] + h * p.q[1] + s0 * p.q[2];
+    if (__is_same(T, float) && p.q[3] == 1) {
+      queries = reinterpret_cast<const float*>(q);
+      ldq = p.q[2];
+      return;
+    }
+    for (int64_t s = 0; s < s1 - s0; ++s) {
+      widen_row(q + s * p.q[2], p.q[3], scratch.queries + s * p.d, p.d);
+    }
+    queries = scratch.queries;
+    ldq = p.d;
+  }
+
+  /// Values [t0, t0 + n) as dense f32 rows: in place when they already are.
+  const float* load_values(int64_t t0, int64_t n, int64_t* ld) {
+    const int64_t g = h / (p.heads / p.groups);
+    const T* v = static_cast<const T*>(data.v) + b * p.v[0] + g * p.v[1] + t0 * p.v[2];
+    if (__is_same(T, float) && p.v[3] == 1 && p.v[2] == p.e && p.e == scratch.e) {
+      *ld = p.e;
+      return reinterpret_cast<const float*>(v);
+    }
+    *ld = scratch.e;
+    for (int64_t t = 0; t < n; ++t) {
+      float* row = scratch.values + t * scratch.e;
+      widen_row(v + t * p.v[2], p.v[3], row, p.e);
+      for (int64_t i = p.e; i < scratch.e; ++i) row[i] = 0;
+    }
+    return scratch.values;
+  }
+
+  void block(int64_t t0, int64_t n) {
+    const int64_t g = h / (p.heads / p.groups);
+    const T* k = static_cast<const T*>(data.k) + b * p.k[0] + g * p.k[1] + t0 * p.k[2];
+    pack_keys(k, p.k[2], p.k[3], n, p.d, scratch.keys);
+    int64_t ldv;
+    const float* values = load_values(t0, n, &ldv);
+    const int64_t width = round_up(n, kPanel);
+    bool masked = false, mask_known = false;
+    for (int64_t r0 = s0; r0 < s1; r0 += kRowBlock) {
+      const int64_t rows = imin(kRowBlock, s1 - r0), at = r0 - s0;
+      if (p.causal && t0 > r0 + rows - 1) continue;
+      multiply(queries + at * ldq, ldq, scratch.keys, kPanel, p.d * kPanel, rows, width, p.d,
+               scratch.scores, width, false);
+      for (int64_t i = 0; i < rows; ++i) {
+        if (p.mask != DType::invalid && !(mask_known && p.m[2] == 0)) {
+          masked = mask_addend(p.mask, mask_row(p, data, b, h, r0 + i) + t0 * p.m[3] * mask_bytes(p.mask),
+                               p.m[3], n, scratch.addend);
+          mask_known = true;
+        }
+        const int64_t valid = p.causal ? imax(0, imin(n, r0 + i + 1 - t0)) : n;
+        const float factor =
+            soften(scratch.scores + i * width, valid, width, p.scale,
+                   masked ? scratch.addend : nullptr, scratch.most + at + i, scratch.sum + at + i);
+        if (t0 > 0 && factor != 1.0f) rescale(scratch.acc + (at + i) * scratch.e, factor);
+      }
+      const int64_t depth = p.causal ? imin(n, r0 + rows - t0) : n;
+      multiply(scratch.scores, width, values, ldv, kPanel, rows, scratch.e, depth,
+               scratch.acc + at * scratch.e, scratch.e, t0 > 0);
+    }
+  }
+
+  void rescale(float* acc, float factor) const {
+    for (int64_t i = 0; i < scratch.e; i += kWidth) vstore(acc + i, vload(acc + i) * factor);
+  }
+
+  void write() const {
+    for (int64_t s = s0; s < s1; ++s) {
+      float* acc = scratch.acc + (s - s0) * scratch.e;
+      // A row without any key is zeros (the sum is exactly 0 only then).
+      const float sum = scratch.sum[s - s0];
+      rescale(acc, sum == 0.0f ? 0.0f : 1.0f / sum);
+      T* o = static_cast<T*>(data.o) + b * p.o[0] + h * p.o[1] + s * p.o[2];
+      narrow_row(acc, o, p.o[3], p.e);
+    }
+  }
+};
+
+template <class T>
+void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int64_t s0, int64_t s1,
+            char* memory) {
+  Rows<T> rows{p, data, {}, b, h, s0, s1, nullptr, 0};
+  lay_out(p, s1 - s0, memory, &rows.scratch);
+  for (int64_t i = 0; i < s1 - s0; ++i) {
+    rows.scratch.most[i] = -kInf;
+    rows.scratch.sum[i] = 0;
+  }
+  const int64_t end = keys_end(p, data, b, h, s0, s1);
+  if (end == 0) {
+    for (int64_t i = 0; i < (s1 - s0) * rows.scratch.e; ++i) rows.scratch.acc[i] = 0;
+  } else {
+    rows.load_queries();
+  }
+  for (int64_t t0 = 0; t0 < end; t0 += kBlock) rows.block(t0, imin(kBlock, end - t0));
+  rows.write();
+}
+
+void run(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int64_t s0, int64_t s1,
+         char* memory) {
+  if (p.type == DType::f32) run_as<float>(p, data, b, h, s0, s1, memory);
+  if (p.type == DType::bf16) run_as<bf16>(p, data, b, h, s0, s1, memory);
+  if (p.type == DType::f16) run_as<f16>(p, data, b, h, s0, s1, memory);
+}
+
+uint64_t scratch_bytes(const SdpaShape& p, int64_t rows) {
+  Scratch unused;
+  return lay_out(p, rows, nullptr, &unused);
+}
+
+}  // namespace
+
+extern const SdpaPrefill sdpa_prefill;
+const SdpaPrefill sdpa_prefill = {run, scratch_bytes};
+
+}  // namespace rm::cpu::RM_ISA

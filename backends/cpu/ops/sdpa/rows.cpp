@@ -1,0 +1,189 @@
+// Picks prefill, decode or the f64 form of sdpa at prepare time and splits the work over threads.
+#include "ops/sdpa/rows.hpp"
+
+#include <cmath>
+
+#include "common/parallel.hpp"
+#include "common/row.hpp"
+#include "ops/sdpa/shape.hpp"
+
+namespace rm::cpu {
+RM_CPU_TABLE(SdpaPrefill, sdpa_prefill)
+RM_CPU_TABLE(SdpaDecode, sdpa_decode)
+namespace {
+
+constexpr int64_t kDecodeQueries = 4;  // up to here packing K costs more than it brings
+constexpr int64_t kDecodeKeys = 256;   // keys a decode piece: fixed, so results do not depend on threads
+
+void take(const View& v, int64_t* stride) {
+  for (int i = 0; i < 4; ++i) stride[i] = v.stride[i];
+}
+
+SdpaShape read_shape(const Problem& p) {
+  const View q = p.input(0), k = p.input(1), v = p.input(2), o = p.output(0);
+  SdpaShape s{};
+  s.batch = q.dim(0);
+  s.heads = q.dim(1);
+  s.groups = k.dim(1);
+  s.s = q.dim(2);
+  s.t = k.dim(2);
+  s.d = q.dim(3);
+  s.e = v.dim(3);
+  take(q, s.q);
+  take(k, s.k);
+  take(v, s.v);
+  take(o, s.o);
+  s.type = q.dtype;
+  s.mask = DType::invalid;
+  if (p.has_input(3)) {
+    const View m = p.input(3);
+    s.mask = m.dtype;
+    take(m, s.m);
+  }
+  s.scale64 = p.attr_float("scale", s.d ? 1.0 / std::sqrt(static_cast<double>(s.d)) : 1.0);
+  s.scale = static_cast<float>(s.scale64);
+  s.causal = p.attr_int("is_causal", 0) != 0;
+  return s;
+}
+
+double flops(const SdpaShape& s) {
+  const double keys = static_cast<double>(s.t) * (s.causal ? 0.55 : 1.0);
+  return 2.0 * static_cast<double>(s.batch * s.heads * s.s) * keys *
+         static_cast<double>(s.d + s.e + 8);
+}
+
+class Sdpa {
+ public:
+  static constexpr const char* kOp = "sdpa";
+  static constexpr const char* kAlgorithm = "blocked";
+
+  static const char* reject(const Problem& p) {
+    const View q = p.input(0), k = p.input(1), v = p.input(2), o = p.output(0);
+    if (q.rank() != 4 || k.rank() != 4 || v.rank() != 4 || o.rank() != 4) return "rank is not 4";
+    if (!is_float(q.dtype)) return "q is not of a float type";
+    if (k.dtype != q.dtype || v.dtype != q.dtype || o.dtype != q.dtype) return "mixed types";
+    if (k.dim(1) == 0 ? q.dim(1) != 0 : q.dim(1) % k.dim(1)) {
+      return "query heads are not a multiple of key heads";
+    }
+    if (!p.has_input(3)) return nullptr;
+    const View m = p.input(3);
+    if (m.rank() != 4) return "the mask's rank is not 4";
+    return is_float(m.dtype) || m.dtype == DType::boolean ? nullptr
+                                                          : "the mask is neither bool nor float";
+  }
+  static double cost_ns(const Problem& p) { return 1000 + flops(read_shape(p)) / 50; }
+
+  Sdpa(const Problem& p, Isa isa)
+      : shape_(read_shape(p)),
+        prefill_(RM_CPU_PICK(isa, sdpa_prefill)),
+        decode_(RM_CPU_PICK(isa, sdpa_decode)) {
+    has_mask_ = shape_.mask != DType::invalid;
+    threads_ = thread_limit();
+    if (shape_.type == DType::f64) {
+      kind_ = Kind::f64;
+      scratch_ = (static_cast<uint64_t>(shape_.t) * 8 + 63) & ~63ull;
+    } else if (shape_.s <= kDecodeQueries) {
+      kind_ = Kind::decode;
+      pieces_ = std::max<int64_t>(1, (shape_.t + kDecodeKeys - 1) / kDecodeKeys);
+      scratch_ = std::max<uint64_t>(
+          decode_->scratch_bytes(shape_, std::min(shape_.t, kDecodeKeys)),
+          (static_cast<uint64_t>(shape_.e) * 4 + 63) & ~63ull);
+    } else {
+      kind_ = Kind::prefill;
+      rows_ = rows_a_task(isa);
+      scratch_ = prefill_->scratch_bytes(shape_, rows_);
+    }
+  }
+
+  uint64_t workspace_bytes() const {
+    return scratch_ * static_cast<uint64_t>(threads_) +
+           static_cast<uint64_t>(partial_floats() * shape_.batch * shape_.groups * pieces_) * 4;
+  }
+
+  rm_status* launch(const rm_launch& l) const {
+    if (shape_.batch * shape_.heads * shape_.s * shape_.e == 0) return nullptr;
+    const SdpaData data{l.inputs[0], l.inputs[1], l.inputs[2], has_mask_ ? l.inputs[3] : nullptr,
+                        l.outputs[0]};
+    auto* memory = static_cast<char*>(l.workspace);
+    switch (kind_) {
+      case Kind::prefill: run_prefill(data, memory); break;
+      case Kind::decode: run_decode(data, memory); break;
+      case Kind::f64: run_f64(data, memory); break;
+    }
+    return nullptr;
+  }
+
+ private:
+  enum class Kind { prefill, decode, f64 };
+
+  // Few heads: rows are cut so that every thread gets some. Rows do not depend on the cut.
+  int64_t rows_a_task(Isa isa) const {
+    const int64_t unit = isa == Isa::avx512 ? 48 : 24;
+    const int64_t heads = std::max<int64_t>(1, shape_.batch * shape_.heads);
+    const int threads = threads_for(flops(shape_) / 40, heads * shape_.s, threads_);
+    int64_t rows = std::min<int64_t>(shape_.s, 256);
+    while (rows > unit && heads * ((shape_.s + rows - 1) / rows) < 3 * threads) rows = (rows + 1) / 2;
+    return std::max<int64_t>(1, std::min(shape_.s, (rows + unit - 1) / unit * unit));
+  }
+
+  int64_t partial_floats() const {
+    return kind_ == Kind::decode && shape_.groups ? shape_.heads / shape_.groups * shape_.s * (2 + shape_.e)
+                                                  : 0;
+  }
+
+  void run_prefill(const SdpaData& data, char* memory) const {
+    const int64_t cuts = (shape_.s + rows_ - 1) / rows_, tasks = shape_.batch * shape_.heads * cuts;
+    const int threads = threads_for(flops(shape_) / 40, tasks, threads_);
+    parallel_tasks(tasks, threads, [&](int64_t task, int thread) {
+      // The last rows come first: under a causal mask they are the longest.
+      const int64_t cut = cuts - 1 - task % cuts, head = task / cuts;
+      prefill_->run(shape_, data, head / shape_.heads, head % shape_.heads, cut * rows_,
+                    std::min(shape_.s, (cut + 1) * rows_),
+                    memory + scratch_ * static_cast<uint64_t>(thread));
+    });
+  }
+
+  void run_decode(const SdpaData& data, char* memory) const {
+    auto* partials = reinterpret_cast<float*>(memory + scratch_ * static_cast<uint64_t>(threads_));
+    const int64_t all = shape_.batch * shape_.groups, tasks = all * pieces_;
+    const int threads = threads_for(flops(shape_) / 12, tasks, threads_);
+    parallel_tasks(tasks, threads, [&](int64_t task, int thread) {
+      const int64_t piece = task % pieces_, bg = task / pieces_;
+      decode_->run(shape_, data, bg / shape_.groups, bg % shape_.groups, piece * kDecodeKeys,
+                   std::min(shape_.t, (piece + 1) * kDecodeKeys), partials + task * partial_floats(),
+                   memory + scratch_ * static_cast<uint64_t>(thread));
+    });
+    for (int64_t bg = 0; bg < all; ++bg) {
+      decode_->combine(shape_, data, bg / shape_.groups, bg % shape_.groups,
+                       partials + bg * pieces_ * partial_floats(), pieces_,
+                       reinterpret_cast<float*>(memory));
+    }
+  }
+
+  void run_f64(const SdpaData& data, char* memory) const {
+    const int64_t tasks = shape_.batch * shape_.heads * shape_.s;
+    const int threads = threads_for(flops(shape_), tasks, threads_);
+    parallel_ranges(tasks, threads, 1, [&](int64_t begin, int64_t end, int thread) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t head = i / shape_.s;
+        sdpa_f64(shape_, data, head / shape_.heads, head % shape_.heads, i % shape_.s,
+                 reinterpret_cast<double*>(memory + scratch_ * static_cast<uint64_t>(thread)));
+      }
+    });
+  }
+
+  SdpaShape shape_;
+  const SdpaPrefill* prefill_;
+  const SdpaDecode* decode_;
+  Kind kind_ = Kind::prefill;
+  bool has_mask_ = false;
+  int64_t rows_ = 0, pieces_ = 0;
+  uint64_t scratch_ = 0;
+  int threads_ = 1;
+};
+
+}  // namespace
+
+std::span<const rm_kernel> sdpa_rows() { return isa_rows<Sdpa>(); }
+
+}  // namespace rm::cpu
