@@ -90,6 +90,10 @@ enum class Published { kCreated, kExists };
 Published publish_file(const std::string& temp_directory, const std::string& path,
                        std::span<const ByteSpan> pieces);
 
+/// Writes the text and renames it over `path`: for records that may change, never for entries.
+void replace_file(const std::string& temp_directory, const std::string& path,
+                  std::string_view text);
+
 /// An advisory flock that the kernel drops with the process.
 class FileLock {
  public:
