@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "bindings/router_guard.hpp"
 #include "bindings/router_key.hpp"
@@ -27,9 +28,10 @@ struct Entry {
 
 struct State {
   std::shared_ptr<TorchFacts> facts;
-  PyRef module_ref, failure_type, error_type;
+  PyRef module_ref, failure_type;
+  PyRef error_types;  // a tuple: what an entry's own failures are; the first is raised by strict
   CallShape shape;
-  Guard guard;
+  std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, Entry, KeyHash> table;
   std::uint64_t routed = 0;
   std::uint64_t declined[kReasons] = {};
@@ -38,13 +40,13 @@ struct State {
   Reason pause_reason = Reason::kNone;
   Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
   std::uint64_t pause = 0;
+  bool strict = false;  // raise instead of serving by eager
 
   State(PyObject* names, std::size_t positional) : shape(names, positional) {}
 };
 
 struct RouteObject {
-  PyObject_HEAD
-  State* state;
+  PyObject_HEAD State* state;
 };
 
 State& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
@@ -94,10 +96,22 @@ PyObject* call_eager(PyObject* module, PyObject* args, PyObject* kwargs) {
   return eager ? PyObject_Call(eager.get(), args, kwargs) : nullptr;
 }
 
+/// Reasons that are no fallback: somebody asked for the original here.
+bool asked_for(Reason reason) {
+  return reason == Reason::kTracing || reason == Reason::kDisabled || reason == Reason::kForeign;
+}
+
 PyObject* decline(State& s, Reason reason, const std::string& detail, PyObject* module,
                   PyObject* args, PyObject* kwargs) {
   count(s, reason, detail);
-  return call_eager(module, args, kwargs);
+  if (!s.strict || asked_for(reason)) return call_eager(module, args, kwargs);
+  const char* code = kReasonCodes[static_cast<std::size_t>(reason)];
+  const std::string text = std::string("[route] expected a routed call, got ") + code +
+                           (detail.empty() ? "" : ": " + detail) + "; try fallback='warn'";
+  const py::handle type = PyTuple_GET_ITEM(s.error_types.get(), 0);
+  const py::object error = type(text, py::arg("code") = code);
+  PyErr_SetObject(type.ptr(), error.ptr());
+  return nullptr;
 }
 
 bool root_is_training(PyObject* module) {
@@ -118,19 +132,20 @@ Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool
     *detail = "the module is in training mode";
     return Reason::kTraining;
   }
-  *miss = !s.guard.taken();
+  const std::shared_ptr<Guard> guard = s.guard;
+  *miss = !guard->taken();
   if (*miss) return Reason::kNone;
-  const Reason verdict = s.guard.check(module, *s.facts);
+  const Reason verdict = guard->check(module, *s.facts);
   if (verdict == Reason::kWeights || verdict == Reason::kStructure) {
     s.stale = verdict;
     *miss = true;
     return Reason::kNone;
   }
   if (verdict != Reason::kNone) {
-    *detail = s.guard.detail();
+    *detail = guard->detail();
     return verdict;
   }
-  if (grad && s.guard.any_requires_grad(*s.facts)) {
+  if (grad && guard->any_requires_grad(*s.facts)) {
     *detail = "gradients are enabled and weights require them; try torch.no_grad()";
     return Reason::kTraining;
   }
@@ -163,7 +178,7 @@ PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, R
     *detail = py::str(decline.attr("detail")).cast<std::string>();
     return nullptr;
   }
-  if (PyErr_GivenExceptionMatches(value, s.error_type.get())) {
+  if (PyErr_GivenExceptionMatches(value, s.error_types.get())) {
     // Only failures of the entry itself travel under this type: the shim's policy decides.
     const PyRef failure = PyRef::steal(PyObject_CallOneArg(s.failure_type.get(), value));
     if (failure) PyErr_SetObject(s.failure_type.get(), failure.get());
@@ -246,15 +261,14 @@ int route_traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(s->module_ref.get());
   for (const auto& [key, entry] : s->table) Py_VISIT(entry.run.get());
   if (const int stop = s->shape.traverse(visit, arg); stop != 0) return stop;
-  return s->guard.traverse(visit, arg);
+  return s->guard->traverse(visit, arg);
 }
 
 int route_clear(PyObject* self) {
   State& s = state_of(self);
   auto table = std::move(s.table);  // dropping entries runs Python code: detach them first
   s.table.clear();
-  Guard guard = std::move(s.guard);
-  s.guard.clear();
+  const std::shared_ptr<Guard> guard = std::exchange(s.guard, std::make_shared<Guard>());
   return 0;
 }
 
@@ -285,12 +299,14 @@ PyObject* route_snapshot(PyObject* self, PyObject*) {
   return guarded([&] {
     State& s = state_of(self);
     const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
-    const Reason reason = s.guard.snapshot(module.get(), *s.facts);
+    auto guard = std::make_shared<Guard>();
+    const Reason reason = guard->snapshot(module.get(), *s.facts);
+    s.guard = guard;
     s.stale = Reason::kNone;
-    const bool wanted = reason == Reason::kNone && s.facts->grad_enabled() &&
-                        s.guard.any_requires_grad(*s.facts);
+    const bool wanted =
+        reason == Reason::kNone && s.facts->grad_enabled() && guard->any_requires_grad(*s.facts);
     if (wanted) return verdict(Reason::kTraining, "gradients are enabled and weights require them");
-    return verdict(reason, s.guard.detail());
+    return verdict(reason, guard->detail());
   });
 }
 
@@ -358,6 +374,11 @@ PyObject* route_retire(PyObject* self, PyObject* code) {
   });
 }
 
+PyObject* route_strict(PyObject* self, PyObject* on) {
+  state_of(self).strict = on == Py_True;
+  Py_RETURN_NONE;
+}
+
 PyObject* route_drop(PyObject* self, PyObject*) {
   route_clear(self);
   state_of(self).stale = Reason::kNone;
@@ -371,7 +392,7 @@ PyObject* route_stale(PyObject* self, PyObject*) {
     const char* what = s.stale == Reason::kWeights     ? "weights"
                        : s.stale == Reason::kStructure ? "structure"
                                                        : "";
-    return py::make_tuple(what, s.guard.detail());
+    return py::make_tuple(what, s.guard->detail());
   });
 }
 
@@ -383,15 +404,16 @@ PyObject* route_stats(PyObject* self, PyObject*) {
       if (s.declined[i] == 0) continue;
       const py::str code(kReasonCodes[i]);
       std::uint64_t before = 0;
-      if (declined.contains(code)) before = declined[code].cast<py::tuple>()[0].cast<std::uint64_t>();
+      if (declined.contains(code))
+        before = declined[code].cast<py::tuple>()[0].cast<std::uint64_t>();
       declined[code] = py::make_tuple(before + s.declined[i], s.details[i]);
     }
     py::dict out;
     out["routed"] = s.routed;
     out["declined"] = declined;
     out["keys"] = s.table.size();
-    out["weights"] = s.guard.weights();
-    out["modules"] = s.guard.modules();
+    out["weights"] = s.guard->weights();
+    out["modules"] = s.guard->modules();
     return out;
   });
 }
@@ -403,10 +425,12 @@ PyMethodDef kMethods[] = {
     {"describe", route_describe, METH_VARARGS,
      "describe(args, kwargs) -> ('', key, flat_inputs) or (code, detail)"},
     {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
-    {"refuse", route_refuse, METH_VARARGS, "refuse(key, code, detail): calls of this key stay eager"},
+    {"refuse", route_refuse, METH_VARARGS,
+     "refuse(key, code, detail): calls of this key stay eager"},
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
+    {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
     {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
     {"stats", route_stats, METH_NOARGS, "stats() -> dict of counters"},
@@ -423,13 +447,13 @@ PyType_Spec kSpec = {"rm_abstract._core.router.Route", sizeof(RouteObject), 0,
                      kSlots};
 
 py::object make_route(PyTypeObject* type, std::shared_ptr<TorchFacts> facts, py::handle module,
-                      const py::tuple& names, std::size_t positional, py::handle error_type,
+                      const py::tuple& names, std::size_t positional, const py::tuple& error_types,
                       py::handle failure_type) {
   auto state = std::make_unique<State>(names.ptr(), positional);
   state->facts = std::move(facts);
   state->module_ref = PyRef::steal(PyWeakref_NewRef(module.ptr(), nullptr));
   if (!state->module_ref) throw py::error_already_set();
-  state->error_type = PyRef::borrow(error_type.ptr());
+  state->error_types = PyRef::borrow(error_types.ptr());
   state->failure_type = PyRef::borrow(failure_type.ptr());
   auto* route = PyObject_GC_New(RouteObject, type);
   if (route == nullptr) throw py::error_already_set();
@@ -457,12 +481,12 @@ void bind_router(py::module_& module) {
   router.def(
       "make_route",
       [type](std::shared_ptr<TorchFacts> facts, py::object target, const py::tuple& names,
-             std::size_t positional, py::object error_type, py::object failure_type) {
+             std::size_t positional, const py::tuple& error_types, py::object failure_type) {
         return make_route(reinterpret_cast<PyTypeObject*>(type.ptr()), std::move(facts), target,
-                          names, positional, error_type, failure_type);
+                          names, positional, error_types, failure_type);
       },
       py::arg("facts"), py::arg("module"), py::arg("names"), py::arg("positional"),
-      py::arg("error_type"), py::arg("failure_type"));
+      py::arg("error_types"), py::arg("failure_type"));
 }
 
 }  // namespace rm::bindings

@@ -237,9 +237,9 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
   }
   for (const Item& item : dict.items) {
     PyObject* now = PyDict_GetItem(object, item.key.get());
-    const bool same = now != nullptr && (dict.kind == Kind::kExact
-                                             ? now == item.value.get()
-                                             : same_simple(item.value.get(), now));
+    const bool same =
+        now != nullptr &&
+        (dict.kind == Kind::kExact ? now == item.value.get() : same_simple(item.value.get(), now));
     if (same) continue;
     detail_ = path_of(dict.module, item.key.get()) + (now ? ": replaced" : ": removed");
     const bool tensor = now != nullptr && facts.is_any_tensor(now);

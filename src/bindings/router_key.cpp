@@ -8,14 +8,25 @@
 namespace rm::bindings {
 namespace {
 
-constexpr int kMaxDepth = 8;                   // containers within containers
-constexpr std::size_t kMaxNames = 256;         // keyword names seen beyond the signature
+constexpr int kMaxDepth = 8;                    // containers within containers
+constexpr std::size_t kMaxNames = 256;          // keyword names seen beyond the signature
 constexpr std::size_t kMaxKept = 4096;          // strings and types held for their address
 constexpr std::uint32_t kPastSignature = 4096;  // *args come after every name
 
 enum Tag : std::uint64_t {
-  kTagTensor = 1, kTagNone, kTagTrue, kTagFalse, kTagInt, kTagFloat, kTagStr,
-  kTagIdentity, kTagList, kTagTuple, kTagDict, kTagOpaque, kTagArgument,
+  kTagTensor = 1,
+  kTagNone,
+  kTagTrue,
+  kTagFalse,
+  kTagInt,
+  kTagFloat,
+  kTagStr,
+  kTagIdentity,
+  kTagList,
+  kTagTuple,
+  kTagDict,
+  kTagOpaque,
+  kTagArgument,
 };
 
 std::uint64_t word(Tag tag, std::uint64_t payload = 0) { return tag | payload << 8; }
@@ -119,8 +130,8 @@ Reason CallShape::add_tensor(PyObject* value, const TorchFacts& facts, bool grad
     out->detail = "requires grad";
     return Reason::kTraining;
   }
-  const std::uint64_t dtype = view.dtype.code | std::uint64_t{view.dtype.bits} << 8 |
-                              std::uint64_t{view.dtype.lanes} << 16;
+  const std::uint64_t dtype =
+      view.dtype.code | std::uint64_t{view.dtype.bits} << 8 | std::uint64_t{view.dtype.lanes} << 16;
   out->key.push_back(word(kTagTensor, dtype | static_cast<std::uint64_t>(view.ndim) << 32));
   out->key.push_back(static_cast<std::uint64_t>(view.device.device_type) << 32 |
                      static_cast<std::uint32_t>(view.device.device_id));
@@ -146,9 +157,10 @@ Reason CallShape::add_container(PyObject* value, int depth, const TorchFacts& fa
     return Reason::kNone;
   }
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(value);
-  out->key.push_back(word(PyList_CheckExact(value) ? kTagList : kTagTuple,
-                          static_cast<std::uint64_t>(size)));
-  if (!PyList_CheckExact(value)) out->key.push_back(identity(reinterpret_cast<PyObject*>(Py_TYPE(value))));
+  out->key.push_back(
+      word(PyList_CheckExact(value) ? kTagList : kTagTuple, static_cast<std::uint64_t>(size)));
+  if (!PyList_CheckExact(value))
+    out->key.push_back(identity(reinterpret_cast<PyObject*>(Py_TYPE(value))));
   for (Py_ssize_t i = 0; i < size; ++i) {
     PyObject* item = PySequence_Fast_GET_ITEM(value, i);
     if (Reason bad = add(item, depth + 1, facts, grad, out); bad != Reason::kNone) return bad;

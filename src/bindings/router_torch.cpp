@@ -189,7 +189,9 @@ bool TorchFacts::variable_set(PyObject* variable) const noexcept {
     PyErr_Clear();
     return true;
   }
-  const bool set = value != nullptr && value != Py_None;
+  // An empty dict is transformers' collector with nothing to collect.
+  const bool set = value != nullptr && value != Py_None &&
+                   !(PyDict_CheckExact(value) && PyDict_GET_SIZE(value) == 0);
   Py_XDECREF(value);
   return set;
 }

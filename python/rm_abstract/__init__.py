@@ -1,0 +1,96 @@
+"""Runs unmodified PyTorch and Transformers scripts compiled, cached and checked on the best device.
+
+    import rm_abstract
+    rm_abstract.init()
+
+Importing this package imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract._version import __version__
+from rm_abstract.api import (
+    accelerate,
+    backends,
+    compile,
+    current_device,
+    devices,
+    disabled,
+    explain,
+    get_device_info,
+    init,
+    is_initialized,
+    patches,
+    shutdown,
+    switch_device,
+)
+from rm_abstract.errors import (
+    CacheError,
+    CompileError,
+    ConfigError,
+    DeviceUnavailableError,
+    Error,
+    ExecutionError,
+    ParityError,
+    PluginError,
+    RoutingWarning,
+)
+
+if TYPE_CHECKING:
+    from rm_abstract import cache
+    from rm_abstract.executable import Executable
+    from rm_abstract.report import Report
+    from rm_abstract.session import Session
+
+__all__ = [
+    "CacheError",
+    "CompileError",
+    "ConfigError",
+    "DeviceUnavailableError",
+    "Error",
+    "Executable",
+    "ExecutionError",
+    "ParityError",
+    "PluginError",
+    "Report",
+    "RoutingWarning",
+    "Session",
+    "__version__",
+    "accelerate",
+    "backends",
+    "cache",
+    "compile",
+    "current_device",
+    "devices",
+    "disabled",
+    "explain",
+    "get_device_info",
+    "init",
+    "is_initialized",
+    "patches",
+    "shutdown",
+    "switch_device",
+]
+
+_LAZY = {
+    "cache": ("rm_abstract.cache", None),
+    "Executable": ("rm_abstract.executable", "Executable"),
+    "Report": ("rm_abstract.report", "Report"),
+    "Session": ("rm_abstract.session", "Session"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    loaded = import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,157 @@
+"""Devices and backends as Python sees them. Plugins are found here, loaded by the core.
+
+Search order: the package's own `backends/` folder, entry points of the group
+`rm_abstract.backends` (each gives an absolute path), then RM_BACKEND_PATH. Never the working directory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rm_abstract.config import Settings
+from rm_abstract.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
+
+ENTRY_POINTS = "rm_abstract.backends"
+
+_loading = threading.Lock()
+_loaded_paths: set[str] = set()
+_entry_point_failures: list[dict[str, Any]] = []
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The device a session uses, and why it is not a better or the requested one."""
+
+    name: str
+    backend: str
+    index: int = 0
+    fell_back: bool = False
+    action: str = "warn"
+    notes: tuple[dict[str, str], ...] = field(default=())
+
+
+def load_plugins(search_path: str = "") -> None:
+    """Loads every plugin once; what fails is listed by ``backends()`` with its reason."""
+    from rm_abstract import _core
+
+    with _loading:
+        for folder in package_folders():
+            if str(folder) not in _loaded_paths:
+                _loaded_paths.add(str(folder))
+                _core.backend.load_folder(str(folder))
+        if "entry points" not in _loaded_paths:
+            _loaded_paths.add("entry points")
+            _load_entry_points()
+        if search_path and search_path not in _loaded_paths:
+            _loaded_paths.add(search_path)
+            try:
+                _core.backend.load_search_path(search_path)
+            except _core.CoreError as error:
+                raise from_core(error, ConfigError) from None
+
+
+def package_folders() -> list[Path]:
+    """`backends/` beside the package's files and beside the compiled core (an editable install
+    keeps the two apart)."""
+    from rm_abstract import _core
+
+    parents = [Path(__file__).resolve().parent, Path(_core.__file__).resolve().parent]
+    folders = dict.fromkeys(parent / "backends" for parent in parents)
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def _load_entry_points() -> None:
+    """An entry point names a function of no arguments that returns absolute plugin paths. It is
+    somebody else's code: whatever it raises is recorded, and the other plugins still load."""
+    from importlib.metadata import entry_points
+
+    from rm_abstract import _core
+
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            paths = point.load()()
+            for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
+                _core.backend.load_plugin(os.fspath(path))
+        except _core.CoreError:
+            continue  # the core lists it with its reason
+        except Exception as error:
+            row = {"name": point.name, "path": point.value, "version": "", "score": 0}
+            reason = f"[plugin] expected entry point {point.value} to give a path, got {error!r}"
+            row |= {"available": False, "code": "RM401", "reason": reason, "devices": []}
+            _entry_point_failures.append(row)
+
+
+def check(device: str) -> None:
+    """Raises ConfigError unless ``device`` is a device string."""
+    from rm_abstract import _core
+
+    try:
+        _core.control.parse_device(device)
+    except _core.CoreError as error:
+        raise from_core(error, ConfigError) from None
+
+
+def resolve(settings: Settings) -> Resolved:
+    """The device these settings lead to on this machine. Raises DeviceUnavailableError when the
+    fallback policy, or an index no device has, says so."""
+    from rm_abstract import _core
+
+    check(settings.text("device"))
+    load_plugins(settings.text("backend_path"))
+    try:
+        found = _core.control.resolve_device(
+            settings.text("device"), settings.text("fallback"), settings.flag("sim_npu")
+        )
+    except _core.CoreError as error:
+        raise from_core(error, DeviceUnavailableError) from None
+    return Resolved(
+        name=found["device"],
+        backend=found["backend"],
+        index=found["index"],
+        fell_back=found["fell_back"],
+        action=found["action"],
+        notes=tuple(dict(note) for note in found["notes"]),
+    )
+
+
+def backends(search_path: str = "") -> list[dict[str, Any]]:
+    """One dict a plugin, loaded or not: name, path, version, score, available, reason, devices."""
+    from rm_abstract import _core
+
+    load_plugins(search_path)
+    return [dict(row) for row in _core.backend.backends()] + list(_entry_point_failures)
+
+
+def devices(sim_npu: bool = False) -> list[str]:
+    """Usable devices, best first; ``auto`` takes the first."""
+    from rm_abstract import _core
+
+    load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
+    return [row["device"] for row in _core.control.usable_devices(sim_npu)]
+
+
+def info(device: str) -> dict[str, Any]:
+    """Properties of one usable device. Raises DeviceUnavailableError when it is not there."""
+    from rm_abstract import _core
+
+    check(device)
+    load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
+    try:
+        found = _core.control.resolve_device(device, "error")
+    except _core.CoreError as error:
+        raise from_core(error, DeviceUnavailableError) from None
+    for row in _core.backend.backends():
+        if row["name"] == found["backend"] and row["available"]:
+            device_info = dict(row["devices"][found["index"]])
+            device_info.update(
+                device=found["device"], backend=row["name"], backend_version=row["version"]
+            )
+            return device_info
+    raise PluginError(
+        f"[device] expected backend {found['backend']} to list {found['device']}, got nothing; "
+        "try rm-abstract doctor"
+    )

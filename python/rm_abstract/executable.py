@@ -1,0 +1,61 @@
+"""``rm.compile``'s result: a module's compiled calls, strict: it raises instead of falling back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.errors import CompileError
+from rm_abstract.reasons import remedy_of
+
+if TYPE_CHECKING:
+    from rm_abstract.report import Report
+    from rm_abstract.session import Session
+
+
+class Executable:
+    """Calls like the module. Holds it strongly; the module itself is not changed."""
+
+    def __init__(self, module: Any, session: Session) -> None:
+        from torch import nn
+
+        from rm_abstract.hooks.router import ArmedModel
+
+        if not isinstance(module, nn.Module):
+            raise CompileError(
+                f"[compile] expected an nn.Module, got {type(module).__name__}; "
+                "try rm_abstract.compile(model)",
+                code="RM201",
+            )
+        self.module = module
+        self._session = session
+        self._armed = ArmedModel(module, session, "compile")
+        session.adopt(self._armed)
+
+    @property
+    def device(self) -> str:
+        return self._session.device
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self._armed(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles for calls like this one. Raises CompileError when they cannot be compiled."""
+        self(*args, **kwargs)
+        stats = self._armed.route.stats()
+        if stats["keys"] == 0 or self._armed.refusals():
+            code, detail = next(iter(self._armed.refusals().items()), ("", ""))
+            for code, (_, detail) in [] if code else stats["declined"].items():
+                break
+            raise CompileError(
+                f"[compile] expected {self._armed.label} to compile, got {code}: {detail}; "
+                f"try {remedy_of(code)}",
+                code=code,
+            )
+
+    def explain(self) -> Report:
+        from rm_abstract import report
+
+        return report.build(self._session, None)

@@ -1,0 +1,1 @@
+"""How unmodified scripts are caught: see docs/hooks.md. Nothing here runs at import."""

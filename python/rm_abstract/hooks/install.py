@@ -1,0 +1,125 @@
+"""The foreign attributes we change, all of them; `patches()` prints this list with its reasons.
+
+Invariant: every replacement calls the original with the very arguments it got and returns its very
+result. Once its session is closed it does nothing else, in case somebody patched over it.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.hooks.imports import ImportWatch
+from rm_abstract.hooks.scope import disabled_var
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+_depth = threading.local()  # loads and train() calls in progress in this thread: outermost arms
+
+
+def install(session: Session) -> None:
+    """Patches what is imported and watches for what is not."""
+    session.watch = ImportWatch(
+        {
+            "torch.nn.modules.module": lambda module: _patch_module(session, module),
+            "transformers.modeling_utils": lambda module: _patch_transformers(session, module),
+        }
+    )
+    session.watch.install()
+
+
+def uninstall(session: Session) -> list[str]:
+    """Restores everything; returns a line for each attribute somebody patched over."""
+    if session.watch is not None:
+        session.watch.remove()
+    return session.patches.restore()
+
+
+def _patch_module(session: Session, torch_module: ModuleType) -> None:
+    replace = session.patches.replace
+    module_class = torch_module.Module
+    replace(
+        module_class,
+        "train",
+        lambda original: _arming_method(session, original, "train"),
+        "eval() ends in train(False): a plain module is ready there",
+    )
+    replace(
+        module_class,
+        "to",
+        lambda original: _arming_method(session, original, "to"),
+        "a module that was loaded before init() is caught when it is moved",
+    )
+    replace(
+        module_class,
+        "_replicate_for_data_parallel",
+        _replicating_without_slot,
+        "a replica copies the slot, and a router there would serve the original's weights",
+    )
+
+
+def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
+    replace = session.patches.replace
+    for name, why in (
+        ("from_pretrained", "the loaded root is armed"),
+        ("_from_config", "a model made from a configuration is armed"),
+    ):
+        replace(
+            modeling_utils.PreTrainedModel,
+            name,
+            lambda original, name=name: _arming_constructor(session, original, name),
+            why,
+        )
+
+
+def _active(session: Session) -> bool:
+    return not session.closed and disabled_var.get() is None
+
+
+def _outermost(body: Callable[[], Any]) -> tuple[Any, bool]:
+    """Runs ``body``; the flag says that no other hook of ours was on this thread's stack."""
+    depth = getattr(_depth, "value", 0)
+    _depth.value = depth + 1
+    try:
+        return body(), depth == 0
+    finally:
+        _depth.value = depth
+
+
+def _arming_constructor(session: Session, original: Any, source: str) -> Any:
+    function = original.__func__
+
+    @functools.wraps(function)
+    def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
+        result, outermost = _outermost(lambda: function(cls, *args, **kwargs))
+        root = result[0] if isinstance(result, tuple) else result
+        if outermost and _active(session):
+            session.arm(root, source)
+        return result
+
+    return classmethod(construct)
+
+
+def _arming_method(session: Session, original: Any, source: str) -> Any:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result, outermost = _outermost(lambda: original(self, *args, **kwargs))
+        if outermost and not self.training and _active(session):
+            session.arm(self, source)
+        return result
+
+    return method
+
+
+def _replicating_without_slot(original: Any) -> Any:
+    from rm_abstract.hooks.slot import drop_slot
+
+    @functools.wraps(original)
+    def replicate(self: Any) -> Any:
+        return drop_slot(original(self))
+
+    return replicate

@@ -1,0 +1,310 @@
+"""What sits in the slot ``_compiled_call_impl`` of an armed module.
+
+``nn.Module.__call__`` looks at that slot already, so nothing else changes: the type, the class and
+the pickles of the model stay as they were. Invariant: a call returns what the stock module would
+have returned, or raises what it would have raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_compiling
+
+from rm_abstract import _core
+from rm_abstract.engines.base import Decline, Engine
+from rm_abstract.errors import Error, ExecutionError, from_core
+from rm_abstract.hooks.scope import disabled_var
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+SLOT = "_compiled_call_impl"
+_MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
+_FREE_CHANGES = 3  # changes in a row, without one routed call between, before pausing starts
+
+
+class RouteFailure(Exception):
+    """Raised by the C router when an entry failed with an error of ours; never leaves the shim."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _EagerOnce:
+    """Runs the original at most once and remembers what it did."""
+
+    def __init__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = (module, args, kwargs)
+        self._done = False
+        self._output: Any = None
+        self.error: BaseException | None = None
+
+    def __call__(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        if not self._done:
+            module, args, kwargs = self._call
+            try:
+                self._output = module._call_impl(*args, **kwargs)
+            except BaseException as error:
+                self.error = error
+                raise
+            self._done = True
+        return self._output
+
+
+class ArmedModel:
+    """The router of one root module. The module's slot holds the only lasting strong reference."""
+
+    __slots__ = (
+        "__weakref__",
+        "_engine",
+        "_lock",
+        "_pending",
+        "_refused",
+        "_streak",
+        "_try",
+        "compile_seconds",
+        "first_calls",
+        "label",
+        "module_ref",
+        "route",
+        "routed_at_change",
+        "session",
+        "source",
+    )
+
+    def __init__(self, module: Any, session: Session, source: str) -> None:
+        names, positional = _parameters(module)
+        self.route = _core.router.make_route(
+            session.facts(), module, names, positional, (Error, _core.CoreError), RouteFailure
+        )
+        self.route.strict(session.settings.fallback_for("routing") == "error")
+        self._try = self.route.try_route
+        self.module_ref = weakref.ref(module)
+        self.session = session
+        self.source = source
+        self.label = type(module).__name__
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+        self._pending: set[bytes] = set()
+        self._refused: dict[str, str] = {}
+        self._streak = 0
+        self.routed_at_change = 0
+        self.compile_seconds = 0.0
+        self.first_calls = 0  # served by the original while an entry was made
+
+    # The first line is for dynamo, which sees it as true and inlines the original.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        try:
+            output = self._try(args, kwargs)
+        except RouteFailure as failure:
+            return self._failed(failure.error, args, kwargs)
+        return self._slow_path(args, kwargs) if output is NotImplemented else output
+
+    # A copy made by deepcopy or pickle has an empty slot (RNN modules copy the slot along).
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ())
+
+    def __del__(self) -> None:
+        session = getattr(self, "session", None)
+        if session is not None:
+            session.forget(self)
+
+    # ---- state ------------------------------------------------------------------------------
+
+    @property
+    def in_place(self) -> bool:
+        module = self.module_ref()
+        return module is not None and vars(module).get(SLOT) is self
+
+    @property
+    def engine(self) -> Engine | None:
+        return self._engine
+
+    def disarm(self) -> None:
+        """Takes the router out of the slot; somebody else's slot is left alone."""
+        module = self.module_ref()
+        if module is not None and vars(module).get(SLOT) is self:
+            del vars(module)[SLOT]
+        self.route.retire("RM108")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything compiled, for another device or other options."""
+        with self._lock:
+            engine, self._engine = self._engine, None
+            self._refused.clear()
+            self.route.drop()
+        if engine is not None:
+            engine.close()
+
+    def refusals(self) -> dict[str, str]:
+        return dict(self._refused)
+
+    # ---- slow path --------------------------------------------------------------------------
+
+    def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An eligible call that no entry serves yet: look closer, compile once, or run eager."""
+        what, where = self.route.stale()
+        if what and not self._follow_change(what, where):
+            return self._eager("RM107", where, args, kwargs)
+        code, detail = self._snapshot()
+        if code:
+            if code in ("RM104", "RM110"):  # nothing the next call could change cheaply
+                self.route.pause(code, 64)
+            return self._eager(code, detail, args, kwargs)
+        described = self.route.describe(args, kwargs)
+        if len(described) == 2:
+            return self._eager(described[0], described[1], args, kwargs)
+        key: bytes = described[1]
+        with self._lock:
+            busy = key in self._pending
+            if not busy:
+                self._pending.add(key)
+        if busy:
+            return self._eager("RM103", "another thread compiles this call", args, kwargs)
+        try:
+            return self._compile(key, args, kwargs)
+        finally:
+            with self._lock:
+                self._pending.discard(key)
+
+    def _snapshot(self) -> tuple[str, str]:
+        """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
+        try:
+            code, detail = self.route.snapshot()
+        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+            return "RM104", f"the module tree cannot be read: {error}"
+        return code or "", detail
+
+    def _follow_change(self, what: str, where: str) -> bool:
+        """Weights or structure moved: drop the entries. False when it happens too often to help."""
+        routed = self.route.stats()["routed"]
+        self._streak = self._streak + 1 if routed == self.routed_at_change else 0
+        self.routed_at_change = routed
+        self.route.drop()
+        if self._engine is not None:
+            self._engine.invalidate(what, where)
+        if self._streak > _FREE_CHANGES:
+            self.route.pause("RM107", min(2**self._streak, _MAX_PAUSE))
+            return False
+        return True
+
+    def _compile(self, key: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.module_ref()
+        devices = {tensor.device for tensor in _tensors(module)}
+        if len(devices) > 1:
+            where = "weights on " + ", ".join(sorted(map(str, devices)))
+            return self._refuse(key, "RM110", where, args, kwargs)
+        eager = _EagerOnce(module, args, kwargs)
+        token = disabled_var.set("compiling")  # our own captures and gates stay on the original
+        start = time.perf_counter()
+        try:
+            engine = self._engine_for(module)
+            if engine is None:
+                self.route.retire("RM108")
+                return self._eager("RM108", "inference_engine='torch'", args, kwargs)
+            signature = engine.signature_of(args, kwargs)
+            if isinstance(signature, Decline):
+                raise signature
+            entry = engine.entry(signature)
+            output = eager() if entry else engine.first_call(args, kwargs, eager)
+            entry = engine.entry(signature)
+            if entry is None:
+                raise Decline("RM501", "the parity gate refused the artefact")
+        except Decline as decline:
+            self.route.refuse(key, decline.code, decline.detail)
+            self._note(decline.code, decline.detail)
+            return eager()
+        except (Error, _core.CoreError) as error:
+            if eager.error is not None:
+                raise eager.error from None
+            self._report(key, error)
+            return eager()
+        finally:
+            disabled_var.reset(token)
+            self.compile_seconds += time.perf_counter() - start
+        # The eager run may have moved buffers: what counts is the state the entry serves from.
+        code, detail = self._snapshot()
+        if code:
+            self._note(code, detail)
+        else:
+            self.first_calls += 1
+            self.route.bind(key, entry.run)
+        return output
+
+    def _engine_for(self, module: Any) -> Engine | None:
+        with self._lock:
+            if self._engine is None:
+                self._engine = self.session.create_engine(module)
+            return self._engine
+
+    # ---- ways back to the original ----------------------------------------------------------
+
+    def _eager(self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.route.count(code, detail)
+        self.session.notice(self, code, detail)
+        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+
+    def _refuse(
+        self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.route.refuse(key, code, detail)
+        self._note(code, detail)
+        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+
+    def _note(self, code: str, detail: str) -> None:
+        self.route.count(code, detail)
+        self._refused[code] = detail
+        self.session.notice(self, code, detail)
+
+    def _report(self, key: bytes, error: Exception) -> None:
+        """An error of ours: refuse this key from now on; raise it when the policy says so."""
+        failure = error if isinstance(error, Error) else from_core(error)
+        code = failure.code or "RM301"
+        self.route.refuse(key, code, str(failure))
+        self.route.count(code, str(failure))
+        self._refused[code] = str(failure)
+        self.session.failed(self, failure)
+
+    def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An entry failed while serving. Replayed on the original only when nothing was changed."""
+        if isinstance(error, ExecutionError) and error.committed:
+            raise error
+        described = self.route.describe(args, kwargs)
+        if len(described) == 3:
+            self._report(described[1], error)
+        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+
+
+def _parameters(module: Any) -> tuple[tuple[str, ...], int]:
+    """Names of forward's parameters in order, and how many of them bind by position."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):  # a builtin forward: everything is *args and **kwargs
+        return (), 0
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p for p in parameters if p.kind in (*by_position, inspect.Parameter.KEYWORD_ONLY)]
+    return tuple(p.name for p in named), sum(p.kind in by_position for p in named)
+
+
+def _tensors(module: Any) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def make_facts() -> Any:
+    """What the C router needs to know of this process's torch; feature-detected."""
+    return _core.router.Facts(torch, disabled_var, Decline)

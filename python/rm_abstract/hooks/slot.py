@@ -1,0 +1,13 @@
+"""The slot seen without importing torch: copies of a module must leave without our router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def drop_slot(module: Any) -> Any:
+    """Removes a router (and only a router) from a copied ``__dict__``; returns the module."""
+    slot = vars(module).get("_compiled_call_impl")
+    if type(slot).__module__ == "rm_abstract.hooks.router":
+        del vars(module)["_compiled_call_impl"]
+    return module

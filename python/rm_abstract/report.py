@@ -1,0 +1,148 @@
+"""``explain()``: per model what ran where, why not, and what it cost. Facts only, with reasons."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract import reasons
+
+if TYPE_CHECKING:
+    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.session import Session
+
+
+@dataclass
+class Report:
+    """Printable; ``to_dict()`` and ``to_json()`` give the same facts to programs."""
+
+    device: str
+    models: list[dict[str, Any]] = field(default_factory=list)
+    not_intercepted: list[dict[str, str]] = field(default_factory=list)
+    device_notes: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def routed(self) -> int:
+        """Calls served by compiled entries."""
+        return sum(model["routed"] for model in self.models)
+
+    @property
+    def eager(self) -> int:
+        """Calls served by the original, the first call of each entry included."""
+        return sum(model["eager"] for model in self.models)
+
+    @property
+    def native_share(self) -> float:
+        """Share of compute nodes run by kernels of our registry, over all entries."""
+        entries = [entry for model in self.models for entry in model["entries"]]
+        nodes = sum(entry["nodes"] for entry in entries)
+        return sum(entry["native_nodes"] for entry in entries) / nodes if nodes else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "routed": self.routed,
+            "eager": self.eager,
+            "native_share": self.native_share,
+            "models": self.models,
+            "not_intercepted": self.not_intercepted,
+            "device_notes": self.device_notes,
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        return json.dumps(self.to_dict(), indent=indent, default=str)
+
+    def __str__(self) -> str:
+        lines = [f"rm_abstract on {self.device}: {self.routed} calls routed, {self.eager} eager"]
+        lines += [f"  {note['code']} {note['message']}" for note in self.device_notes]
+        for model in self.models:
+            lines += _model_lines(model)
+        for row in self.not_intercepted:
+            lines.append(f"{row['class']}: not intercepted, {row['code']}: {row['why']}")
+        if not self.models and not self.not_intercepted:
+            lines.append("  no model was armed: load one after init(), or use accelerate(model)")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def build(session: Session, model: Any = None) -> Report:
+    """The report of one armed model (a module), or of everything the session saw."""
+    report = Report(device=session.device, device_notes=list(session.resolved.notes))
+    armed = session.armed()
+    if model is not None:
+        armed = [found for found in armed if found.module_ref() is model]
+        report.models = [record_of(found) for found in armed]
+        if not armed:
+            report.not_intercepted = [_why_absent(session, model)]
+        return report
+    report.models = [*session.records(), *(record_of(found) for found in armed)]
+    report.not_intercepted = [
+        {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
+    ]
+    return report
+
+
+def record_of(armed: ArmedModel) -> dict[str, Any]:
+    """The facts of one armed module, from the router's counters and the engine's reports."""
+    stats = armed.route.stats()
+    entries = [entry.to_dict() for entry in armed.engine.reports()] if armed.engine else []
+    declined = sum(number for number, _ in stats["declined"].values())
+    return {
+        "model": armed.label,
+        "caught_by": armed.source,
+        "device": armed.session.device,
+        "routed": stats["routed"],
+        "first_calls": armed.first_calls,
+        "eager": declined + armed.first_calls,
+        "reasons": [
+            {
+                "code": code,
+                "calls": number,
+                "text": reasons.text_of(code),
+                "detail": detail,
+                "remedy": reasons.remedy_of(code),
+            }
+            for code, (number, detail) in sorted(stats["declined"].items())
+        ],
+        "compile_seconds": round(armed.compile_seconds, 4),
+        "weights_guarded": stats["weights"],
+        "entries": entries,
+    }
+
+
+def _why_absent(session: Session, model: Any) -> dict[str, str]:
+    name = type(model).__qualname__
+    code, why = session.skipped.get(name, ("RM109", "not armed; rm_abstract.accelerate(model)"))
+    return {"class": name, "code": code, "why": why}
+
+
+def _model_lines(model: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{model['model']} (caught by {model['caught_by']}): {model['routed']} routed, "
+        f"{model['eager']} eager, {model['first_calls']} of them to compile and compare, "
+        f"{model['compile_seconds']:.2f} s compiling"
+    ]
+    for reason in model["reasons"]:
+        detail = f" ({reason['detail']})" if reason["detail"] else ""
+        lines.append(f"  {reason['calls']} x {reason['code']} {reason['text']}{detail}")
+        lines.append(f"    remedy: {reason['remedy']}")
+    for entry in model["entries"]:
+        lines += _entry_lines(entry)
+    return lines
+
+
+def _entry_lines(entry: dict[str, Any]) -> list[str]:
+    lines = [
+        f"  entry {entry['signature']}: {entry['calls']} calls, {entry['shapes']} shapes, "
+        f"cache {entry['cache'] or 'unused'}, parity {entry['parity'] or 'not checked'}, "
+        f"capture {entry['capture_ms']:.0f} ms, compile {entry['compile_ms']:.0f} ms",
+        f"    native {entry['native_nodes']}/{entry['nodes']} nodes "
+        f"({entry['native_share']:.1%}), {entry['native_flops_share']:.1%} of FLOPs",
+    ]
+    for title, counts in (("kernels", entry["kernels"]), ("kept on torch", entry["kept"])):
+        if counts:
+            ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            lines.append(f"    {title}: " + ", ".join(f"{name} x{n}" for name, n in ranked))
+    return lines

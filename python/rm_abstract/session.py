@@ -1,0 +1,179 @@
+"""The one session of the process: its settings, its device, and the modules it has armed.
+
+Invariant: a module is held weakly; what it did is kept after it died, so the final report is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract import device as devices
+from rm_abstract import reasons
+from rm_abstract.config import Settings
+from rm_abstract.errors import Error, RoutingWarning
+from rm_abstract.hooks.patches import PatchSet
+
+if TYPE_CHECKING:
+    from rm_abstract.engines.base import Engine
+    from rm_abstract.hooks.imports import ImportWatch
+    from rm_abstract.hooks.router import ArmedModel
+
+_KEPT_RECORDS = 256  # reports of modules that no longer exist
+
+_current: Session | None = None
+_lock = threading.RLock()
+
+
+def current() -> Session | None:
+    return _current
+
+
+def set_current(session: Session | None) -> None:
+    global _current
+    _current = session
+
+
+def lock() -> threading.RLock:
+    """Held by init, shutdown and switch_device."""
+    return _lock
+
+
+class Session:
+    """Made by ``rm_abstract.init()``. Usable as a context manager: leaving it shuts down."""
+
+    def __init__(self, settings: Settings, device: devices.Resolved) -> None:
+        self.settings = settings
+        self.resolved = device
+        self.patches = PatchSet()
+        self.watch: ImportWatch | None = None
+        self.conflicts: list[str] = []
+        self.skipped: dict[str, tuple[str, str]] = {}  # class -> (code, why it was not armed)
+        self.pid = os.getpid()
+        self.closed = False
+        self._armed: weakref.WeakSet[ArmedModel] = weakref.WeakSet()
+        self._records: list[dict[str, Any]] = []
+        self._noticed: set[tuple[str, str]] = set()
+        self._facts: Any = None
+        self._collector_known = False
+
+    @property
+    def device(self) -> str:
+        return self.resolved.name
+
+    @property
+    def owned_by_this_process(self) -> bool:
+        return self.pid == os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<rm_abstract.Session device={self.device} armed={len(self._armed)}>"
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        from rm_abstract import api
+
+        if current() is self:
+            api.shutdown()
+
+    # ---- armed modules ----------------------------------------------------------------------
+
+    def armed(self) -> list[ArmedModel]:
+        return sorted(self._armed, key=lambda armed: armed.label)
+
+    def arm(self, module: Any, source: str) -> ArmedModel | None:
+        """Puts a router into the module's slot; None (and a reason in ``skipped``) when it cannot.
+
+        Arming compiles nothing and touches no device.
+        """
+        from rm_abstract.hooks import arming
+
+        return arming.arm(self, module, source)
+
+    def adopt(self, armed: ArmedModel) -> None:
+        self._armed.add(armed)
+
+    def forget(self, armed: ArmedModel) -> None:
+        """Called when an armed module dies: its record stays for the report."""
+        from rm_abstract.report import record_of
+
+        if not self.closed and len(self._records) < _KEPT_RECORDS:
+            self._records.append(record_of(armed))
+
+    def records(self) -> list[dict[str, Any]]:
+        return list(self._records)
+
+    def disarm_all(self) -> None:
+        for armed in self.armed():
+            armed.disarm()
+        self._armed.clear()
+
+    def facts(self) -> Any:
+        """The router's view of torch, made when the first module is armed."""
+        from rm_abstract.hooks.router import make_facts
+
+        if self._facts is None:
+            self._facts = make_facts()
+        capturing = sys.modules.get("transformers.utils.output_capturing")
+        if capturing is not None and not self._collector_known:
+            collector = getattr(capturing, "_active_collector", None)
+            variable = getattr(collector, "context_var", None)
+            if variable is not None:
+                self._facts.add_quiet_variable(variable)
+            self._collector_known = True
+        return self._facts
+
+    def create_engine(self, module: Any) -> Engine | None:
+        from rm_abstract import engines
+
+        return engines.create(self.settings.text("inference_engine"), module, self)
+
+    # ---- telling the user -------------------------------------------------------------------
+
+    def policy(self, code: str) -> str:
+        """ "warn", "allow" or "error" for a reason code."""
+        return self.settings.fallback_for(reasons.group_of(code))
+
+    def notice(self, armed: ArmedModel, code: str, detail: str) -> None:
+        """A call stays eager for ``code``. Routing reasons are normal life and only reported."""
+        policy = self.policy(code)
+        if policy == "error" and code not in reasons.ASKED_FOR:
+            raise Error(
+                f"[{armed.label}] expected an accelerated call, got {code}: {detail}; "
+                f"try {reasons.remedy_of(code)}",
+                code=code,
+            )
+        if policy == "warn" and reasons.group_of(code) != "routing":
+            self._warn(armed.label, code, f"{reasons.text_of(code)}: {detail}")
+
+    def failed(self, armed: ArmedModel, error: Error) -> None:
+        """Capture, compile or execution failed with ``error``: eager serves, or it is raised."""
+        policy = self.policy(error.code or "RM301")
+        if policy == "error":
+            raise error
+        if policy == "warn":
+            self._warn(armed.label, error.code, str(error))
+
+    def _warn(self, label: str, code: str, text: str) -> None:
+        if (label, code) in self._noticed:
+            return
+        self._noticed.add((label, code))
+        warnings.warn(
+            f"{label} runs on eager PyTorch, {code}: {text}", RoutingWarning, stacklevel=2
+        )
+
+
+def after_fork_in_child() -> None:
+    """A child never touches the parent's device state: it runs eager until it calls init()."""
+    session = current()
+    if session is not None and session.pid != os.getpid():
+        for armed in session.armed():
+            armed.route.retire("RM108")
+
+
+os.register_at_fork(after_in_child=after_fork_in_child)
