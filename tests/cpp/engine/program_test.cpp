@@ -1,0 +1,219 @@
+// Whole programs through the CPU plugin, compared with the reference evaluation of the same graph.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "backend/registry.hpp"
+#include "base/error.hpp"
+#include "engine/bind_symbols.hpp"
+#include "engine/program.hpp"
+#include "ir/text.hpp"
+#include "ops/evaluate.hpp"
+#include "ops/registry.hpp"
+
+using namespace rm;
+using engine::Program;
+using engine::TensorView;
+using ops::HostTensor;
+
+namespace {
+
+const select::KernelTable& cpu_kernels() {
+  static const select::KernelTable* table = [] {
+    auto* t = new select::KernelTable;
+    Backend& cpu = backend::registry().load(RM_CPU_PLUGIN);
+    for (const rm_kernel& k : cpu.kernels()) t->add("cpu", &k, &cpu.get_device_info(0));
+    return t;
+  }();
+  return *table;
+}
+
+class HostOutputs : public engine::OutputAllocator {
+ public:
+  std::vector<HostTensor> tensors = std::vector<HostTensor>(8);
+  void* allocate(size_t index, const ir::Layout& layout) override {
+    ir::Dims dims(layout.dims.begin(), layout.dims.end());
+    tensors[index] = ops::zeros({layout.dtype, dims});
+    return tensors[index].bytes.data();
+  }
+};
+
+HostTensor random_tensor(std::mt19937& rng, ir::DType dtype, ir::Dims dims, int64_t max_int = 10) {
+  HostTensor t = ops::zeros({dtype, std::move(dims)});
+  std::vector<double> values(static_cast<size_t>(t.size()));
+  std::normal_distribution<double> normal(0, 0.5);
+  for (auto& v : values) {
+    v = ir::is_floating(dtype) ? normal(rng)
+                               : static_cast<double>(rng() % static_cast<uint64_t>(max_int));
+  }
+  return ops::from_doubles(t.type, values);
+}
+
+TensorView view(const HostTensor& t) { return {t.bytes.data(), ir::contiguous(t.type)}; }
+
+double max_difference(const HostTensor& a, const HostTensor& b) {
+  REQUIRE(a.type.str() == b.type.str());
+  auto x = ops::to_doubles(a), y = ops::to_doubles(b);
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); ++i) worst = std::max(worst, std::abs(x[i] - y[i]));
+  return worst;
+}
+
+struct Case {
+  ir::Graph graph;
+  std::map<std::string, HostTensor, std::less<>> weights;
+  std::map<std::string, TensorView> weight_views() const {
+    std::map<std::string, TensorView> out;
+    for (const auto& [name, t] : weights) out[name] = view(t);
+    return out;
+  }
+};
+
+Case load(const char* text, std::mt19937& rng) {
+  Case c{ir::parse(text), {}};
+  ops::infer_and_check(c.graph);
+  for (ir::ValueId v : c.graph.weights()) {
+    const auto& value = c.graph.value(v);
+    c.weights[value.name] = random_tensor(rng, value.type.dtype, value.type.dims);
+  }
+  return c;
+}
+
+// An encoder layer with merged QKV weights (a constant expression), a padding mask and a pooler.
+const char* kEncoder =
+    "rmir 1\n"
+    "sym s0 [1,64]\n"
+    "sym s1 [1,64]\n"
+    "input %0 \"ids\" : i64[s0,s1]\n"
+    "input %1 \"mask\" : i64[s0,s1]\n"
+    "weight %2 \"table\" : f32[64,32]\n"
+    "weight %3 \"q\" : f32[32,32]\n"
+    "weight %4 \"k\" : f32[32,32]\n"
+    "weight %5 \"v\" : f32[32,32]\n"
+    "weight %6 \"qb\" : f32[96]\n"
+    "weight %7 \"g\" : f32[32]\n"
+    "weight %8 \"b\" : f32[32]\n"
+    "weight %9 \"w1\" : f32[64,32]\n"
+    "weight %10 \"b1\" : f32[64]\n"
+    "weight %11 \"w2\" : f32[32,64]\n"
+    "%12 = embedding(%2, %0) : f32[s0,s1,32]\n"
+    "%13 = iota() {start=<0>, step=1} : i64[s1]\n"
+    "%14 = embedding(%2, %13) : f32[s1,32]\n"
+    "%15 = add(%12, %14) : f32[s0,s1,32]\n"
+    "%16 = concat(%3, %4, %5) {axis=0} : f32[96,32]\n"
+    "%17 = linear(%15, %16, %6) : f32[s0,s1,96]\n"
+    "%18 = reshape(%17) {shape=<s0,s1,3,4,8>} : f32[s0,s1,3,4,8]\n"
+    "%19 = permute(%18) {axes=[2,0,3,1,4]} : f32[3,s0,4,s1,8]\n"
+    "%20 = slice(%19) {axis=0, start=<0>, step=1, stop=<1>} : f32[1,s0,4,s1,8]\n"
+    "%21 = reshape(%20) {shape=<s0,4,s1,8>} : f32[s0,4,s1,8]\n"
+    "%22 = slice(%19) {axis=0, start=<1>, step=1, stop=<2>} : f32[1,s0,4,s1,8]\n"
+    "%23 = reshape(%22) {shape=<s0,4,s1,8>} : f32[s0,4,s1,8]\n"
+    "%24 = slice(%19) {axis=0, start=<2>, step=1, stop=<3>} : f32[1,s0,4,s1,8]\n"
+    "%25 = reshape(%24) {shape=<s0,4,s1,8>} : f32[s0,4,s1,8]\n"
+    "%26 = cast(%1) : bool[s0,s1]\n"
+    "%27 = reshape(%26) {shape=<s0,1,1,s1>} : bool[s0,1,1,s1]\n"
+    "%28 = sdpa(%21, %23, %25, %27) {is_causal=0, scale=0x1.6a09e6p-2} : f32[s0,4,s1,8]\n"
+    "%29 = permute(%28) {axes=[0,2,1,3]} : f32[s0,s1,4,8]\n"
+    "%30 = reshape(%29) {shape=<s0,s1,32>} : f32[s0,s1,32]\n"
+    "%31 = add(%30, %15) : f32[s0,s1,32]\n"
+    "%32 = layer_norm(%31, %7, %8) {eps=0x1p-20, num_axes=1} : f32[s0,s1,32]\n"
+    "%33 = gemm(%32, %9, %10, _) {activation=\"gelu\", alpha=0x1p+0, trans_b=1} : f32[s0,s1,64]\n"
+    "%34 = gemm(%33, %11, _, %32) {activation=\"none\", alpha=0x1p+0, trans_b=1} : f32[s0,s1,32]\n"
+    "%35 = slice(%34) {axis=1, start=<0>, step=1, stop=<1>} : f32[s0,1,32]\n"
+    "%36 = tanh(%35) : f32[s0,1,32]\n"
+    "return %34, %36\n";
+
+void check_against_reference(Program& program, const Case& c, std::mt19937& rng, int64_t batch,
+                             int64_t length) {
+  HostTensor ids = random_tensor(rng, ir::DType::kI64, {batch, length});
+  HostTensor mask = random_tensor(rng, ir::DType::kI64, {batch, length}, 2);
+  for (int64_t b = 0; b < batch; ++b) {  // at least one real token a row
+    int64_t one = 1;
+    std::memcpy(mask.at(b * length), &one, sizeof one);
+  }
+  HostOutputs outputs;
+  program.run({view(ids), view(mask)}, outputs);
+  std::vector<ir::Layout> layouts{ir::contiguous(ids.type), ir::contiguous(mask.type)};
+  ir::Graph fixed = ir::substitute(c.graph, engine::bind_symbols(c.graph, layouts));
+  auto want = ops::evaluate(fixed, {ids, mask}, c.weights);
+  for (size_t i = 0; i < want.size(); ++i) {
+    CHECK(max_difference(outputs.tensors[i], want[i]) < 2e-4);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("an encoder layer equals its reference at every shape") {
+  std::mt19937 rng(21);
+  Case c = load(kEncoder, rng);
+  Program program(c.graph, cpu_kernels());
+  program.set_weights(c.weight_views());
+  for (auto [batch, length] : {std::pair{1, 1}, {1, 7}, {3, 5}, {2, 16}, {4, 33}, {1, 7}}) {
+    check_against_reference(program, c, rng, batch, length);
+  }
+  CHECK(program.report().instances == 5);
+  CHECK(program.report().native_nodes == program.report().nodes);
+}
+
+TEST_CASE("new weights change the result") {
+  std::mt19937 rng(22);
+  Case c = load(kEncoder, rng);
+  Program program(c.graph, cpu_kernels());
+  program.set_weights(c.weight_views());
+  check_against_reference(program, c, rng, 2, 4);
+  for (auto& [name, t] : c.weights) t = random_tensor(rng, t.type.dtype, t.type.dims);
+  program.set_weights(c.weight_views());
+  check_against_reference(program, c, rng, 2, 4);
+}
+
+TEST_CASE("inputs that do not fit are refused before anything runs") {
+  std::mt19937 rng(23);
+  Case c = load(kEncoder, rng);
+  Program program(c.graph, cpu_kernels());
+  program.set_weights(c.weight_views());
+  HostOutputs outputs;
+  HostTensor ids = random_tensor(rng, ir::DType::kI64, {2, 3});
+  HostTensor longer = random_tensor(rng, ir::DType::kI64, {2, 4});
+  HostTensor narrow = random_tensor(rng, ir::DType::kI32, {2, 3});
+  HostTensor beyond = random_tensor(rng, ir::DType::kI64, {2, 65});
+  CHECK_THROWS_WITH_AS(program.run({view(ids), view(longer)}, outputs), doctest::Contains("mask"), Error);
+  CHECK_THROWS_WITH_AS(program.run({view(ids), view(narrow)}, outputs), doctest::Contains("i32"), Error);
+  CHECK_THROWS_WITH_AS(program.run({view(beyond), view(beyond)}, outputs), doctest::Contains("s1"), Error);
+  CHECK_THROWS_AS(program.run({view(ids)}, outputs), Error);
+  ids = ops::from_ints(ids.type, {0, 1, 2, 3, 4, 64});  // outside the table
+  HostTensor mask = ops::from_ints(ids.type, {1, 1, 1, 1, 1, 1});
+  CHECK_THROWS_AS(program.run({view(ids), view(mask)}, outputs), Error);
+  CHECK_THROWS_WITH_AS(program.set_weights({}), doctest::Contains("expected a tensor"), Error);
+}
+
+TEST_CASE("threads running one program at many shapes get the right numbers") {
+  std::mt19937 rng(24);
+  Case c = load(kEncoder, rng);
+  Program program(c.graph, cpu_kernels());
+  program.set_weights(c.weight_views());
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 local(100 + t);
+      for (int round = 0; round < 6; ++round) {
+        check_against_reference(program, c, local, 1 + (t + round) % 3, 3 + round);
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+TEST_CASE("symbols are solved through expressions") {
+  ir::Graph g = ir::parse(
+      "rmir 1\nsym s0 [0,100]\nsym s1 [0,100]\n"
+      "input %0 \"a\" : f32[s0,2*s1+1]\ninput %1 \"b\" : f32[s0+s1]\nreturn %0\n");
+  auto f32 = [](ir::Ints dims) { return ir::contiguous(ir::DType::kF32, std::move(dims)); };
+  auto b = engine::bind_symbols(g, {f32({3, 9}), f32({7})});
+  CHECK(b["s0"] == 3);
+  CHECK(b["s1"] == 4);
+  CHECK_THROWS_AS(engine::bind_symbols(g, {f32({3, 8}), f32({7})}), Error);
+  CHECK_THROWS_AS(engine::bind_symbols(g, {f32({3, 9}), f32({8})}), Error);
+}
