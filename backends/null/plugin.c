@@ -137,10 +137,10 @@ static rm_status* execute(const rm_executable* executable, const rm_execute_args
 static rm_status* buffer_alloc(rm_device* device, uint32_t kind, size_t bytes, size_t align,
                                rm_buffer** out) {
   (void)device; (void)kind;
-  if (align < sizeof(void*)) align = sizeof(void*);
-  if ((align & (align - 1)) != 0) {
+  if (align == 0 || (align & (align - 1)) != 0) {
     return fail(RM_INVALID_ARGUMENT, STR("expected an alignment that is a power of two"), __LINE__);
   }
+  if (align < sizeof(void*)) align = sizeof(void*);
   rm_buffer* buffer = malloc(sizeof *buffer);
   if (buffer == NULL || posix_memalign(&buffer->data, align, bytes > 0 ? bytes : 1) != 0) {
     free(buffer);
