@@ -63,7 +63,7 @@ struct Metadata {
 };
 
 /// One immutable entry; its bytes stay valid, mapped or owned, as long as it lives.
-struct Entry {
+struct Entry : std::enable_shared_from_this<Entry> {
   ArtefactKind kind{};
   Digest key;
   Digest guard_digest;  // zero without guards
