@@ -1,0 +1,51 @@
+// A pass rewrites a graph in place; a pipeline is a literal list of named passes.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/options.hpp"
+#include "ir/graph.hpp"
+
+namespace rm::passes {
+
+struct PassContext {
+  /// 0: types, canonical form and dead code only; 1 and above: also fusion.
+  int optimization_level = 2;
+  /// Verifies structure and types after every pass.
+#ifdef NDEBUG
+  bool verify = false;
+#else
+  bool verify = true;
+#endif
+  /// Where the graph is written after every pass ("" for nowhere); the directory must exist.
+  std::string dump_dir;
+};
+
+/// optimization_level and dump_ir of the options table.
+PassContext context_from(const Options& options);
+
+using Pass = void (*)(ir::Graph&, const PassContext&);
+
+struct NamedPass {
+  std::string_view name;
+  Pass run;
+  int level;  // lowest optimization_level that runs it
+};
+
+/// What one pass did, in pipeline order.
+struct PassRecord {
+  std::string_view name;
+  double ms = 0;
+  size_t nodes_before = 0, nodes_after = 0;
+};
+
+std::span<const NamedPass> inference_pipeline();
+
+/// Runs the pipeline and ends with a compact graph. Throws what a pass throws (rm::Error).
+std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass> pipeline,
+                                     const PassContext& context);
+
+}  // namespace rm::passes

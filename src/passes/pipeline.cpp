@@ -1,0 +1,78 @@
+// The pipelines as literal lists, and what runs around every pass: time, statistics, dump, verify.
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+
+#include "base/error.hpp"
+#include "ir/text.hpp"
+#include "ir/verify.hpp"
+#include "ops/registry.hpp"
+#include "passes/passes.hpp"
+
+namespace rm::passes {
+namespace {
+
+constexpr NamedPass kInference[] = {
+    {"infer", infer, 0},
+    {"canonicalise", canonicalise, 0},
+    {"fold", fold, 0},
+    {"canonicalise", canonicalise, 0},
+    {"cse", cse, 0},
+    {"fuse_norm", fuse_norm, 1},
+    {"fuse_activation", fuse_activation, 1},
+    {"fuse_rope", fuse_rope, 1},
+    {"fuse_sdpa", fuse_sdpa, 1},
+    {"merge_linear", merge_linear, 1},
+    {"fuse_gemm", fuse_gemm, 1},
+    {"fuse_residual_norm", fuse_residual_norm, 1},
+    {"fuse_ewise", fuse_ewise, 1},
+    {"canonicalise", canonicalise, 1},
+    {"cse", cse, 0},
+    {"dce", dce, 0},
+};
+
+void dump(const ir::Graph& graph, size_t index, std::string_view pass, const std::string& dir) {
+  char number[8];
+  std::snprintf(number, sizeof number, "%02zu", index);
+  std::string path = dir + "/" + number + "_" + std::string(pass) + ".rmir";
+  std::ofstream file(path, std::ios::binary);
+  file << ir::print(graph);
+  if (!file.flush()) {
+    throw Error(RM_NOT_FOUND, "[dump_ir] expected a directory that can be written, got a failure "
+                              "writing " + path + "; try creating it first");
+  }
+}
+
+}  // namespace
+
+PassContext context_from(const Options& options) {
+  PassContext context;
+  context.optimization_level = static_cast<int>(options.integer("optimization_level"));
+  context.dump_dir = options.text("dump_ir");
+  return context;
+}
+
+std::span<const NamedPass> inference_pipeline() { return kInference; }
+
+std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass> pipeline,
+                                     const PassContext& context) {
+  using Clock = std::chrono::steady_clock;
+  std::vector<PassRecord> records;
+  for (const NamedPass& pass : pipeline) {
+    if (pass.level > context.optimization_level) continue;
+    PassRecord record{pass.name, 0, graph.nodes.size(), 0};
+    auto start = Clock::now();
+    pass.run(graph, context);
+    record.ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    record.nodes_after = graph.nodes.size();
+    records.push_back(record);
+    if (!context.dump_dir.empty()) dump(graph, records.size(), pass.name, context.dump_dir);
+    if (context.verify) {
+      ir::verify(graph);
+      ops::infer_and_check(graph);
+    }
+  }
+  return records;
+}
+
+}  // namespace rm::passes

@@ -1,0 +1,194 @@
+// Rotary embedding and attention: written out -> rope and sdpa; repeated heads and range masks of
+// sdpa -> its own attributes.
+#include "passes/iota_form.hpp"
+#include "passes/rules/rules.hpp"
+
+namespace rm::passes {
+namespace {
+
+using ir::Dim;
+using ir::Dims;
+using ir::DType;
+using ir::Node;
+using ir::ValueId;
+
+bool is_slice(const Rewriter& rw, const Node* slice, int64_t axis, const Dim& start, const Dim& stop) {
+  return slice != nullptr && slice->i("axis") == axis && slice->i_or("step", 1) == 1 &&
+         slice->dims("start")[0] == start && slice->dims("stop")[0] == stop;
+}
+
+// concat(-x[..., d/2:], x[..., :d/2]) -> x
+ValueId rotated_half(const Rewriter& rw, ValueId v) {
+  const Node* concat = rw.def(v, "concat");
+  if (concat == nullptr || concat->operands.size() != 2 || rw.type(v).rank() != 4 ||
+      concat->i("axis") != 3 || !rw.dims(v)[3].is_static()) {
+    return ir::kNoValue;
+  }
+  const Node* negative = rw.def(concat->operands[0], "neg");
+  if (negative == nullptr) return ir::kNoValue;
+  const Node* high = rw.def(negative->operands[0], "slice");
+  const Node* low = rw.def(concat->operands[1], "slice");
+  int64_t d = rw.dims(v)[3].value();
+  if (d % 2 != 0 || !is_slice(rw, high, 3, d / 2, d) || !is_slice(rw, low, 3, 0, d / 2) ||
+      high->operands[0] != low->operands[0]) {
+    return ir::kNoValue;
+  }
+  ValueId x = high->operands[0];
+  return rw.type(x) == rw.type(v) ? x : ir::kNoValue;
+}
+
+// The other factor of a product of `x`, kNoValue when `v` is none.
+ValueId factor_of(const Rewriter& rw, ValueId v, ValueId x) {
+  const Node* product = rw.def(v, "mul");
+  if (product == nullptr) return ir::kNoValue;
+  for (int order : kBothOrders) {
+    auto [a, b] = ordered(*product, order);
+    if (a == x) return b;
+  }
+  return ir::kNoValue;
+}
+
+// reshape(expand(reshape(k: [B,G,T,D]), [B,G,r,T,D]), [B,G*r,T,D]) -> k
+ValueId repeated_heads(const Rewriter& rw, ValueId v) {
+  const Node* merge = rw.def(v, "reshape");
+  const Node* expand = merge == nullptr ? nullptr : rw.def(merge->operands[0], "expand");
+  const Node* split = expand == nullptr ? nullptr : rw.def(expand->operands[0], "reshape");
+  if (split == nullptr) return ir::kNoValue;
+  ValueId k = split->operands[0];
+  const Dims &from = rw.dims(k), &wide = rw.dims(expand->result()), &to = rw.dims(v);
+  if (from.size() != 4 || wide.size() != 5 || to.size() != 4) return ir::kNoValue;
+  Dims inserted{from[0], from[1], 1, from[2], from[3]};
+  Dims repeated{from[0], from[1], wide[2], from[2], from[3]};
+  Dims merged{from[0], from[1] * wide[2], from[2], from[3]};
+  bool ok = rw.dims(split->result()) == inserted && wide == repeated && to == merged;
+  return ok ? k : ir::kNoValue;
+}
+
+// x behind a cast of half precision to f32 (attention scores are often normalised in f32).
+ValueId without_widening(const Rewriter& rw, ValueId v) {
+  const Node* cast = rw.def(v, "cast");
+  return cast != nullptr && rw.dtype(v) == DType::kF32 && rw.dtype(cast->operands[0]) != DType::kF64 &&
+                 ir::is_floating(rw.dtype(cast->operands[0]))
+             ? cast->operands[0]
+             : v;
+}
+
+struct Scores {
+  ValueId q = ir::kNoValue, k = ir::kNoValue, mask = ir::kNoValue;
+  double scale = 1;
+};
+
+// q @ k^T; k must be a [B,H,T,D] tensor with its last two axes exchanged.
+bool match_product(const Rewriter& rw, ValueId v, Scores* out) {
+  const Node* product = rw.def(v, "matmul");
+  if (product == nullptr || rw.type(v).rank() != 4) return false;
+  const Node* transposed = rw.def(product->operands[1], "permute");
+  if (transposed == nullptr || transposed->ints("axes") != std::vector<int64_t>{0, 1, 3, 2}) return false;
+  out->q = product->operands[0];
+  out->k = transposed->operands[0];
+  return rw.type(out->q).rank() == 4 && rw.dims(out->q)[0] == rw.dims(out->k)[0] &&
+         rw.dims(out->q)[1] == rw.dims(out->k)[1];
+}
+
+bool match_scaled(const Rewriter& rw, ValueId v, Scores* out) {
+  for (const char* op : {"mul", "div"}) {
+    const Node* node = rw.def(v, op);
+    if (node == nullptr) continue;
+    std::optional<double> c = rw.splat(node->operands[1]);
+    if (!c || rw.type(node->operands[0]) != rw.type(v)) continue;
+    out->scale = op[0] == 'm' ? *c : 1.0 / *c;
+    return match_product(rw, node->operands[0], out);
+  }
+  return match_product(rw, v, out);
+}
+
+bool match_scores(const Rewriter& rw, ValueId v, Scores* out) {
+  const Node* add = rw.def(v, "add");
+  if (add == nullptr) return match_scaled(rw, v, out);
+  for (int order : kBothOrders) {
+    auto [scores, mask] = ordered(*add, order);
+    if (rw.type(scores) != rw.type(v) || !match_scaled(rw, scores, out)) continue;
+    out->mask = mask;
+    return rw.type(mask).rank() <= 4;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool rope_of_parts(Rewriter& rw, const Node& node) {
+  if (node.op != "add") return false;
+  for (int order : kBothOrders) {
+    auto [straight, turned] = ordered(node, order);
+    const Node* product = rw.def(turned, "mul");
+    if (product == nullptr) continue;
+    for (int inner : kBothOrders) {
+      auto [half, sin] = ordered(*product, inner);
+      ValueId x = rotated_half(rw, half);
+      ValueId cos = x == ir::kNoValue ? x : factor_of(rw, straight, x);
+      if (cos == ir::kNoValue || rw.type(x) != rw.type(node.result())) continue;
+      return rw.replace(node.result(), rw.emit("rope", {x, cos, sin}, {{"interleaved", int64_t{0}}},
+                                               rw.type(x)));
+    }
+  }
+  return false;
+}
+
+// softmax(q k^T * scale + mask) v -> sdpa
+bool sdpa_of_parts(Rewriter& rw, const Node& node) {
+  if (node.op != "matmul" || rw.type(node.result()).rank() != 4) return false;
+  ValueId weights = node.operands[0];
+  if (const Node* narrow = rw.def(weights, "cast")) {
+    if (rw.def(narrow->operands[0], "softmax") != nullptr) weights = narrow->operands[0];
+  }
+  const Node* softmax = rw.def(weights, "softmax");
+  if (softmax == nullptr || softmax->i_or("log", 0) != 0 || softmax->i_or("axis", 3) != 3) return false;
+  Scores scores;
+  if (!match_scores(rw, without_widening(rw, softmax->operands[0]), &scores) &&
+      !match_scores(rw, softmax->operands[0], &scores)) {
+    return false;
+  }
+  ValueId v = node.operands[1];
+  DType dtype = rw.dtype(v);
+  bool typed = rw.dtype(scores.q) == dtype && rw.dtype(scores.k) == dtype &&
+               (scores.mask == ir::kNoValue || rw.dtype(scores.mask) == dtype);
+  const Dims &k = rw.dims(scores.k), &values = rw.dims(v);
+  if (!typed || values.size() != 4 || values[0] != k[0] || values[1] != k[1] || values[2] != k[2]) {
+    return false;
+  }
+  return rw.replace(node.result(), rw.emit("sdpa", {scores.q, scores.k, v, scores.mask},
+                                           {{"is_causal", int64_t{0}}, {"scale", scores.scale}},
+                                           rw.type(node.result())));
+}
+
+bool sdpa_groups_queries(Rewriter& rw, const Node& node) {
+  if (node.op != "sdpa") return false;
+  ValueId k = repeated_heads(rw, node.operands[1]), v = repeated_heads(rw, node.operands[2]);
+  if (k == ir::kNoValue || v == ir::kNoValue || rw.dims(k)[1] != rw.dims(v)[1]) return false;
+  return rw.replace(node.result(),
+                    rw.emit_like(node, {node.operands[0], k, v, operand(node, 3)}));
+}
+
+// A mask that is "key position <= query position", both counted from 0, is is_causal.
+bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
+  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue) return false;
+  const Node* compare = rw.def(node.operands[3]);
+  if (compare == nullptr || (compare->op != "le" && compare->op != "ge")) return false;
+  auto [low, high] = ordered(*compare, compare->op == "le" ? 0 : 1);
+  auto position = [&](ValueId v, int axis_from_end, const Dim& size) {
+    std::optional<IotaForm> form = iota_form(rw, v);
+    auto rank = static_cast<int>(rw.type(v).rank());
+    return form && form->step == 1 && form->start == Dim(0) && form->axis == rank - axis_from_end &&
+           rw.dims(v)[static_cast<size_t>(form->axis)] == size;
+  };
+  if (!position(low, 1, rw.dims(node.operands[1])[2]) ||
+      !position(high, 2, rw.dims(node.operands[0])[2])) {
+    return false;
+  }
+  Node causal = node;
+  causal.attrs["is_causal"] = int64_t{1};
+  causal.operands[3] = ir::kNoValue;
+  return rw.replace(node.result(), rw.emit_like(causal, causal.operands));
+}
+
+}  // namespace rm::passes

@@ -1,0 +1,62 @@
+// The rewriting rules by theme. Each returns true when it replaced the node (see rewriter.hpp).
+#pragma once
+
+#include "passes/rewriter.hpp"
+
+namespace rm::passes {
+
+// view_rules.cpp
+bool drop_identity_view(Rewriter& rw, const ir::Node& node);
+bool compose_reshapes(Rewriter& rw, const ir::Node& node);
+bool compose_permutes(Rewriter& rw, const ir::Node& node);
+bool compose_slices(Rewriter& rw, const ir::Node& node);
+bool compose_expands(Rewriter& rw, const ir::Node& node);
+bool permute_of_ones_is_reshape(Rewriter& rw, const ir::Node& node);
+bool view_of_splat_is_full(Rewriter& rw, const ir::Node& node);
+bool simplify_concat(Rewriter& rw, const ir::Node& node);
+bool slice_of_concat(Rewriter& rw, const ir::Node& node);
+bool leave_broadcast_to_consumer(Rewriter& rw, const ir::Node& node);
+
+// algebra_rules.cpp
+bool drop_identity_arithmetic(Rewriter& rw, const ir::Node& node);
+bool drop_identity_logic(Rewriter& rw, const ir::Node& node);
+bool square_is_product(Rewriter& rw, const ir::Node& node);
+bool constant_operand_second(Rewriter& rw, const ir::Node& node);
+bool compose_casts(Rewriter& rw, const ir::Node& node);
+bool where_of_constant(Rewriter& rw, const ir::Node& node);
+
+// range_rules.cpp
+bool compare_ranges(Rewriter& rw, const ir::Node& node);
+bool index_by_ranges_is_view(Rewriter& rw, const ir::Node& node);
+bool sum_of_iota_is_iota(Rewriter& rw, const ir::Node& node);
+
+// norm_rules.cpp
+bool rms_norm_of_parts(Rewriter& rw, const ir::Node& node);
+bool rms_norm_takes_weight(Rewriter& rw, const ir::Node& node);
+bool rms_norm_takes_casts(Rewriter& rw, const ir::Node& node);
+bool rms_norm_takes_weight_offset(Rewriter& rw, const ir::Node& node);
+bool norm_takes_residual(Rewriter& rw, const ir::Node& node);
+
+// activation_rules.cpp
+bool gelu_tanh_of_parts(Rewriter& rw, const ir::Node& node);
+bool gelu_of_parts(Rewriter& rw, const ir::Node& node);
+bool silu_of_parts(Rewriter& rw, const ir::Node& node);
+
+// attention_rules.cpp
+bool rope_of_parts(Rewriter& rw, const ir::Node& node);
+bool sdpa_of_parts(Rewriter& rw, const ir::Node& node);
+bool sdpa_groups_queries(Rewriter& rw, const ir::Node& node);
+bool sdpa_range_mask_is_causal(Rewriter& rw, const ir::Node& node);
+
+// gemm_rules.cpp
+bool linear_is_gemm(Rewriter& rw, const ir::Node& node);
+bool matmul_is_gemm(Rewriter& rw, const ir::Node& node);
+bool gemm_takes_bias(Rewriter& rw, const ir::Node& node);
+bool gemm_takes_activation(Rewriter& rw, const ir::Node& node);
+bool gemm_takes_residual(Rewriter& rw, const ir::Node& node);
+bool gemm_between_reshapes(Rewriter& rw, const ir::Node& node);
+
+// ewise_rules.cpp
+bool ewise_takes_operands(Rewriter& rw, const ir::Node& node);
+
+}  // namespace rm::passes
