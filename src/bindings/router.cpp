@@ -4,6 +4,7 @@
 // very call; whatever fails, the caller gets exactly what the stock module would have given.
 #include "bindings/router.hpp"
 
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -22,8 +23,13 @@ constexpr std::size_t kMaxKeys = 256;
 
 struct Entry {
   PyRef run;  // empty: this kind of call is refused
-  Reason reason = Reason::kNone;
+  std::string code;
   std::string detail;
+};
+
+struct Tally {
+  std::uint64_t calls = 0;
+  std::string detail;  // of the latest call
 };
 
 struct State {
@@ -34,10 +40,9 @@ struct State {
   std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, Entry, KeyHash> table;
   std::uint64_t routed = 0;
-  std::uint64_t declined[kReasons] = {};
-  std::string details[kReasons];
-  Reason retired = Reason::kNone;
-  Reason pause_reason = Reason::kNone;
+  std::map<std::string, Tally, std::less<>> declined;
+  std::string retired;  // a code: every call stays eager
+  std::string pause_code;
   Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
   std::uint64_t pause = 0;
   bool strict = false;  // raise instead of serving by eager
@@ -51,17 +56,11 @@ struct RouteObject {
 
 State& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
 
-Reason reason_of(const std::string& code) {
-  for (std::size_t i = 1; i < kReasons; ++i) {
-    if (code == kReasonCodes[i]) return static_cast<Reason>(i);
-  }
-  return code.empty() ? Reason::kNone : Reason::kArgument;
-}
-
-void count(State& s, Reason reason, const std::string& detail) {
-  const auto i = static_cast<std::size_t>(reason);
-  ++s.declined[i];
-  if (!detail.empty() && s.details[i] != detail) s.details[i] = detail;
+void count(State& s, std::string_view code, const std::string& detail) {
+  auto found = s.declined.find(code);
+  if (found == s.declined.end()) found = s.declined.emplace(code, Tally{}).first;
+  ++found->second.calls;
+  if (!detail.empty() && found->second.detail != detail) found->second.detail = detail;
 }
 
 /// The module whose __call__ is running, or null when the slot was called by hand.  The slot gets
@@ -96,22 +95,29 @@ PyObject* call_eager(PyObject* module, PyObject* args, PyObject* kwargs) {
   return eager ? PyObject_Call(eager.get(), args, kwargs) : nullptr;
 }
 
-/// Reasons that are no fallback: somebody asked for the original here.
-bool asked_for(Reason reason) {
-  return reason == Reason::kTracing || reason == Reason::kDisabled || reason == Reason::kForeign;
+const char* code_of(Reason reason) { return kReasonCodes[static_cast<std::size_t>(reason)]; }
+
+/// Tracing, disabled(), a foreign slot: somebody asked for the original, that is no fallback.
+bool asked_for(std::string_view code) {
+  return code == code_of(Reason::kTracing) || code == code_of(Reason::kDisabled) ||
+         code == code_of(Reason::kForeign);
+}
+
+PyObject* decline(State& s, std::string_view code, const std::string& detail, PyObject* module,
+                  PyObject* args, PyObject* kwargs) {
+  count(s, code, detail);
+  if (!s.strict || asked_for(code)) return call_eager(module, args, kwargs);
+  const std::string text = "[route] expected a routed call, got " + std::string(code) +
+                           (detail.empty() ? "" : ": " + detail) + "; try fallback='warn'";
+  const py::handle type = PyTuple_GET_ITEM(s.error_types.get(), 0);
+  const py::object error = type(text, py::arg("code") = std::string(code));
+  PyErr_SetObject(type.ptr(), error.ptr());
+  return nullptr;
 }
 
 PyObject* decline(State& s, Reason reason, const std::string& detail, PyObject* module,
                   PyObject* args, PyObject* kwargs) {
-  count(s, reason, detail);
-  if (!s.strict || asked_for(reason)) return call_eager(module, args, kwargs);
-  const char* code = kReasonCodes[static_cast<std::size_t>(reason)];
-  const std::string text = std::string("[route] expected a routed call, got ") + code +
-                           (detail.empty() ? "" : ": " + detail) + "; try fallback='warn'";
-  const py::handle type = PyTuple_GET_ITEM(s.error_types.get(), 0);
-  const py::object error = type(text, py::arg("code") = code);
-  PyErr_SetObject(type.ptr(), error.ptr());
-  return nullptr;
+  return decline(s, code_of(reason), detail, module, args, kwargs);
 }
 
 bool root_is_training(PyObject* module) {
@@ -124,10 +130,6 @@ bool root_is_training(PyObject* module) {
 /// Everything that may speak against routing before the arguments are looked at.  kNone: go on;
 /// `miss` is set when only the slow path can decide.
 Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool* miss) {
-  if (s.pause > 0) {
-    --s.pause;
-    return s.pause_reason;
-  }
   if (root_is_training(module)) {
     *detail = "the module is in training mode";
     return Reason::kTraining;
@@ -153,7 +155,7 @@ Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool
 }
 
 /// Runs an entry.  Null with an error set, or null without one when it declined before any effect.
-PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, Reason* reason,
+PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, std::string* code,
                     std::string* detail) {
   const PyRef run = entry.run;  // the table may change while Python code runs
   const PyRef flat = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(call.flat.size())));
@@ -174,7 +176,7 @@ PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, R
   const PyRef holders[] = {PyRef::steal(type), PyRef::steal(value), PyRef::steal(trace)};
   if (PyErr_GivenExceptionMatches(value, s.facts->decline_type())) {
     const py::handle decline(value);
-    *reason = reason_of(py::str(decline.attr("code")).cast<std::string>());
+    *code = py::str(decline.attr("code")).cast<std::string>();
     *detail = py::str(decline.attr("detail")).cast<std::string>();
     return nullptr;
   }
@@ -190,9 +192,13 @@ PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, R
 
 PyObject* route_checked(State& s, PyObject* module, PyObject* args, PyObject* kwargs) {
   const char* mode_detail = "";
-  if (s.retired != Reason::kNone) return decline(s, s.retired, "", module, args, kwargs);
+  if (!s.retired.empty()) return decline(s, s.retired, "", module, args, kwargs);
   if (Reason mode = s.facts->modes(&mode_detail); mode != Reason::kNone) {
     return decline(s, mode, mode_detail, module, args, kwargs);
+  }
+  if (s.pause > 0) {
+    --s.pause;
+    return decline(s, s.pause_code, "", module, args, kwargs);
   }
   const bool grad = s.facts->grad_enabled();
   std::string detail;
@@ -209,10 +215,11 @@ PyObject* route_checked(State& s, PyObject* module, PyObject* args, PyObject* kw
     return decline(s, Reason::kShape, "too many different signatures", module, args, kwargs);
   }
   const Entry& entry = found->second;
-  if (!entry.run) return decline(s, entry.reason, entry.detail, module, args, kwargs);
-  PyObject* output = run_entry(s, entry, call, &reason, &detail);
+  if (!entry.run) return decline(s, entry.code, entry.detail, module, args, kwargs);
+  std::string code;
+  PyObject* output = run_entry(s, entry, call, &code, &detail);
   if (output != nullptr || PyErr_Occurred() != nullptr) return output;
-  return decline(s, reason, detail, module, args, kwargs);
+  return decline(s, code, detail, module, args, kwargs);
 }
 
 // ---- methods -------------------------------------------------------------------------------
@@ -285,7 +292,7 @@ PyObject* guarded(Body body) {
 }
 
 py::tuple verdict(Reason reason, const std::string& detail) {
-  return py::make_tuple(kReasonCodes[static_cast<std::size_t>(reason)], detail);
+  return py::make_tuple(code_of(reason), detail);
 }
 
 KeyWords words_of(const py::bytes& key) {
@@ -343,7 +350,7 @@ PyObject* route_refuse(PyObject* self, PyObject* packed) {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
     if (a.size() != 3) throw py::type_error("[router] expected refuse(key, code, detail)");
     Entry entry;
-    entry.reason = reason_of(a[1].cast<std::string>());
+    entry.code = a[1].cast<std::string>();
     entry.detail = a[2].cast<std::string>();
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
     return py::none();
@@ -353,7 +360,7 @@ PyObject* route_refuse(PyObject* self, PyObject* packed) {
 PyObject* route_count(PyObject* self, PyObject* packed) {
   return guarded([&]() -> py::object {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
-    count(state_of(self), reason_of(a[0].cast<std::string>()), a[1].cast<std::string>());
+    count(state_of(self), a[0].cast<std::string>(), a[1].cast<std::string>());
     return py::none();
   });
 }
@@ -361,7 +368,7 @@ PyObject* route_count(PyObject* self, PyObject* packed) {
 PyObject* route_pause(PyObject* self, PyObject* packed) {
   return guarded([&]() -> py::object {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
-    state_of(self).pause_reason = reason_of(a[0].cast<std::string>());
+    state_of(self).pause_code = a[0].cast<std::string>();
     state_of(self).pause = a[1].cast<std::uint64_t>();
     return py::none();
   });
@@ -369,7 +376,7 @@ PyObject* route_pause(PyObject* self, PyObject* packed) {
 
 PyObject* route_retire(PyObject* self, PyObject* code) {
   return guarded([&]() -> py::object {
-    state_of(self).retired = reason_of(py::handle(code).cast<std::string>());
+    state_of(self).retired = py::handle(code).cast<std::string>();
     return py::none();
   });
 }
@@ -400,13 +407,8 @@ PyObject* route_stats(PyObject* self, PyObject*) {
   return guarded([&] {
     const State& s = state_of(self);
     py::dict declined;
-    for (std::size_t i = 1; i < kReasons; ++i) {
-      if (s.declined[i] == 0) continue;
-      const py::str code(kReasonCodes[i]);
-      std::uint64_t before = 0;
-      if (declined.contains(code))
-        before = declined[code].cast<py::tuple>()[0].cast<std::uint64_t>();
-      declined[code] = py::make_tuple(before + s.declined[i], s.details[i]);
+    for (const auto& [code, tally] : s.declined) {
+      declined[py::str(code)] = py::make_tuple(tally.calls, tally.detail);
     }
     py::dict out;
     out["routed"] = s.routed;
@@ -474,6 +476,8 @@ void bind_router(py::module_& module) {
              return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr());
            }),
            py::arg("torch"), py::arg("disabled_var"), py::arg("decline_type"))
+      .def("ignore_training",
+           [](TorchFacts& facts, py::type type) { facts.ignore_training(type.ptr()); })
       .def("add_quiet_variable",
            [](TorchFacts& facts, py::object var) { facts.add_quiet_variable(var.ptr()); })
       .def_property_readonly("fast_versions", &TorchFacts::fast_versions)

@@ -246,7 +246,8 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
     return tensor && facts.is_any_tensor(item.value.get()) ? Reason::kWeights : Reason::kStructure;
   }
   if (dict.kind != Kind::kAttributes) return Reason::kNone;
-  if (PyDict_GetItem(object, training) == Py_True) {
+  const Module& module = modules_[dict.module];
+  if (PyDict_GetItem(object, training) == Py_True && facts.minds_training(module.type)) {
     detail_ = path_of(dict.module, training);
     return Reason::kTraining;
   }

@@ -27,6 +27,4 @@ constexpr std::array<const char*, static_cast<std::size_t>(Reason::kCount)> kRea
     "",      "RM101", "RM102", "RM103", "RM104", "RM105",
     "RM106", "RM107", "RM108", "RM109", "RM110", "RM107"};
 
-constexpr std::size_t kReasons = kReasonCodes.size();
-
 }  // namespace rm::bindings

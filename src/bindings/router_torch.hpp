@@ -9,6 +9,7 @@
 #include <dlpack/dlpack.h>
 
 #include <cstdint>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -74,6 +75,12 @@ class TorchFacts {
   /// Hooks registered for all modules of the process.
   bool global_hooks() const noexcept;
 
+  /// Modules of exactly this class compute the same in training mode and out of it.
+  void ignore_training(PyObject* type) { same_in_training_.insert(PyRef::borrow(type).release()); }
+  bool minds_training(PyTypeObject* type) const noexcept {
+    return !same_in_training_.contains(reinterpret_cast<PyObject*>(type));
+  }
+
   /// A context variable that must be unset or None while a call is routed.
   void add_quiet_variable(PyObject* variable);
   PyObject* decline_type() const noexcept { return decline_type_.get(); }
@@ -91,6 +98,7 @@ class TorchFacts {
   PyRef grad_enabled_, tracing_state_, functorch_level_, autocast_;
   PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
+  std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever
   PyRef exchange_capsule_;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;

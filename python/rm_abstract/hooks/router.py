@@ -8,12 +8,14 @@ have returned, or raises what it would have raised.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.compiler import is_compiling
 
 from rm_abstract import _core
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
     from rm_abstract.session import Session
 
 SLOT = "_compiled_call_impl"
+# A new part (a resized embedding, an adapter's linear) is born in training mode: harmless for these.
+_SAME_IN_TRAINING = (
+    *(nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Identity),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Flatten),
+)
 _MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
 _FREE_CHANGES = 3  # changes in a row, without one routed call between, before pausing starts
 
@@ -120,7 +128,7 @@ class ArmedModel:
 
     def __del__(self) -> None:
         session = getattr(self, "session", None)
-        if session is not None:
+        if session is not None and not sys.is_finalizing():
             session.forget(self)
 
     # ---- state ------------------------------------------------------------------------------
@@ -169,6 +177,8 @@ class ArmedModel:
         described = self.route.describe(args, kwargs)
         if len(described) == 2:
             return self._eager(described[0], described[1], args, kwargs)
+        if not self._callable_with(args, kwargs):
+            return self._eager("RM104", "forward does not take these arguments", args, kwargs)
         key: bytes = described[1]
         with self._lock:
             busy = key in self._pending
@@ -181,6 +191,16 @@ class ArmedModel:
         finally:
             with self._lock:
                 self._pending.discard(key)
+
+    def _callable_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Engines never see a call that is a TypeError: the original raises the user's own."""
+        try:
+            inspect.signature(self.module_ref().forward).bind(*args, **kwargs)  # type: ignore[union-attr]
+        except TypeError:
+            return False
+        except ValueError:  # a builtin forward has no signature
+            return True
+        return True
 
     def _snapshot(self) -> tuple[str, str]:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
@@ -307,4 +327,11 @@ def _tensors(module: Any) -> list[torch.Tensor]:
 
 def make_facts() -> Any:
     """What the C router needs to know of this process's torch; feature-detected."""
-    return _core.router.Facts(torch, disabled_var, Decline)
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    # The probe makes a few tensors: ordinary ones, whatever context the user loads the model in.
+    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
+        facts = _core.router.Facts(torch, disabled_var, Decline)
+    for kind in _SAME_IN_TRAINING:
+        facts.ignore_training(kind)
+    return facts
