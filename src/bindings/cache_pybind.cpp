@@ -22,16 +22,22 @@ using cache::Key;
 using cache::KeyBuilder;
 using Unlocked = py::call_guard<py::gil_scoped_release>;
 
+/// A Python object that C++ threads may copy and drop without holding the interpreter's lock.
+using SharedObject = std::shared_ptr<py::object>;
+
+SharedObject share(py::object value) {
+  return {new py::object(std::move(value)), [](py::object* object) {
+            const py::gil_scoped_acquire lock;
+            delete object;
+          }};
+}
+
 /// A Python exception on its way through C++ threads. Unlike error_already_set it may be thrown in
 /// every thread that waited for the same compile.
 struct PythonFailure : std::exception {
-  explicit PythonFailure(py::object value)
-      : value(new py::object(std::move(value)), [](py::object* object) {
-          const py::gil_scoped_acquire lock;
-          delete object;
-        }) {}
+  explicit PythonFailure(SharedObject error) : value(std::move(error)) {}
   const char* what() const noexcept override { return "a Python exception"; }
-  std::shared_ptr<py::object> value;
+  SharedObject value;
 };
 
 /// Runs Python code under the lock; what it raises becomes a PythonFailure.
@@ -41,7 +47,7 @@ auto in_python(Call call) {
   try {
     return call();
   } catch (py::error_already_set& error) {
-    throw PythonFailure(error.value());
+    throw PythonFailure(share(error.value()));
   }
 }
 
@@ -138,11 +144,10 @@ cache::Verdict verdict_of(const py::object& answer) {
 
 cache::CheckFn check_of(const py::object& check) {
   if (check.is_none()) return {};
-  auto held = std::make_shared<PythonFailure>(check);  // dropped under the lock, wherever that is
-  return [held](const Entry& entry) {
+  return [held = share(check)](const Entry& entry) {
     return in_python([&] {
       return verdict_of(
-          (*held->value)(py::cast(std::const_pointer_cast<Entry>(entry.shared_from_this()))));
+          (*held)(py::cast(std::const_pointer_cast<Entry>(entry.shared_from_this()))));
     });
   };
 }

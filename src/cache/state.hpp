@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
+#include <chrono>
 #include <set>
 #include <thread>
 
@@ -12,6 +12,13 @@
 
 namespace rm::cache {
 
+using Clock = std::chrono::steady_clock;
+
+inline double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// A compile under way in this process.
 struct Flight {
   std::shared_future<EntryPtr> result;
   std::thread::id compiler;
