@@ -60,6 +60,7 @@ class Session:
         self._noticed: set[tuple[str, str]] = set()
         self._facts: Any = None
         self._collector_known = False
+        self._compile_cache: Any = None
 
     @property
     def device(self) -> str:
@@ -132,6 +133,16 @@ class Session:
         from rm_abstract import engines
 
         return engines.create(self.settings.text("inference_engine"), module, self)
+
+    def compile_cache(self) -> Any:
+        """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
+        from rm_abstract import _core
+
+        with _lock:
+            if self._compile_cache is None:
+                options = {name: text for name, (text, _) in self.settings.values.items()}
+                self._compile_cache = _core.cache.CompileCache(options)
+        return self._compile_cache
 
     # ---- telling the user -------------------------------------------------------------------
 

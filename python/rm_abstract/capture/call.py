@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+
 from rm_abstract.engines.base import Decline
 
 Spec: TypeAlias = tuple[Any, ...]

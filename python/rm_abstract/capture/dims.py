@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-import sympy
+import sympy  # type: ignore[import-untyped,unused-ignore]
+
 from rm_abstract.capture.errors import capture_error
 
 Dim: TypeAlias = "int | sympy.Expr"

@@ -14,8 +14,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
+from torch.export import Dim, ExportedProgram
+
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.capture.dims import SymbolNames
@@ -23,7 +25,6 @@ from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure
 from rm_abstract.engines.base import Decline
-from torch.export import Dim, ExportedProgram
 
 
 @dataclass
@@ -63,9 +64,10 @@ class _Flattened(torch.nn.Module):
         self.trace = _Trace()
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        check: Any = torch._check
         for a, i, b, j, past in self.relations:
             extra = tensors[past[0]].shape[past[1]] if past else 0
-            torch._check(tensors[a].shape[i] == tensors[b].shape[j] + extra)
+            check(tensors[a].shape[i] == tensors[b].shape[j] + extra)
         leaves: list[Any] = []
         caches: dict[int, int] = {}
         alive = []
@@ -186,7 +188,7 @@ def capture_flat(
 
 
 def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram:
-    dynamic = [{i: Dim.AUTO for i in range(t.dim())} for t in tensors]
+    dynamic = [{i: Dim.AUTO for i, d in enumerate(t.shape) if d > 1} for t in tensors]
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+
 from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
 from rm_abstract.capture.errors import capture_error
 from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
 from rm_abstract.capture.op_map.call import Call
 from rm_abstract.capture.op_map.table import HANDLERS
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
 
 _MAX_LITERAL_BYTES = 64 * 1024
 _SIZE_OPS: dict[Any, Callable[..., Any]] = {
@@ -150,9 +151,9 @@ class _Importer:
             raise capture_error(
                 "RM204", f"expected tensor constants, got {spec.target}", "a tensor attribute"
             )
-        if spec.target.startswith(self.strip) and not spec.target.startswith("lifted_tensor"):
-            if self.strip:
-                return self.weight(spec.target.removeprefix(self.strip), tensor, node)
+        attribute = spec.target.rpartition(".")[2]
+        if not attribute.startswith("lifted_tensor") and spec.target.startswith(self.strip):
+            return self.weight(spec.target.removeprefix(self.strip), tensor, node)
         dtype, _ = self.type_of(tensor, node)
         size = tensor.numel() * tensor.element_size()
         if size <= _MAX_LITERAL_BYTES:

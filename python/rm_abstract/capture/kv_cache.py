@@ -7,9 +7,10 @@ is touched until `commit`, which only assigns attributes, so a failed run leaves
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+
 from rm_abstract.engines.base import Decline
 
 
@@ -19,7 +20,7 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
 
     if getattr(cache, "offloading", False):
         return Decline("RM104", "a cache that offloads its layers")
-    tensors: list[torch.Tensor] = []
+    tensors: list[Any] = []
     layers = cache.layers
     for layer in layers:
         if type(layer) is not DynamicLayer:
@@ -38,8 +39,9 @@ def make(layers: int, tensors: Sequence[torch.Tensor]) -> Any:
     """A DynamicCache of `layers` plain layers that holds `tensors` (none: all empty)."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    cache = DynamicCache()
-    cache.layers = [DynamicLayer() for _ in range(layers)]
+    cache: Any = DynamicCache()
+    layer_type: Any = DynamicLayer
+    cache.layers = [layer_type() for _ in range(layers)]
     if tensors:
         commit(cache, tensors)
     return cache
@@ -49,9 +51,9 @@ def commit(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
     """Stores [key 0, value 0, ...] as the cache's content."""
     from transformers.cache_utils import DynamicLayer
 
-    layers = cache.layers
+    layers, layer_type = cache.layers, cast("Any", DynamicLayer)
     while len(layers) * 2 < len(tensors):
-        layers.append(DynamicLayer())
+        layers.append(layer_type())
     for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
         layer.dtype, layer.device = keys.dtype, keys.device
         layer.keys, layer.values = keys, values

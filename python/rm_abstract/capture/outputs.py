@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
+
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import PLAIN, is_cache
 from rm_abstract.capture.errors import capture_error

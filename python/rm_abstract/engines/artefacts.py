@@ -1,0 +1,168 @@
+"""What the native engine keeps in the compile cache: front records, programs, parity verdicts.
+
+The cache knows bytes; this file knows what goes into the keys and checks what comes out. A front
+record names a program, it is never trusted beyond that: the program was checked by the gate, and a
+record whose weights do not exist in the module is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.capture.conditions import serves
+from rm_abstract.engines.identity import Unstable, describe
+from rm_abstract.engines.variant import Record
+from rm_abstract.parity import Verdict
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+BRIDGE = "torch"
+
+
+class Artefacts:
+    """The cache as one engine sees it. Thread safe: the cache is, and fields are set once."""
+
+    def __init__(self, session: Session) -> None:
+        self._settings = session.settings
+        self._backend = session.resolved.backend
+        self.cache = session.compile_cache()
+        self._identity: str | None = None
+        self._bypass = ""
+
+    def forget_module(self) -> None:
+        """The module's structure or weights changed: what was derived from them is void."""
+        self._identity = None
+        self._bypass = ""
+
+    def backends(self) -> list[str]:
+        """The session's backend and the torch bridge: their kernel rows are tried in this order."""
+        usable = {row["name"] for row in _core.backend.backends() if row["available"]}
+        return [name for name in (self._backend, BRIDGE) if name in usable]
+
+    # ---- front records -----------------------------------------------------------------------
+
+    def find_record(
+        self,
+        module: torch.nn.Module,
+        call_key: str,
+        shapes: Sequence[Sequence[int]],
+        past: Sequence[bool],
+    ) -> Record | None:
+        """The stored capture that serves a call of these shapes; None when there is none."""
+        found: list[Record] = []
+
+        def check(entry: Any) -> str:
+            try:
+                record = Record.from_json(bytes(entry.section("record")))
+                fits = serves(record.input_dims, record.conditions, past)(shapes)
+            except (KeyError, ValueError, TypeError, IndexError):
+                return "corrupt"
+            if not fits:
+                return "guard_miss"
+            found.append(record)
+            return "accept"
+
+        entry = self.cache.lookup(self._front_key(module, call_key), check)
+        return found[-1] if entry is not None and found else None
+
+    def store_record(self, module: torch.nn.Module, call_key: str, record: Record) -> None:
+        """Publishes a capture; one that holds tensors of this process is not stored."""
+        data = record.to_json()
+        if data is None:
+            return
+        guards = json.dumps([record.input_dims, record.conditions])
+        artefact = {"sections": {"record": data}, "guards": guards, "producer": "capture"}
+        key = self._front_key(module, call_key)
+        self.cache.publish(key, artefact, record.capture_ms)
+
+    def _front_key(self, module: torch.nn.Module, call_key: str) -> Any:
+        builder = self.cache.new_key("front")
+        if self._identity is None and not self._bypass:
+            try:
+                self._identity = describe(module, _core.cache.digest)
+            except Unstable as error:
+                self._bypass = str(error)
+        if self._bypass:
+            builder.bypass(self._bypass)
+        builder.set("front", self._identity or "")
+        builder.set("signature", call_key)
+        return builder.finish()
+
+    @property
+    def bypass(self) -> str:
+        """Why this module's captures are not cached; empty when they are."""
+        return self._bypass
+
+    # ---- programs ----------------------------------------------------------------------------
+
+    def program(self, ir: str) -> tuple[str, str, str]:
+        """(text after passes, key in hex, where it came from) for a canonical program."""
+        builder = self.cache.new_key("plan")
+        builder.set("program", ir)
+        builder.set("options", self._options())
+        builder.set("backend", self._backend_identity())
+        key = builder.finish()
+
+        def compile_text() -> dict[str, bytes]:
+            return {"rmir": _core.ir.run_passes(ir).encode()}
+
+        entry, source = self.cache.get_or_compile(key, compile_text)
+        return bytes(entry.section("rmir")).decode(), key.hex, source
+
+    def _options(self) -> dict[str, str]:
+        rows = _core.options.table()
+        return {
+            row["name"]: self._settings.text(row["name"]) for row in rows if row["affects_artefact"]
+        }
+
+    def _backend_identity(self) -> dict[str, str]:
+        chosen = self.backends()
+        rows = {row["name"]: row for row in _core.backend.backends()}
+        return {name: str(rows[name].get("build_id", "")) for name in chosen}
+
+    # ---- verdicts ----------------------------------------------------------------------------
+
+    def verdict(self, artefact: str, weights: dict[str, torch.Tensor]) -> dict[str, Any] | None:
+        """The stored result of the parity gate for this program and these very weights."""
+        key = self._verdict_key(artefact, weights)
+        entry = self.cache.lookup(key)
+        if entry is None:
+            return None
+        found = json.loads(bytes(entry.section("verdict")))
+        return found if isinstance(found, dict) else None
+
+    def store_verdict(
+        self, artefact: str, weights: dict[str, torch.Tensor], verdict: Verdict
+    ) -> None:
+        data = {
+            "passed": verdict.passed,
+            "max_error": verdict.max_error,
+            "detail": verdict.detail,
+        }
+        artefact_bytes = {"verdict": json.dumps(data).encode()}
+        self.cache.publish(self._verdict_key(artefact, weights), artefact_bytes)
+
+    def _verdict_key(self, artefact: str, weights: dict[str, torch.Tensor]) -> Any:
+        builder = self.cache.new_key("verdict")
+        builder.set("program", artefact)
+        builder.set("backend", self._backend_identity())
+        builder.set("weights", weights_digest(weights))
+        return builder.finish()
+
+
+def weights_digest(weights: dict[str, torch.Tensor]) -> bytes:
+    """One digest over names, types and contents, read at memory speed."""
+    parts: list[bytes] = []
+    for name in sorted(weights):
+        tensor = weights[name].detach()
+        parts.append(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        if tensor.numel():
+            flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+            parts.append(_core.cache.digest(flat.numpy()))
+    return bytes(_core.cache.digest(b"".join(parts)))

@@ -1,0 +1,179 @@
+"""One call structure of a module (a router key) and its compiled variants.
+
+The router tells calls apart by structure only; sizes 0 and 1, an empty or a filled cache, and sizes
+that break a capture's guards make further variants, compiled on their first call like the first.
+A variant serves only after it gave what the original gave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import CallSpec, FlatCall, call_module
+from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.variant import Variant
+from rm_abstract.errors import Error
+
+if TYPE_CHECKING:
+    from rm_abstract.engines.native import NativeEngine
+
+MAX_VARIANTS = 8  # captures of one call structure and size pattern
+
+Pattern = tuple[Any, ...]
+
+
+def unfold(leaves: tuple[Any, ...]) -> tuple[list[torch.Tensor], Pattern, list[bool]]:
+    """The IR's inputs of a call, what torch specialises on, and which inputs are a cache's past.
+
+    Raises Decline for a cache that cannot be read as tensors.
+    """
+    tensors: list[torch.Tensor] = []
+    pattern: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+            pattern.append(tuple([d if d < 2 else 2 for d in leaf.shape]))
+            continue
+        held = kv_cache.read(leaf)
+        if isinstance(held, Decline):
+            raise held
+        tensors += held
+        first = tuple([d if d < 2 else 2 for d in held[0].shape]) if held else None
+        pattern.append((len(leaf.layers), first))
+    past: list[bool] = []
+    if len(tensors) != len(leaves):
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                past.append(False)
+            else:  # the first key stands for the length; the core checks the others
+                past += [i > 0 for i in range(2 * len(leaf.layers) if kv_cache.read(leaf) else 0)]
+    return tensors, tuple(pattern), past or [False] * len(tensors)
+
+
+def snapshot(spec: CallSpec, leaves: tuple[Any, ...]) -> FlatCall:
+    """The call as it is now: caches copied by reference, so that running it moves nothing."""
+    copies = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            copies.append(leaf)
+        else:
+            held = kv_cache.read(leaf)
+            if isinstance(held, Decline):
+                raise held
+            copies.append(kv_cache.make(len(leaf.layers), held))
+    return FlatCall(spec, copies)
+
+
+class CompiledCall:
+    """The entry bound into the router."""
+
+    def __init__(self, engine: NativeEngine, spec: CallSpec) -> None:
+        self._engine = engine
+        self.spec = spec
+        self.variants: dict[Pattern, list[Variant]] = {}
+        self.refused: dict[Pattern, Decline] = {}
+        self.waiting: dict[Pattern, list[Variant]] = {}  # compiled for weights that have changed
+        self._lock = threading.Lock()
+
+    def run(self, flat_inputs: tuple[Any, ...]) -> Any:
+        """Serves a call; a size pattern seen for the first time is compiled and served by eager."""
+        tensors, pattern, _ = unfold(flat_inputs)
+        for variant in self.variants.get(pattern, ()):
+            if variant.serves([t.shape for t in tensors]):
+                return variant.run(tensors, flat_inputs)
+        return self._next(pattern, flat_inputs)
+
+    def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
+        if pattern in self.refused:
+            raise self.refused[pattern]
+        module = self._engine.module()
+
+        def run_eager() -> Any:
+            return call_module(
+                module._call_impl, self.spec, list(flat_inputs), self._engine.parameters.positional
+            )
+
+        with self._engine.on_original():
+            return self.first(flat_inputs, run_eager, raises=False)
+
+    def first(
+        self, flat_inputs: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool
+    ) -> Any:
+        """Compiles and gates the variant for this call; returns the original's output.
+
+        With `raises` an error of ours propagates (after `run_eager` ran), else it is reported and
+        the pattern stays eager: the call was served already and must not be replayed.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise Decline("RM103", "another thread compiles this call")
+        try:
+            tensors, pattern, past = unfold(flat_inputs)
+            found = self.variants.setdefault(pattern, [])
+            shapes = [t.shape for t in tensors]
+            if any(v.serves(shapes) for v in found):
+                return run_eager()  # another thread was faster
+            if len(found) >= MAX_VARIANTS:
+                raise Decline("RM105", f"more than {MAX_VARIANTS} captures of one call")
+            before = snapshot(self.spec, flat_inputs)
+            known = None
+            if not self.waiting.get(pattern):
+                known = self._known(before, pattern, past, raises)
+            if known is not None and known.report.parity:
+                found.append(known)
+                return known.run(tensors, flat_inputs)
+            output = run_eager()
+            after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
+            try:
+                waiting = [v for v in self.waiting.get(pattern, ()) if v.serves(shapes)]
+                if waiting:
+                    variant = waiting[0]
+                    self.waiting[pattern].remove(variant)
+                    self._engine.refresh(variant)
+                else:
+                    variant = known or self._engine.make_variant(before, pattern, past)
+                self._engine.gate(variant, before, tensors, (output, after))
+            except (Error, Decline) as error:
+                code = getattr(error, "code", "") or "RM301"
+                self.refused[pattern] = Decline(code, str(error))
+                if raises:
+                    raise
+                self._engine.report_failure(error)
+                return output
+            found.append(variant)
+            return output
+        finally:
+            self._lock.release()
+
+    def _known(
+        self, call: FlatCall, pattern: Pattern, past: list[bool], raises: bool
+    ) -> Variant | None:
+        """A variant from the cache; one the gate passed before carries its verdict.
+
+        Raises for one that failed the gate: the original serves this call and later ones.
+        """
+        try:
+            variant = self._engine.cached_variant(call, pattern, past)
+            if variant is not None:
+                self._engine.trusted(variant)
+            return variant
+        except Error as error:
+            self.refused[pattern] = Decline(error.code or "RM301", str(error))
+            if raises:
+                raise
+            self._engine.report_failure(error)
+            raise self.refused[pattern] from error
+
+    def all_variants(self) -> list[Variant]:
+        return [v for group in self.variants.values() for v in group]
+
+    def report(self) -> EntryReport:
+        """The newest variant's record; `reports` of the engine lists all."""
+        variants = self.all_variants()
+        if not variants:
+            return EntryReport(signature=", ".join(self.spec.names), engine="native", device="")
+        return variants[-1].full_report()

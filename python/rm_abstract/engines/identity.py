@@ -1,0 +1,203 @@
+"""What a capture depends on besides the call: module structure, attributes, sources, versions.
+
+`describe` gives stable text (no addresses, no dict order of sets) or the reason why there is none:
+then nothing is looked up or stored under it. Weights enter by name, shape, dtype and tying only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+# Bookkeeping of nn.Module and transformers that a traced forward does not read.
+_IGNORED = {
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_non_persistent_buffers_set",
+    "_compiled_call_impl",
+    "_version",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_is_full_backward_hook",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+    "_is_hf_initialized",
+    "generation_config",
+    "_loss_function",
+    "loss_function",
+    "name_or_path",
+    "_keep_in_fp32_modules",
+    "all_tied_weights_keys",
+    "_tp_plan",
+    "_pp_plan",
+    "_ep_plan",
+    "_no_split_modules",
+    "warnings_issued",
+    "model_tags",
+    "hf_device_map",
+    "_hf_peft_config_loaded",
+}
+
+
+class Unstable(Exception):
+    """Something has no stable description; the message says what."""
+
+
+def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
+    """The module's identity as text. Raises Unstable."""
+    seen_tensors: dict[int, str] = {}
+    seen_configs: dict[int, int] = {}
+    files: set[str] = set()
+    rows: list[Any] = []
+    for name, sub in module.named_modules(remove_duplicate=False):
+        kind = type(sub)
+        files.update(_sources(kind))
+        row: list[Any] = [name, kind.__module__, kind.__qualname__, sub.training]
+        for group in (sub._parameters, sub._buffers):
+            for key, tensor in group.items():
+                row.append([key, _tensor(tensor, f"{name}.{key}", seen_tensors)])
+        attributes = {k: v for k, v in vars(sub).items() if k not in _IGNORED}
+        for key in sorted(attributes):
+            try:
+                row.append([key, _value(attributes[key], seen_configs, files)])
+            except Unstable as error:
+                raise Unstable(f"{name or 'the module'}.{key}: {error}") from None
+        rows.append(row)
+    sources = [[_display(f), _file_digest(f, digest)] for f in sorted(files)]
+    return json.dumps(
+        {"modules": rows, "sources": sources, "versions": _versions(), "flags": _flags()},
+        separators=(",", ":"),
+        sort_keys=True,
+    )
+
+
+def _tensor(tensor: torch.Tensor | None, where: str, seen: dict[int, str]) -> Any:
+    if tensor is None:
+        return None
+    first = seen.setdefault(id(tensor), where)
+    return [str(tensor.dtype), list(tensor.shape), str(tensor.device), first]
+
+
+def _value(value: Any, configs: dict[int, int], files: set[str]) -> Any:
+    """A JSON form of an attribute's value that two processes agree on."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (torch.dtype, torch.device, torch.Size, torch.layout)):
+        return str(value)
+    if isinstance(value, torch.Tensor):
+        return ["tensor", str(value.dtype), list(value.shape)]
+    if isinstance(value, (list, tuple)):
+        return [_value(v, configs, files) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(json.dumps(_value(v, configs, files)) for v in value)
+    if isinstance(value, dict):
+        return [[str(k), _value(v, configs, files)] for k, v in value.items()]
+    if hasattr(value, "to_diff_dict") and hasattr(value, "to_json_string"):
+        if id(value) not in configs:  # transformers configs are shared by every layer
+            configs[id(value)] = len(configs)
+            return ["config", type(value).__qualname__, value.to_json_string(use_diff=False)]
+        return ["config", configs[id(value)]]
+    if isinstance(value, torch.nn.Module):
+        return ["module", type(value).__module__, type(value).__qualname__]
+    if isinstance(value, functools.partial):
+        inner = [value.func, list(value.args), value.keywords]
+        return ["partial", *(_value(v, configs, files) for v in inner)]
+    if isinstance(value, types.MethodType):
+        return ["method", _value(value.__func__, configs, files)]
+    if isinstance(value, type):
+        return ["class", value.__module__, value.__qualname__]
+    if isinstance(value, types.BuiltinFunctionType):
+        return ["function", str(value.__module__), value.__qualname__]
+    if isinstance(value, types.FunctionType):
+        if value.__closure__:
+            raise Unstable("a function with captured variables")
+        files.update([value.__code__.co_filename])
+        return ["function", value.__module__, value.__qualname__]
+    if dataclass_fields := getattr(value, "__dataclass_fields__", None):
+        return [type(value).__qualname__] + [
+            [f, _value(getattr(value, f), configs, files)] for f in dataclass_fields
+        ]
+    raise Unstable(f"an object of {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _sources(kind: type) -> Iterator[str]:
+    """Files of a class and its bases, torch's own excluded (its version stands for them)."""
+    for base in kind.__mro__:
+        if base.__module__.split(".")[0] in ("torch", "builtins", "collections", "abc"):
+            continue
+        module = sys.modules.get(base.__module__)
+        file = getattr(module, "__file__", None)
+        if file is None:
+            try:
+                file = inspect.getsourcefile(base)
+            except (OSError, TypeError):
+                file = None
+        if file is None:
+            raise Unstable(f"{base.__qualname__} has no source file")
+        yield file
+        if not _installed(file):
+            yield from _user_files()
+
+
+def _user_files() -> Iterator[str]:
+    """Sources of all imported modules outside installed packages: helpers of a user's model."""
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and file.endswith(".py") and not _installed(file):
+            yield file
+
+
+def _installed(file: str) -> bool:
+    path = os.path.abspath(file)
+    roots = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__))]
+    parts = path.split(os.sep)
+    if "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return any(path.startswith(os.path.abspath(root) + os.sep) for root in roots)
+
+
+def _display(file: str) -> str:
+    """Part of the path that does not depend on where things are installed."""
+    return "/".join(os.path.abspath(file).split(os.sep)[-2:])
+
+
+def _file_digest(file: str, digest: Callable[[bytes], bytes]) -> str:
+    try:
+        with open(file, "rb") as stream:
+            return digest(stream.read()).hex()
+    except OSError as error:
+        raise Unstable(f"source {file}: {error}") from None
+
+
+def _versions() -> dict[str, str]:
+    from rm_abstract._version import __version__
+
+    names = ["torch", "transformers"]
+    found = {n: str(getattr(sys.modules[n], "__version__", "")) for n in names if n in sys.modules}
+    return {**found, "python": sys.version.split()[0], "rm_abstract": __version__}
+
+
+def _flags() -> dict[str, str]:
+    """Global switches of torch that change what an operator computes or what is traced."""
+    return {
+        "default_dtype": str(torch.get_default_dtype()),
+        "matmul": torch.get_float32_matmul_precision(),
+        "deterministic": str(torch.are_deterministic_algorithms_enabled()),
+        "autocast": str(torch.is_autocast_enabled("cpu")),
+        "autocast_dtype": str(torch.get_autocast_dtype("cpu")),
+    }

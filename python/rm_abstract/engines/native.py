@@ -1,0 +1,303 @@
+"""The native engine: capture with torch.export, compile with the core, gate against eager.
+
+One engine serves one module, which it holds weakly. Torch is not touched before the first call.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract import _core, parity
+from rm_abstract.capture.call import CallSpec, FlatCall, ForwardParameters, flatten_call
+from rm_abstract.capture.export import call_tensors, capture_flat
+from rm_abstract.engines.artefacts import Artefacts
+from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.compiled_call import CompiledCall, Pattern
+from rm_abstract.engines.variant import Record, Variant
+from rm_abstract.errors import CompileError, Error, ParityError, from_core
+from rm_abstract.hooks.scope import disabled_var
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+
+def create_engine(module: torch.nn.Module, session: Session) -> NativeEngine:
+    """The factory the engine registry calls."""
+    return NativeEngine(module, session)
+
+
+class NativeEngine:
+    """Implements engines.base.Engine."""
+
+    name = "native"
+
+    def __init__(self, module: torch.nn.Module, session: Session) -> None:
+        self._module = weakref.ref(module)
+        self._session = session
+        self.parameters = ForwardParameters.of(module)
+        self.artefacts = Artefacts(session)
+        self._entries: dict[CallSpec, CompiledCall] = {}
+        self._stale: dict[CallSpec, CompiledCall] = {}
+
+    # ---- the protocol ------------------------------------------------------------------------
+
+    def signature_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | Decline:
+        call = flatten_call(self.parameters, args, kwargs)
+        return call if isinstance(call, Decline) else call.spec
+
+    def first_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
+    ) -> Any:
+        call = flatten_call(self.parameters, args, kwargs)
+        if isinstance(call, Decline):
+            raise call
+        entry = self._stale.get(call.spec) or CompiledCall(self, call.spec)
+        output = entry.first(tuple(call.leaves), run_eager, raises=True)
+        self._stale.pop(call.spec, None)
+        self._entries[call.spec] = entry
+        return output
+
+    def entry(self, signature: Hashable) -> CompiledCall | None:
+        return self._entries.get(signature)  # type: ignore[call-overload,no-any-return]
+
+    def weights(self) -> list[tuple[dict[str, Any], str, Any]]:
+        found: dict[str, tuple[dict[str, Any], str, Any]] = {}
+        for variant in self._variants():
+            for name in variant.record.weights:
+                if name not in found:
+                    owner, key = self._owner(name)
+                    found[name] = (owner, key, owner[key])
+        return list(found.values())
+
+    def invalidate(self, what: str, where: str) -> None:
+        entries = {**self._stale, **self._entries}
+        self._entries = {}
+        self._stale = {}
+        self.artefacts.forget_module()
+        if what != "weights":
+            return
+        for spec, entry in entries.items():
+            fresh = CompiledCall(self, spec)
+            for pattern in {*entry.variants, *entry.waiting}:
+                kept = entry.variants.get(pattern, []) + entry.waiting.get(pattern, [])
+                fresh.waiting[pattern] = kept
+            self._stale[spec] = fresh
+
+    def reports(self) -> list[EntryReport]:
+        return [variant.full_report() for variant in self._variants()]
+
+    def close(self) -> None:
+        self._entries.clear()
+        self._stale.clear()
+
+    # ---- making variants ---------------------------------------------------------------------
+
+    def module(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            raise Decline("RM108", "the module no longer exists")
+        return module
+
+    @contextmanager
+    def on_original(self) -> Iterator[None]:
+        """Nothing inside is routed: captures and gates see the user's own modules."""
+        token = disabled_var.set("compiling")
+        try:
+            yield
+        finally:
+            disabled_var.reset(token)
+
+    def cached_variant(
+        self, call: FlatCall, pattern: Pattern, past: Sequence[bool]
+    ) -> Variant | None:
+        """The variant of this call from the cache, without capturing; None when there is none."""
+        started = time.perf_counter()
+        shapes = [t.shape for t in call_tensors(call)]
+        key = _call_key(call, pattern)
+        record = self.artefacts.find_record(self.module(), key, shapes, past)
+        if record is None or not self._has_weights(record):
+            return None
+        variant = self._compile(record, call, past, started)
+        variant.report.cache = "hit"
+        variant.record.capture_ms = 0.0
+        return variant
+
+    def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
+        """Captures and compiles this call, and stores both."""
+        started = time.perf_counter()
+        module = self.module()
+        captured = capture_flat(module, call, self.parameters)
+        try:
+            ir = _core.ir.canonical(captured.ir)
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+        record = Record(
+            ir=ir,
+            input_dims=captured.input_dims,
+            conditions=captured.conditions,
+            weights=captured.weights,
+            output=captured.output,
+            caches=captured.caches,
+            kept=dict(Counter(k.op for k in captured.kept)),
+            capture_ms=captured.capture_ms,
+            constants=captured.constants,
+        )
+        variant = self._compile(record, call, past, started)
+        self.artefacts.store_record(module, _call_key(call, pattern), record)
+        bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
+        variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
+        return variant
+
+    def _compile(
+        self, record: Record, call: FlatCall, past: Sequence[bool], started: float
+    ) -> Variant:
+        try:
+            text, artefact, _ = self.artefacts.program(record.ir)
+            program = _core.Program(text, self._weights(record), self.artefacts.backends())
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+        variant = Variant(record, program, past)
+        variant.report = EntryReport(
+            signature=_readable(call),
+            engine=self.name,
+            device=self._session.device,
+            artefact=artefact,
+            compile_ms=(time.perf_counter() - started) * 1e3,
+        )
+        return variant
+
+    def trusted(self, variant: Variant) -> bool:
+        """True when the gate passed this program on these very weights before.
+
+        Raises ParityError when it failed: the artefact is quarantined.
+        """
+        weights = self._weights(variant.record)
+        verdict = self.artefacts.verdict(variant.report.artefact, weights)
+        if verdict is None:
+            return False
+        variant.report.max_error = verdict.get("max_error")
+        if verdict.get("passed") is not True:
+            raise self._parity_error(f"{verdict.get('detail')} (stored verdict)")
+        variant.report.parity = "stored verdict"
+        return True
+
+    def refresh(self, variant: Variant) -> None:
+        """Gives a variant the weights the module has now."""
+        try:
+            variant.program.update_weights(self._weights(variant.record))
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+
+    def gate(
+        self, variant: Variant, call: FlatCall, tensors: list[torch.Tensor], expected: Any
+    ) -> None:
+        """Runs the variant on the call `expected` came from. Raises ParityError when it differs."""
+        record = variant.record
+        try:
+            output = variant.run(tensors, call.leaves)
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+        caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
+        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
+        precision = parity.working_precision([*weights, *tensors])
+        verdict = parity.compare(expected, (output, caches), precision)
+        variant.report.calls = 0
+        variant.report.max_error = verdict.max_error
+        variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
+        self.artefacts.store_verdict(variant.report.artefact, self._weights(record), verdict)
+        if not verdict.passed:
+            raise self._parity_error(verdict.detail)
+
+    def _parity_error(self, detail: str) -> ParityError:
+        return ParityError(
+            f"[parity] expected {type(self.module()).__name__} compiled to match eager, got "
+            f"{detail}; try RM_DUMP_IR to inspect the program, or report it",
+            code="RM501",
+        )
+
+    def report_failure(self, error: Exception) -> None:
+        """A later variant failed: eager serves it, and the session's policy decides how loudly."""
+        module = self._module()
+        for armed in self._session.armed():
+            if armed.module_ref() is module:
+                if isinstance(error, Error):
+                    self._session.failed(armed, error)
+                elif isinstance(error, Decline):
+                    self._session.notice(armed, error.code, error.detail)
+                return
+
+    # ---- weights -----------------------------------------------------------------------------
+
+    def _variants(self) -> list[Variant]:
+        return [v for entry in self._entries.values() for v in entry.all_variants()]
+
+    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
+        """The dictionary that holds a weight and its key there. Raises CompileError when gone."""
+        path, _, key = name.rpartition(".")
+        owner: Any = self.module()
+        for part in path.split(".") if path else ():
+            owner = owner._modules.get(part)
+            if owner is None:
+                break
+        for group in ("_parameters", "_buffers", "__dict__"):
+            held = getattr(owner, group, None)
+            if held is not None and isinstance(held.get(key), torch.Tensor):
+                return held, key
+        raise CompileError(
+            f"[weights] expected {name} in {type(self.module()).__name__}, got nothing; "
+            "try clearing the compile cache",
+            code="RM201",
+        )
+
+    def _has_weights(self, record: Record) -> bool:
+        try:
+            self._weights(record)
+        except CompileError:
+            return False
+        return True
+
+    def _weights(self, record: Record) -> dict[str, torch.Tensor]:
+        weights = dict(record.constants)
+        for name in record.weights:
+            owner, key = self._owner(name)
+            weights[name] = owner[key].detach()
+        return weights
+
+
+def _call_key(call: FlatCall, pattern: Pattern) -> str:
+    """What a front record is found by, besides the module."""
+    return json.dumps([call.spec.json(), repr(pattern)], separators=(",", ":"))
+
+
+def _readable(call: FlatCall) -> str:
+    """The call in one line: input_ids[2,7], past_key_values(24 tensors), use_cache=True."""
+    leaves = iter(call.leaves)
+    parts = []
+    for name, spec in zip(call.spec.names, call.spec.specs, strict=True):
+        mine = [next(leaves) for _ in range(_count(spec))]
+        if spec[0] == "tensor":
+            parts.append(f"{name}[{','.join(map(str, mine[0].shape))}]")
+        elif spec[0] == "const":
+            parts.append(f"{name}={spec[2]!r}")
+        elif spec[0] == "cache":
+            parts.append(f"{name}({len(mine[0].layers)} layers)")
+        elif spec[0] != "none":
+            parts.append(name)
+    return ", ".join(parts)
+
+
+def _count(spec: Any) -> int:
+    """Leaves below one argument."""
+    if spec[0] in ("tensor", "cache"):
+        return 1
+    if spec[0] in ("list", "tuple"):
+        return sum(_count(s) for s in spec[1:])
+    return sum(_count(s) for _, s in spec[1:]) if spec[0] == "dict" else 0

@@ -1,0 +1,99 @@
+"""One compiled capture: which sizes it serves, how it runs, how its output is rebuilt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.capture.conditions import serves
+from rm_abstract.capture.outputs import builder
+from rm_abstract.engines.base import Decline, EntryReport
+
+RECORD_VERSION = 1
+BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
+
+
+class Program(Protocol):
+    """What the core's compiled program offers (src/bindings/program_pybind.cpp)."""
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
+
+    def update_weights(self, weights: dict[str, torch.Tensor]) -> None: ...
+
+    def report(self) -> dict[str, Any]: ...
+
+
+@dataclass
+class Record:
+    """A capture as data: what a front record stores and a program is made from."""
+
+    ir: str  # canonical text
+    input_dims: list[list[str]]
+    conditions: list[str]
+    weights: list[str]
+    output: list[Any]
+    caches: list[Any]
+    kept: dict[str, int]
+    capture_ms: float = 0.0
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def to_json(self) -> bytes | None:
+        """None when it holds tensors that only this process has."""
+        if self.constants:
+            return None
+        fields = ("ir", "input_dims", "conditions", "weights", "output", "caches", "kept")
+        return json.dumps(
+            {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
+        ).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> Record:
+        """Raises ValueError or KeyError for anything but a record of this version."""
+        values = json.loads(data)
+        if values.pop("v") != RECORD_VERSION:
+            raise ValueError("a record of another version")
+        return Record(**values)
+
+
+class Variant:
+    """A record with its program. Immutable but for counters; `run` is thread safe."""
+
+    def __init__(self, record: Record, program: Program, is_past: Sequence[bool]) -> None:
+        self.record = record
+        self.program = program
+        self.serves: Callable[[Any], bool] = serves(record.input_dims, record.conditions, is_past)
+        self._build = builder(record.output)
+        self._caches = [builder(c) for c in record.caches if c[1] >= 0]
+        self.report = EntryReport(signature="", engine="native", device="")
+
+    def run(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> Any:
+        """The module's output. Caches among `leaves` are updated last, after everything else."""
+        try:
+            results = self.program.run(tensors)
+        except _core.CoreError as error:
+            if error.code in BAD_CALL:  # this call, not the artefact: the original judges it
+                raise Decline(error.reason or "RM104", str(error)) from error
+            raise
+        self.report.calls += 1
+        for commit in self._caches:
+            commit(results, leaves)
+        return self._build(results, leaves)
+
+    def full_report(self) -> EntryReport:
+        """The record for explain(), with the program's current figures."""
+        now = self.program.report()
+        report = self.report
+        report.nodes = int(now.get("nodes", 0))
+        report.native_nodes = int(now.get("native_nodes", 0))
+        report.flops = float(now.get("flops", 0.0))
+        report.native_flops = float(now.get("native_flops", 0.0))
+        report.kernels = dict(now.get("kernels", {}))
+        report.shapes = int(now.get("instances", 0))
+        report.kept = dict(self.record.kept)
+        report.capture_ms = self.record.capture_ms
+        return report

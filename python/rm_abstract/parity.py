@@ -1,0 +1,137 @@
+"""The parity gate: does a compiled artefact give what the original gave on the same inputs?
+
+Structure, dtypes, shapes, NaN and infinity positions must be equal, integers and bools exactly;
+floats within a tolerance of the tensor's own largest magnitude. The tolerance belongs to the
+lowest precision the model computes in, not to the dtype of one output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import is_cache
+
+# Largest error relative to the largest magnitude of a tensor. f32: sums of a few thousand products
+# in another order stay below 1e-5 a layer; half formats: a few units in the last place a layer.
+TOLERANCES = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+MIN_COSINE = {
+    torch.float64: 1 - 1e-9,
+    torch.float32: 1 - 1e-6,
+    torch.float16: 0.9999,
+    torch.bfloat16: 0.999,
+}
+_HUGE = 1e30  # mask fillers such as finfo.min: compared as themselves, not part of the scale
+
+
+@dataclass
+class Verdict:
+    """`passed`, the largest relative error seen, and what differs first when not passed."""
+
+    passed: bool = True
+    max_error: float = 0.0
+    detail: str = ""
+    tensors: int = 0
+
+    def fail(self, detail: str) -> None:
+        if self.passed:
+            self.passed, self.detail = False, detail
+
+
+def working_precision(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    """The floating type of the tensors with the widest tolerance; float32 when there is none."""
+    found = [t.dtype for t in tensors if t.dtype in TOLERANCES]
+    return max(found, key=lambda d: TOLERANCES[d], default=torch.float32)
+
+
+def compare(expected: Any, actual: Any, precision: torch.dtype = torch.float32) -> Verdict:
+    """Compares two outputs of any nesting of containers, ModelOutput and caches."""
+    verdict = Verdict()
+    with torch.no_grad():
+        _walk(expected, actual, "output", precision, verdict)
+    return verdict
+
+
+def _walk(a: Any, b: Any, path: str, precision: torch.dtype, verdict: Verdict) -> None:
+    if not verdict.passed:
+        return
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        _tensors(a, b, path, precision, verdict)
+    elif type(a) is not type(b):
+        verdict.fail(f"{path} is {type(b).__name__}, expected {type(a).__name__}")
+    elif isinstance(a, dict):
+        if list(a.keys()) != list(b.keys()):
+            verdict.fail(f"{path} has keys {list(b.keys())}, expected {list(a.keys())}")
+            return
+        for key in a:
+            _walk(a[key], b[key], f"{path}.{key}", precision, verdict)
+    elif isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            verdict.fail(f"{path} has {len(b)} items, expected {len(a)}")
+            return
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            _walk(x, y, f"{path}[{i}]", precision, verdict)
+    elif is_cache(a):
+        _walk(kv_cache.read(a), kv_cache.read(b), f"{path}.layers", precision, verdict)
+    elif a != b:
+        verdict.fail(f"{path} is {b!r}, expected {a!r}")
+
+
+def _tensors(
+    a: torch.Tensor, b: torch.Tensor, path: str, precision: torch.dtype, verdict: Verdict
+) -> None:
+    verdict.tensors += 1
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        verdict.fail(
+            f"{path} is {b.dtype} {list(b.shape)} on {b.device}, expected {a.dtype} "
+            f"{list(a.shape)} on {a.device}"
+        )
+        return
+    if not a.is_floating_point():
+        if not torch.equal(a, b):
+            verdict.fail(f"{path} differs in {int((a != b).sum())} of {a.numel()} integers")
+        return
+    if a.numel() == 0:
+        return
+    x, y = a.detach().double(), b.detach().double()
+    ordinary = x.abs() < _HUGE  # False for NaN and infinities
+    if not bool((ordinary == (y.abs() < _HUGE)).all()):
+        verdict.fail(f"{path} has NaN, infinite or huge values elsewhere than the original")
+        return
+    if not bool(ordinary.all()):
+        strange_x, strange_y = x[~ordinary], y[~ordinary]
+        if not torch.allclose(strange_x, strange_y, rtol=1e-2, atol=0, equal_nan=True):
+            verdict.fail(f"{path} differs in NaN, infinite or huge values")
+            return
+        x, y = x[ordinary], y[ordinary]
+    _floats(x.reshape(-1), y.reshape(-1), path, precision, verdict)
+
+
+def _floats(
+    x: torch.Tensor, y: torch.Tensor, path: str, precision: torch.dtype, verdict: Verdict
+) -> None:
+    if x.numel() == 0:
+        return
+    scale = float(x.abs().max())
+    difference = float((x - y).abs().max())
+    # Values all below the smallest normal of the type carry no relative information.
+    error = difference / max(scale, torch.finfo(precision).tiny)
+    verdict.max_error = max(verdict.max_error, error)
+    if error > TOLERANCES[precision]:
+        verdict.fail(
+            f"{path} differs by {error:.2e} of its largest magnitude {scale:.3g}, tolerance "
+            f"{TOLERANCES[precision]:.0e}"
+        )
+        return
+    norms = float(x.norm()) * float(y.norm())
+    if norms > 0 and float(x @ y) / norms < MIN_COSINE[precision]:
+        verdict.fail(f"{path} has cosine {float(x @ y) / norms:.7f} to the original")
