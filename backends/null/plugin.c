@@ -137,7 +137,7 @@ static rm_status* execute(const rm_executable* executable, const rm_execute_args
 static rm_status* buffer_alloc(rm_device* device, uint32_t kind, size_t bytes, size_t align,
                                rm_buffer** out) {
   (void)device; (void)kind;
-  if (align == 0 || (align & (align - 1)) != 0) {
+  if ((align & (align - 1)) != 0) {   /* 0: no wish */
     return fail(RM_INVALID_ARGUMENT, STR("expected an alignment that is a power of two"), __LINE__);
   }
   if (align < sizeof(void*)) align = sizeof(void*);

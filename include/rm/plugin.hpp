@@ -86,11 +86,11 @@ struct Buffer {
 class HostBuffer final : public Buffer {
  public:
   HostBuffer(size_t bytes, size_t align) {
-    if (align < sizeof(void*)) align = sizeof(void*);
     if ((align & (align - 1)) != 0) {
       throw Error(RM_INVALID_ARGUMENT, "[buffer_alloc] expected a power-of-two alignment, got " +
                                            std::to_string(align));
     }
+    if (align < sizeof(void*)) align = sizeof(void*);
     if (posix_memalign(&ptr_, align, bytes ? bytes : align) != 0) throw std::bad_alloc();
   }
   ~HostBuffer() override { std::free(ptr_); }

@@ -37,7 +37,7 @@ def operand(tensor: torch.Tensor) -> abi.Operand:
 
 class Bridge:
     def __init__(self, path: Path) -> None:
-        self.plugin = abi.Plugin(path)
+        self.plugin = abi.Plugin(path, private=True)
         self.plugin.initialize()
         self.info = self.plugin.device_info(self.plugin.open_device(0))
         (self.row,) = self.plugin.rows()

@@ -7,6 +7,8 @@ the conformance suite and the bridge's tests drive plugins through it without th
 from __future__ import annotations
 
 import ctypes as c
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -336,17 +338,30 @@ class Host:
 
 
 class Plugin:
-    """A loaded plugin and its table."""
+    """A loaded plugin and its table.
 
-    def __init__(self, path: str | Path, host_abi: int = ABI_VERSION) -> None:
+    A library has one host at a time, the last that queried it.  `private` loads a copy of the file,
+    a library of its own: for a process in which the core has loaded the same plugin.
+    """
+
+    def __init__(self, path: str | Path, *, private: bool = False) -> None:
         self.path, self.host = Path(path), Host()
-        library = c.CDLL(str(path), mode=c.RTLD_LOCAL)
-        query = library.rm_backend_query
+        if private:
+            with tempfile.TemporaryDirectory() as folder:
+                copy = shutil.copy(path, folder)
+                self._library = c.CDLL(str(copy), mode=c.RTLD_LOCAL)
+        else:
+            self._library = c.CDLL(str(path), mode=c.RTLD_LOCAL)
+        self.api = self.query(ABI_VERSION)
+
+    def query(self, host_abi: int) -> Any:
+        """The table for a host of that version; raises PluginFailure when the plugin refuses."""
+        query = self._library.rm_backend_query
         query.restype, query.argtypes = c.POINTER(BackendApi), [u32, c.POINTER(HostApi)]
         table = query(host_abi, c.byref(self.host.api))
         if not table:
             raise PluginFailure("FAILED_PRECONDITION", f"it does not speak ABI {host_abi:#x}")
-        self.api = table.contents
+        return table.contents
 
     def initialize(self) -> None:
         self.host.check(self.api.initialize(Options(None, 0)))
@@ -362,7 +377,10 @@ class Plugin:
         return out.value or 0
 
     def device_info(self, device: int) -> Any:
-        info = DeviceInfo(struct_size=c.sizeof(DeviceInfo))
+        # Room behind the struct: a plugin that overruns it must not take the test process along.
+        memory = (c.c_ubyte * (c.sizeof(DeviceInfo) + 1024))()
+        info = DeviceInfo.from_buffer(memory)
+        info.struct_size = c.sizeof(DeviceInfo)
         self.host.check(self.api.device_info(device, c.byref(info)))
         return info
 
