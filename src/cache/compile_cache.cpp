@@ -30,7 +30,8 @@ std::string default_directory() {
     home = user != nullptr ? user->pw_dir : nullptr;
   }
   if (home == nullptr || home[0] != '/') {
-    throw Error(RM_NOT_FOUND, "[cache] expected a home directory, got none; try RM_CACHE_DIR");
+    throw Error(RM_FAILED_PRECONDITION,
+                "[cache] expected a home directory, got none; try RM_CACHE_DIR");
   }
   return std::string(home) + "/.rm_abstract/cache";
 }
@@ -67,7 +68,9 @@ CompileCache::CompileCache(Settings settings)
         settings_.directory, settings_.mode != Mode::kRead, false, settings_.trust, secret});
   } catch (const Error& error) {
     disk_problem_ = error.what();
-    warn_once("directory", disk_problem_ + "; nothing is kept on disk");
+    // Nothing to read yet is no problem worth a warning; everything else is.
+    const bool empty = settings_.mode == Mode::kRead && error.code() == RM_NOT_FOUND;
+    if (!empty) warn_once("directory", disk_problem_ + "; nothing is kept on disk");
   }
   if (settings_.shared_directory.empty()) return;
   try {
