@@ -4,13 +4,19 @@
 #include <span>
 
 #include "ops/copy/rows.hpp"
+#include "ops/cumsum/rows.hpp"
 #include "ops/embedding/rows.hpp"
 #include "ops/ewise/rows.hpp"
+#include "ops/gather/rows.hpp"
+#include "ops/index/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
+#include "ops/reduce/rows.hpp"
 #include "ops/rms_norm/rows.hpp"
 #include "ops/rope/rows.hpp"
+#include "ops/scatter/rows.hpp"
 #include "ops/sdpa/rows.hpp"
 #include "ops/softmax/rows.hpp"
+#include "ops/sort/rows.hpp"
 #if __has_include("ops/gemm/CMakeLists.txt")
 #include "ops/gemm/rows.hpp"
 #define RM_CPU_HAS_GEMM 1
@@ -33,7 +39,13 @@ std::vector<rm_kernel> all_rows() {
   add(embedding_rows());
   add(rope_rows());
   add(ewise_rows());
+  add(reduce_rows());
+  add(cumsum_rows());
   add(copy_rows());
+  add(gather_rows());
+  add(index_rows());
+  add(scatter_rows());
+  add(sort_rows());
   return rows;
 }
 

@@ -62,7 +62,7 @@ RM_LOOP(floor_, __builtin_floorf(a))
 RM_LOOP(ceil_, __builtin_ceilf(a))
 RM_LOOP(round_, __builtin_rintf(a))
 RM_LOOP(trunc_, __builtin_truncf(a))
-RM_LOOP(sign, a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a == 0.0f ? 0.0f : a)
+RM_LOOP(sign, a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : 0.0f)  // NaN: 0, as in torch
 RM_LOOP(softplus, softplus_of(a))
 RM_LOOP(log1p_, __builtin_log1pf(a))
 RM_LOOP(expm1_, __builtin_expm1f(a))
