@@ -262,7 +262,6 @@ Reason Guard::check_dict(Dict& dict, PyObject* object, const TorchFacts& facts) 
   Reason verdict = Reason::kNone;
   const std::uint64_t tag = tag_of(object);
   if (dict.kind == Kind::kHooks) {
-    if (PyDict_GET_SIZE(object) == 0) return Reason::kNone;
     if (!only_inactive_hooks(object)) {
       detail_ = path_of(dict.module, nullptr) + ": forward hooks";
       return Reason::kHooks;

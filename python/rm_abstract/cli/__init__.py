@@ -1,0 +1,1 @@
+"""The command `rm-abstract`. Every subcommand imports what it needs when it runs."""

@@ -1,0 +1,188 @@
+"""`rm-abstract doctor`: is everything there, and if not, the command that fixes it.
+
+Invariant: it never fails because of what it examines. Every check runs on its own, torch and
+transformers are imported in a child process (a broken one may kill it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from rm_abstract._version import __version__
+
+_MINIMUM = {"torch": (2, 10), "transformers": (5, 0)}
+
+
+@dataclass
+class Finding:
+    name: str
+    status: str  # "ok", "warn", "fail"
+    detail: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="print JSON")
+def doctor(as_json: bool) -> None:
+    """Examine this installation; says what is wrong and the command that fixes it."""
+    findings = examine()
+    worst = any(finding.status == "fail" for finding in findings)
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        click.echo(json.dumps({"version": __version__, "ok": not worst, "checks": rows}, indent=2))
+    else:
+        click.echo(f"rm_abstract {__version__}")
+        for finding in findings:
+            click.echo(f"[{finding.status:4}] {finding.name}: {finding.detail}")
+            if finding.remedy:
+                click.echo(f"       fix: {finding.remedy}")
+    sys.exit(1 if worst else 0)
+
+
+def examine() -> list[Finding]:
+    findings = []
+    for name, check in _CHECKS.items():
+        try:
+            findings += check()
+        except Exception as error:  # the doctor reports what breaks, whatever it is
+            findings.append(Finding(name, "fail", f"the check itself failed: {error!r}"))
+    return findings
+
+
+def _python() -> list[Finding]:
+    detail = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
+    if sys.version_info < (3, 10):
+        return [Finding("python", "fail", detail, "install Python 3.10 or later")]
+    return [Finding("python", "ok", detail)]
+
+
+def _core() -> list[Finding]:
+    try:
+        from rm_abstract import _core as core
+    except ImportError as error:
+        return [Finding("core", "fail", str(error), "pip install --force-reinstall rm_abstract")]
+    return [Finding("core", "ok", str(core.__file__))]
+
+
+def _library(name: str) -> list[Finding]:
+    """Version from metadata, then a real import in a child."""
+    minimum = _MINIMUM[name]
+    wanted = ".".join(map(str, minimum))
+    install = f"pip install '{name}>={wanted}'"
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return [Finding(name, "warn", "not installed; models cannot be loaded", install)]
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if numbers < minimum:
+        return [Finding(name, "fail", f"{version} is older than {wanted}", install)]
+    code = f"import {name}; print({name}.__version__)"
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    if child.returncode != 0:
+        last = (child.stderr.strip().splitlines() or [f"exit status {child.returncode}"])[-1]
+        return [Finding(name, "fail", f"{version} does not import: {last}", install)]
+    return [Finding(name, "ok", child.stdout.strip().splitlines()[-1])]
+
+
+def _settings() -> list[Finding]:
+    from rm_abstract import config
+    from rm_abstract.errors import ConfigError
+
+    try:
+        settings = config.resolve({})
+    except ConfigError as error:
+        return [Finding("settings", "fail", str(error), error.remedy)]
+    changed = [
+        f"{name}={text!r} from {source}"
+        for name, (text, source) in settings.values.items()
+        if source != "default"
+    ]
+    return [Finding("settings", "ok", "; ".join(changed) or "all defaults")]
+
+
+def _devices() -> list[Finding]:
+    from rm_abstract import device
+
+    rows = device.backends()
+    findings = []
+    for row in rows:
+        devices = ", ".join(str(info["name"]) for info in row["devices"])
+        if row["available"]:
+            findings.append(Finding(f"backend {row['name']}", "ok", f"{row['version']} {devices}"))
+        else:
+            detail = f"{row['code']} {row['reason']}".strip()
+            findings.append(Finding(f"backend {row['name']}", "warn", detail))
+    usable = device.devices()
+    if usable:
+        findings.append(Finding("devices", "ok", ", ".join(usable)))
+    else:
+        remedy = "pip install --force-reinstall rm_abstract"
+        findings.append(Finding("devices", "fail", "no usable device, not even cpu", remedy))
+    return findings
+
+
+def _cache() -> list[Finding]:
+    from rm_abstract import config
+
+    text = config.resolve({}).text("cache_dir")
+    base = os.environ.get("XDG_CACHE_HOME")
+    default = Path(base) / "rm_abstract" if base else Path.home() / ".rm_abstract" / "cache"
+    folder = Path(text) if text else default
+    nearest = folder
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not os.access(nearest, os.W_OK):
+        remedy = f"chown {os.getuid()} {nearest}, or set RM_CACHE_DIR"
+        return [Finding("cache", "warn", f"{folder} cannot be written (RM603)", remedy)]
+    if folder.exists() and (folder.stat().st_mode & 0o022 or folder.stat().st_uid != os.geteuid()):
+        remedy = f"chmod go-w {folder}"
+        return [Finding("cache", "warn", f"{folder} can be written by others: not used", remedy)]
+    return [Finding("cache", "ok", str(folder))]
+
+
+def _openmp() -> list[Finding]:
+    """One OpenMP runtime in the process: two fight over the cores."""
+    code = (
+        "import torch\n"
+        "try:\n"
+        "    import rm_abstract; rm_abstract.devices()\n"
+        "except Exception: pass\n"
+        "seen = {l.split()[-1] for l in open('/proc/self/maps') if 'libgomp' in l or 'libiomp' in l}\n"
+        "print('|'.join(sorted(seen)))"
+    )
+    if not sys.platform.startswith("linux"):
+        return []
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    if child.returncode != 0:
+        return []  # torch is missing or broken: said above
+    runtimes = [path for path in child.stdout.strip().split("|") if path]
+    if len(runtimes) > 1:
+        remedy = "start the script with torch imported before other OpenMP users"
+        return [Finding("openmp", "warn", "several runtimes: " + ", ".join(runtimes), remedy)]
+    return [Finding("openmp", "ok", ", ".join(runtimes) or "none loaded")]
+
+
+_CHECKS: dict[str, Callable[[], list[Finding]]] = {
+    "python": _python,
+    "core": _core,
+    "torch": lambda: _library("torch"),
+    "transformers": lambda: _library("transformers"),
+    "settings": _settings,
+    "devices": _devices,
+    "cache": _cache,
+    "openmp": _openmp,
+}

@@ -1,0 +1,161 @@
+"""The script runner behind `python -m rm_abstract`.
+
+Grammar: options of ours, then exactly what follows `python`: a script, a folder or zip with a
+`__main__`, `-m module`, `-c code` or `-` (standard input), then the script's own arguments, which
+are never looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from dataclasses import dataclass, field
+
+USAGE = """\
+usage: python -m rm_abstract [options] script.py | -m module | -c code | - [arguments]
+
+options:
+  --device D             device string: auto, cpu, gpu[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N]
+  --explain[=json]       print what ran where, and why not, on stderr when the script ends
+  --fail-if-not-routed   exit with status 3 when no call was served by a compiled plan
+  -h, --help             this text
+  -V, --version          the version
+"""
+
+NOT_ROUTED = 3  # exit status of --fail-if-not-routed
+BAD_USAGE = 2
+
+
+@dataclass
+class Command:
+    """What was asked for; ``kind`` is "script", "module", "code", "stdin", "help" or "version"."""
+
+    kind: str = ""
+    target: str = ""
+    arguments: list[str] = field(default_factory=list)
+    device: str | None = None
+    explain: str = ""  # "", "text" or "json"
+    fail_if_not_routed: bool = False
+
+
+class UsageError(Exception):
+    """The command line is not understood."""
+
+
+def parse(argv: list[str]) -> Command:
+    """Reads our options up to the target. Raises UsageError."""
+    command = Command()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        name, separator, value = word.partition("=")
+        if word in ("-h", "--help", "-V", "--version"):
+            command.kind = "help" if word in ("-h", "--help") else "version"
+            return command
+        if name == "--device":
+            command.device = value if separator else _next(rest, name)
+        elif name == "--explain" and value in ("", "json", "text"):
+            command.explain = value or "text"
+        elif word == "--fail-if-not-routed":
+            command.fail_if_not_routed = True
+        elif word in ("-m", "-c"):
+            command.kind = "module" if word == "-m" else "code"
+            command.target, command.arguments = _next(rest, word), rest
+            return command
+        elif word == "-":
+            command.kind, command.target, command.arguments = "stdin", "-", rest
+            return command
+        elif word == "--" and rest:
+            command.kind, command.target, command.arguments = "script", rest.pop(0), rest
+            return command
+        elif word.startswith("-"):
+            raise UsageError(f"[run] expected one of our options or a script, got {word!r}")
+        else:
+            command.kind, command.target, command.arguments = "script", word, rest
+            return command
+    raise UsageError("[run] expected a script, -m module, -c code or -, got nothing")
+
+
+def _next(rest: list[str], option: str) -> str:
+    if not rest:
+        raise UsageError(f"[run] expected a value after {option}, got nothing")
+    return rest.pop(0)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; the exit status is the script's own unless a check of ours fails."""
+    from rm_abstract._version import __version__
+    from rm_abstract.errors import Error
+
+    try:
+        command = parse(argv)
+    except UsageError as error:
+        print(f"{error}\n{USAGE}", end="", file=sys.stderr)
+        return BAD_USAGE
+    if command.kind in ("help", "version"):
+        print(USAGE if command.kind == "help" else __version__, end="\n" * (command.kind != "help"))
+        return 0
+    import rm_abstract
+
+    if command.device is not None:
+        os.environ["RM_DEVICE"] = command.device  # children of the script inherit it
+    try:
+        rm_abstract.init()
+    except Error as error:
+        print(f"{error.code} {error}".strip(), file=sys.stderr)
+        return BAD_USAGE
+    try:
+        _run(command)
+    except SystemExit as leaving:
+        return _after(command, leaving.code)
+    except BaseException:
+        _after(command, 1)
+        raise
+    return _after(command, 0)
+
+
+def _run(command: Command) -> None:
+    if command.kind == "module":
+        sys.argv = [command.target, *command.arguments]
+        sys.path[0] = os.getcwd()
+        runpy.run_module(command.target, run_name="__main__", alter_sys=True)
+    elif command.kind == "script":
+        sys.argv = [command.target, *command.arguments]
+        sys.path[0] = os.path.dirname(os.path.realpath(command.target))
+        runpy.run_path(command.target, run_name="__main__")
+    else:
+        name = "<stdin>" if command.kind == "stdin" else "<string>"
+        code = sys.stdin.read() if command.kind == "stdin" else command.target
+        sys.argv = ["-" if command.kind == "stdin" else "-c", *command.arguments]
+        sys.path[0] = ""
+        main_module = type(sys)("__main__")
+        main_module.__dict__["__builtins__"] = __builtins__
+        sys.modules["__main__"] = main_module
+        exec(compile(code, name, "exec"), main_module.__dict__)
+
+
+def _after(command: Command, status: object) -> int:
+    """Report and checks once the script has ended; the script's own failure wins."""
+    from rm_abstract import report, session
+
+    code = _exit_code(status)
+    active = session.current()
+    found = report.build(active) if active is not None else None
+    if command.explain and found is not None:
+        text = found.to_json() if command.explain == "json" else str(found)
+        print(text, file=sys.stderr)
+    if code == 0 and command.fail_if_not_routed and (found is None or found.routed == 0):
+        print("[run] expected routed calls, got none; try --explain", file=sys.stderr)
+        return NOT_ROUTED
+    return code
+
+
+def _exit_code(status: object) -> int:
+    """As the interpreter maps sys.exit's argument."""
+    if status is None:
+        return 0
+    if isinstance(status, int):
+        return status
+    print(status, file=sys.stderr)
+    return 1
