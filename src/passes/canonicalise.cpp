@@ -10,7 +10,7 @@ void canonicalise(ir::Graph& graph, const PassContext&) {
                         simplify_concat, slice_of_concat, constant_operand_second,
                         drop_identity_arithmetic, drop_identity_logic, square_is_product,
                         compose_casts, where_of_constant, compare_ranges, index_by_ranges_is_view,
-                        sum_of_iota_is_iota, leave_broadcast_to_consumer});
+                        sum_of_iota_is_iota, cumsum_of_zeros_is_zero, leave_broadcast_to_consumer});
 }
 
 }  // namespace rm::passes

@@ -82,17 +82,43 @@ Form through_slice(IotaForm form, const Node& node) {
   return form;
 }
 
-// a + b and a - b where one of them is the same everywhere.
+// a + b and a - b where one of them is the same everywhere, or both run along one axis.
 Form of_sum(const Rewriter& rw, const Node& node) {
   Form a = iota_form(rw, node.operands[0]), b = iota_form(rw, node.operands[1]);
   if (!a || !b) return std::nullopt;
   const Dims& to = rw.dims(node.result());
   Form wide_a = through_expand(*a, rw.dims(node.operands[0]), to);
   Form wide_b = through_expand(*b, rw.dims(node.operands[1]), to);
-  if (!wide_a || !wide_b || (wide_a->axis >= 0 && wide_b->axis >= 0)) return std::nullopt;
+  if (!wide_a || !wide_b) return std::nullopt;
+  if (wide_a->axis >= 0 && wide_b->axis >= 0 && wide_a->axis != wide_b->axis) return std::nullopt;
   int64_t sign = node.op == "sub" ? -1 : 1;
-  return IotaForm{wide_a->start + wide_b->start * Dim(sign), wide_a->step + sign * wide_b->step,
-                  std::max(wide_a->axis, wide_b->axis)};
+  IotaForm sum{wide_a->start + wide_b->start * Dim(sign), wide_a->step + sign * wide_b->step,
+               std::max(wide_a->axis, wide_b->axis)};
+  if (sum.step == 0) sum.axis = -1;
+  return sum;
+}
+
+// Pieces that continue each other along the concatenated axis: [-1], [0, 1, ...].
+Form of_concat(const Rewriter& rw, const Node& node) {
+  auto axis = static_cast<int>(node.i("axis"));
+  Form whole;
+  Dim length = 0;
+  // A piece of size 1 fits any step: the step is that of the first longer one.
+  int64_t step = 0;
+  for (ValueId v : node.operands) {
+    Form piece = iota_form(rw, v);
+    if (!piece || (piece->axis >= 0 && piece->axis != axis)) return std::nullopt;
+    if (piece->axis < 0 && rw.dims(v)[static_cast<size_t>(axis)] != Dim(1)) return std::nullopt;
+    if (piece->axis >= 0 && step == 0) step = piece->step;
+    if (piece->axis >= 0 && piece->step != step) return std::nullopt;
+    if (!whole) whole = IotaForm{piece->start, 0, axis};
+  }
+  for (ValueId v : node.operands) {
+    if (iota_form(rw, v)->start != whole->start + Dim(step) * length) return std::nullopt;
+    length = length + rw.dims(v)[static_cast<size_t>(axis)];
+  }
+  whole->step = step;
+  return step == 0 ? std::nullopt : whole;
 }
 
 Form of_node(const Rewriter& rw, const Node& node) {
@@ -105,6 +131,7 @@ Form of_node(const Rewriter& rw, const Node& node) {
     return IotaForm{*value, 0, -1};
   }
   if (node.op == "add" || node.op == "sub") return of_sum(rw, node);
+  if (node.op == "concat") return of_concat(rw, node);
   bool view = node.op == "reshape" || node.op == "expand" || node.op == "permute" ||
               node.op == "slice" || node.op == "cast";
   if (!view) return std::nullopt;

@@ -169,6 +169,15 @@ bool sdpa_groups_queries(Rewriter& rw, const Node& node) {
                     rw.emit_like(node, {node.operands[0], k, v, operand(node, 3)}));
 }
 
+// A mask that lets everything through: all true, or all zeros when added.
+bool sdpa_drops_open_mask(Rewriter& rw, const Node& node) {
+  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue) return false;
+  ValueId mask = node.operands[3];
+  if (!rw.is_splat(mask, rw.dtype(mask) == DType::kBool ? 1.0 : 0.0)) return false;
+  return rw.replace(node.result(), rw.emit_like(node, {node.operands[0], node.operands[1],
+                                                       node.operands[2], ir::kNoValue}));
+}
+
 // A mask that is "key position <= query position", both counted from 0, is is_causal.
 bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
   if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue) return false;

@@ -103,7 +103,8 @@ bool gemm_takes_residual(Rewriter& rw, const Node& node) {
   return false;
 }
 
-// reshape(gemm(reshape(x: [*,K]) : [M,N])) : [*,N] -> gemm(x).
+// reshape(gemm(x) : [M,N]) : [*,N] -> gemm(reshape(x) : [*,K]), so that what follows sees the
+// gemm. x is itself a reshape: two of them become one.
 bool gemm_between_reshapes(Rewriter& rw, const Node& node) {
   if (node.op != "reshape") return false;
   const Node* gemm = own_gemm(rw, node.operands[0]);
@@ -111,15 +112,12 @@ bool gemm_between_reshapes(Rewriter& rw, const Node& node) {
     return false;
   }
   const Node* flatten = rw.def(gemm->operands[0], "reshape");
-  if (flatten == nullptr) return false;
-  const Dims &x = rw.dims(flatten->operands[0]), &flat = rw.dims(flatten->result());
-  const Dims &out = rw.dims(node.result()), &narrow = rw.dims(gemm->result());
-  if (x.size() < 2 || x.size() != out.size() || x.back() != flat.back() || out.back() != narrow.back() ||
-      !std::equal(x.begin(), x.end() - 1, out.begin())) {
-    return false;
-  }
+  const Dims& out = rw.dims(node.result());
+  if (flatten == nullptr || out.size() < 2 || out.back() != rw.dims(gemm->result()).back()) return false;
+  Dims shape(out.begin(), out.end() - 1);
+  shape.push_back(rw.dims(gemm->operands[0]).back());
   std::vector<ValueId> operands = padded_operands(*gemm);
-  operands[0] = flatten->operands[0];
+  operands[0] = rw.reshape(flatten->operands[0], std::move(shape));
   return rw.replace(node.result(),
                     rw.emit("gemm", std::move(operands), gemm->attrs, rw.type(node.result())));
 }

@@ -129,4 +129,12 @@ bool sum_of_iota_is_iota(Rewriter& rw, const Node& node) {
                     rw.emit("iota", {}, {{"start", Dims{form->start}}, {"step", step}}, type));
 }
 
+// Every partial sum of zeros is zero.
+bool cumsum_of_zeros_is_zero(Rewriter& rw, const Node& node) {
+  if (node.op != "cumsum" || !rw.splat(node.operands[0]) || !rw.is_splat(node.operands[0], 0.0)) return false;
+  ir::Attr zero = int64_t{0};
+  if (ir::is_floating(rw.dtype(node.result()))) zero = 0.0;
+  return rw.replace(node.result(), rw.emit("full", {}, {{"value", zero}}, rw.type(node.result())));
+}
+
 }  // namespace rm::passes

@@ -29,6 +29,7 @@ bool where_of_constant(Rewriter& rw, const ir::Node& node);
 bool compare_ranges(Rewriter& rw, const ir::Node& node);
 bool index_by_ranges_is_view(Rewriter& rw, const ir::Node& node);
 bool sum_of_iota_is_iota(Rewriter& rw, const ir::Node& node);
+bool cumsum_of_zeros_is_zero(Rewriter& rw, const ir::Node& node);
 
 // norm_rules.cpp
 bool rms_norm_of_parts(Rewriter& rw, const ir::Node& node);
@@ -46,6 +47,7 @@ bool silu_of_parts(Rewriter& rw, const ir::Node& node);
 bool rope_of_parts(Rewriter& rw, const ir::Node& node);
 bool sdpa_of_parts(Rewriter& rw, const ir::Node& node);
 bool sdpa_groups_queries(Rewriter& rw, const ir::Node& node);
+bool sdpa_drops_open_mask(Rewriter& rw, const ir::Node& node);
 bool sdpa_range_mask_is_causal(Rewriter& rw, const ir::Node& node);
 
 // gemm_rules.cpp
