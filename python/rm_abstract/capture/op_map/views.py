@@ -112,6 +112,20 @@ def _cat(c: Call) -> Value:
     return c.b.concat([c.b.cast(v, c.dtype) for v in parts], c.axis("dim", rank), c.dims)
 
 
+def _diff(c: Call) -> Value | None:
+    """x[1:] - x[:-1] of the joined operands; first order, and not of bool (torch: xor)."""
+    x = c.value("self")
+    axis = c.axis("dim", x.rank)
+    parts = [v for v in (c["prepend"], x, c["append"]) if v is not None]
+    if (c["n"] or 1) != 1 or c.dtype == "bool":
+        return None
+    size = c.dims[axis]
+    dims = [*c.dims[:axis], plus(size, 1), *c.dims[axis + 1 :]]
+    joined = c.b.concat([c.b.cast(v, c.dtype) for v in parts], axis, dims)
+    after, before = c.b.slice(joined, axis, 1, size), c.b.slice(joined, axis, 0, size)
+    return c.b.op("sub", [after, before], c.dtype, c.dims)
+
+
 def _stack(c: Call) -> Value:
     rank = len(c.dims)
     axis = c.axis("dim", rank)
@@ -261,6 +275,7 @@ TABLE: dict[str, Handler] = {
     "cat.default": _cat,
     "concat.default": _cat,
     "stack.default": _stack,
+    "diff.default": _diff,
     "repeat.default": _repeat,
     "repeat_interleave.self_int": _repeat_interleave,
     "constant_pad_nd.default": _pad,
