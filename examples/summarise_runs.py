@@ -28,11 +28,12 @@ class Run:
     @classmethod
     def load(cls, folder: Path, script: str, mode: str) -> Run:
         name = f"{script}.{mode}"
-        report = folder / f"{name}.report.json"
+        errors = (folder / f"{name}.stderr").read_text()
+        start = errors.rfind("\n{\n")  # what --explain=json wrote when the script ended
         return cls(
             result=json.loads((folder / f"{name}.json").read_text()),
             wall_s=int((folder / f"{name}.wall_ms").read_text()) / 1e3,
-            report=json.loads(report.read_text()) if report.exists() else None,
+            report=json.loads(errors[start:]) if start >= 0 else None,
         )
 
     @property
