@@ -128,11 +128,15 @@ Expected reference(const Spec& s, const Operands& o, std::vector<int64_t> at) {
   const int64_t n = at.back(), m = at[at.size() - 2];
   std::vector<int64_t> lead(at.begin(), at.end() - 2);
   double sum = 0, magnitude = 0;
+  std::vector<int64_t> a_index = lead, b_index = s.batched_b ? lead : std::vector<int64_t>{};
+  a_index.insert(a_index.end(), {m, 0});
+  b_index.insert(b_index.end(), {s.trans_b ? n : 0, s.trans_b ? 0 : n});
+  const int64_t a_at = o.a.at(a_index), b_at = o.b.at(b_index);
+  const int64_t a_step = o.a.strides.back();
+  const int64_t b_step = o.b.strides[o.b.strides.size() - (s.trans_b ? 1 : 2)];
   for (int64_t k = 0; k < s.k; ++k) {
-    std::vector<int64_t> ai = lead, bi = s.batched_b ? lead : std::vector<int64_t>{};
-    ai.insert(ai.end(), {m, k});
-    bi.insert(bi.end(), {s.trans_b ? n : k, s.trans_b ? k : n});
-    const double x = get(s.dtype, o.a.data(), o.a.at(ai)), y = get(s.dtype, o.b.data(), o.b.at(bi));
+    const double x = get(s.dtype, o.a.data(), a_at + k * a_step);
+    const double y = get(s.dtype, o.b.data(), b_at + k * b_step);
     sum += x * y, magnitude += std::fabs(x * y);
   }
   const double bias = s.bias ? get(s.dtype, o.bias.data(), n) : 0;
@@ -227,7 +231,7 @@ TEST_CASE("every row agrees with sums in double on random shapes, types and epil
   const int64_t ns[] = {1, 7, 8, 15, 16, 17, 31, 33, 48, 64, 100, 129};
   const int64_t ks[] = {1, 2, 3, 17, 64, 127, 256, 257, 300, 513, 770};
   const DLDataType types[] = {kF32, kF32, kBF16, kF16};
-  for (int round = 0; round < 400; ++round) {
+  for (int round = 0; round < 250; ++round) {
     Spec s;
     s.dtype = pick(types, random);
     s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
@@ -366,10 +370,10 @@ TEST_CASE("activations stay within a few units in the last place over their whol
       float worst_x = 0;
       for (size_t i = 0; i < xs.size(); ++i) {
         const double want = activate(activation, xs[i]), got = get(kF32, o.c.data(), int64_t(i));
-        // Below the normal range a unit has a fixed size.
+        // Below the normal range results may be flushed to zero.
         const double ulp = std::max(std::fabs(want) * 0x1p-23, 0x1p-149);
         // tanh-gelu's double formula itself cancels for negative x: judge it absolutely there.
-        const double floor = std::string(activation) == "gelu_tanh" ? 1e-7 : 0x1p-126 * 0x1p-10;
+        const double floor = std::string(activation) == "gelu_tanh" ? 1e-7 : 0x1p-126;
         const double error = std::max(0.0, std::fabs(got - want) - floor) / ulp;
         if (error > worst) worst = error, worst_x = xs[i];
       }

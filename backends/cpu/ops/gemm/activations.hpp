@@ -14,27 +14,35 @@ constexpr float kRound = 12582912.f;  // 1.5 * 2^23: adding it rounds to an inte
 RM_INLINE Vec min_keep_nan(Vec x, float limit) { return (x > limit) ? splat(limit) : x; }
 RM_INLINE Vec max_keep_nan(Vec x, float limit) { return (x < limit) ? splat(limit) : x; }
 
-/// e^(x + low), |low| < 0.06; 0 for x below -104, +inf above 88.73, NaN for NaN.
-RM_INLINE Vec exp_vec(Vec x, Vec low = Vec{}) {
-  x = max_keep_nan(min_keep_nan(x, 89.f), -104.f);
+/// e^(r) 2^n, the parts of e^(x + low) for |low| < 0.01 and |x| < 110; `n` comes as the bits of
+/// n + kRound.
+RM_INLINE Vec exp_parts(Vec x, Vec low, Ints& n) {
   const Vec shifted = x * 1.44269504f + kRound;
-  const Vec n = shifted - kRound;
-  Vec r = x - n * 0.693359375f;  // exact: 9 bits of ln2 times a small integer
-  r = r + n * 2.12194440e-4f + low;
+  const Vec whole = shifted - kRound;
+  Vec r = x - whole * 0.693359375f;  // exact: 9 bits of ln2 times a small integer
+  r = r + whole * 2.12194440e-4f + low;
   const Vec p =
       (((r * 0.00139505f + 0.00836888f) * r + 0.04166621f) * r + 0.16666519f) * r + 0.50000001f;
-  const Vec e = r * r * p + r + 1.f;
+  n = (Ints)shifted - (Ints)splat(kRound);
+  return r * r * p + r + 1.f;
+}
+
+/// e^x; 0 below -104, +inf above 88.73, NaN for NaN.
+RM_INLINE Vec exp_vec(Vec x) {
+  const Vec clamped = max_keep_nan(min_keep_nan(x, 89.f), -104.f);
+  Ints n;
+  const Vec e = exp_parts(clamped, Vec{}, n);
   // 2^n in two factors: n reaches 128 and, for subnormal results, -150.
-  const Ints i = (Ints)shifted - (Ints)splat(kRound);
-  const Ints half = i >> 1;
-  const Vec s0 = (Vec)((half + 127) << 23), s1 = (Vec)((i - half + 127) << 23);
+  const Ints half = n >> 1;
+  const Vec s0 = (Vec)((half + 127) << 23), s1 = (Vec)((n - half + 127) << 23);
   return (x != x) ? x : e * s0 * s1;
 }
 
-/// x * Phi(x), Phi by its scaled complement: no cancellation in the negative tail.
+/// x * Phi(x), Phi by its scaled complement: no cancellation in the negative tail. 0 below -13.2,
+/// where the product leaves the normal range.
 RM_INLINE Vec gelu_vec(Vec x) {
   const Vec ax = (Vec)((Bits)x & 0x7fffffff);
-  const Vec ac = min_keep_nan(ax, 14.2f);  // Phi(-14.2) is 0 in f32
+  const Vec ac = min_keep_nan(ax, 13.2f);
   const Vec t = 1.f / (ac * 0.27f + 1.f);
   Vec p = t * 0.02893530634f - 0.12635613003f;
   p = p * t + 0.1695079601f;
@@ -45,11 +53,12 @@ RM_INLINE Vec gelu_vec(Vec x) {
   p = p * t + 0.1075471502f;
   p = p * t + 0.1077203905f;
   p = p * t;
-  // x^2 = h^2 + (x - h)(x + h) with h^2 exact, so that the exponent carries no rounding error.
-  const Vec h = (Vec)(((Bits)ac + 0x800) & 0xfffff000);
-  const Vec tail = p * exp_vec(h * h * -0.5f, (ac - h) * (ac + h) * -0.5f);
-  const Vec phi = (x < 0.f) ? tail : 1.f - tail;
-  return x * phi;
+  const Vec sq = ac * ac;
+  Ints n;
+  const Vec e = exp_parts(sq * -0.5f, square_error(ac, sq) * -0.5f, n);
+  const Vec scale = (Vec)((n + 127) << 23);
+  const Vec tail = (ax > 13.2f) ? Vec{} : p * e;
+  return (x < 0.f) ? x * tail * scale : x * (1.f - tail * scale);
 }
 
 RM_INLINE Vec tanh_vec(Vec x) {

@@ -67,8 +67,11 @@ void tile(const TileArgs& args) {
   const float* a = args.a;
   const int64_t lda = args.lda;
   const char* b = static_cast<const char*>(args.b);
+  const char* ahead = args.ahead;
 #pragma GCC unroll 4
   for (int64_t k = 0; k < args.kc; ++k) {
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += args.ahead_step;
     Vec lo[NP], hi[NP];
 #pragma GCC unroll 4
     for (int p = 0; p < NP; ++p) {

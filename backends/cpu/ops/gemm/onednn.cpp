@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "isa.hpp"
+
 namespace rm::cpu::gemm {
 namespace {
 
@@ -47,8 +49,12 @@ bool plain_strides(const GemmProblem& g, Operand o, int64_t rows, int64_t cols) 
 const char* OneDnnGemm::reject(const GemmProblem& g) {
   const DType t = g.dtype[kA];
   if (t != DType::f32 && t != DType::bf16) return "onednn: f32 and bf16 only";
+  if (t == DType::bf16 && !supported(Isa::avx512)) return "onednn: bf16 needs AVX-512";
   for (Operand o : {kB, kBias, kResidual, kC}) {
     if (g.has(o) && g.dtype[o] != t) return "onednn: all operands must have one element type";
+  }
+  if (g.activation == kRelu || g.activation == kSigmoid) {
+    return "onednn: its relu and sigmoid turn NaN into a number";
   }
   if (g.empty() || g.k == 0) return "onednn: not for empty operands";
   if (g.outer.size() > 1) return "onednn: more than one leading axis that does not fold";

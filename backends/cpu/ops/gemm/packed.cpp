@@ -8,8 +8,9 @@
 namespace rm::cpu::gemm {
 namespace {
 
-constexpr int64_t kBlockRows = 192;       // f32 rows of one k block stay in the second level
+constexpr int64_t kBlockRows = 96;        // f32 rows of one k block stay in the second level
 constexpr int64_t kAccBytes = 160 << 10;  // partial sums of a block, second level too
+constexpr int64_t kAheadBytes = 2048;     // prefetch distance of a stream
 constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
 constexpr double kThreadBytes = 96 << 10;
 
@@ -241,11 +242,13 @@ void PackedGemm::few_rows(const Operands& o, const float* a, int64_t lda, int64_
   const bool own = g_.constant_b && !g_.shared_b;
   const char* panels = o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
   const int64_t wide = k_.wide[rows - 1], acc_panel = rows * k_.nr;
+  const int64_t step_bytes = k_.nr * k_.panel_element_bytes[type_];
   for (int64_t p = p0; p < p1;) {
     const bool many = p + wide <= p1;
     const int64_t count = many ? wide : 1;
-    k_.tile[type_][rows - 1][many ? 1 : 0](
-        {a, lda, panels + p * panel_bytes(), panel_bytes(), g_.k, s.acc, acc_panel, false});
+    k_.tile[type_][rows - 1][many ? 1 : 0]({a, lda, panels + p * panel_bytes(), panel_bytes(), g_.k,
+                                            s.acc, acc_panel, false,
+                                            panels + p * panel_bytes() + kAheadBytes, step_bytes});
     for (int64_t i = 0; i < count; ++i) store(o, s.acc + i * acc_panel, batch, row, rows, p + i);
     p += count;
   }
@@ -269,15 +272,13 @@ void PackedGemm::many_rows(const Operands& o, const float* a, int64_t lda, int64
       for (int64_t p = n0; p < n1; ++p) {
         const char* block = panels + p * panel_bytes() + k0 * step_bytes;
         // The next panel's block comes in from far while this one is worked on, a share a tile.
-        const char* ahead = block + panel_bytes();
-        const int64_t ahead_step = p + 1 < p1 ? divide_up(kc * step_bytes, tiles * 64) * 64 : 0;
+        const char* ahead = p + 1 < p1 ? block + panel_bytes() : block;
+        const int64_t ahead_step = p + 1 < p1 ? step_bytes / tiles : 0;
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t r0 = rows * t / tiles, count = rows * (t + 1) / tiles - r0;
           float* acc = keep ? s.acc + ((p - n0) * rows + r0) * k_.nr : s.acc;
-          for (int64_t at = 0; at < ahead_step; at += 64) __builtin_prefetch(ahead + at, 0, 2);
-          ahead += ahead_step;
-          k_.tile[type_][count - 1][0](
-              {a + r0 * lda + k0, lda, block, panel_bytes(), kc, acc, 0, k0 > 0});
+          k_.tile[type_][count - 1][0]({a + r0 * lda + k0, lda, block, panel_bytes(), kc, acc, 0,
+                                        k0 > 0, ahead + t * kc * ahead_step, ahead_step});
           if (last) store(o, acc, batch, row + r0, count, p);
         }
       }

@@ -38,6 +38,19 @@ typedef uint16_t HalfMem __attribute__((vector_size(RM_VEC_BYTES / 2), aligned(2
 
 RM_INLINE Vec splat(float x) { return x - Vec{}; }
 
+/// x^2 - sq, exactly, for sq = x^2 rounded.
+RM_INLINE Vec square_error(Vec x, Vec sq) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_fmsub_ps((__m512)x, (__m512)x, (__m512)sq);
+#elif defined(__FMA__)
+  return (Vec)_mm256_fmsub_ps((__m256)x, (__m256)x, (__m256)sq);
+#else
+  const Vec h = (Vec)((Bits)x & 0xfffff000);  // 12 bits: products of halves are exact
+  const Vec l = x - h;
+  return ((h * h - sq) + 2.f * h * l) + l * l;
+#endif
+}
+
 struct F32 {
   using Scalar = float;
   static RM_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecMem*>(p); }

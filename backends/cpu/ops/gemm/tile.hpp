@@ -24,6 +24,9 @@ struct TileArgs {
   float* acc;
   int64_t acc_panel;  // floats
   bool accumulate;    // false: acc starts from zero
+  // Prefetched on the side, `ahead_step` bytes a step of k.
+  const char* ahead;
+  int64_t ahead_step;
 };
 using TileFn = void (*)(const TileArgs&);
 
