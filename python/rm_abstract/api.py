@@ -71,11 +71,10 @@ def init(
             if not active.settings.same_as(settings):
                 _change(active, settings)
             return active
-        resolved = _devices.resolve(settings)
+        resolved = _resolve_early(settings)
         if active is not None:  # inherited by fork: its devices belong to the parent
             _close(active)
         fresh = session.Session(settings, resolved)
-        _tell(fresh.resolved)
         if not settings.flag("disable"):
             install.install(fresh)
         session.set_current(fresh)
@@ -165,8 +164,8 @@ def accelerate(module: Any, example_inputs: Any = None) -> Any:
     if armed is None and not active.settings.flag("disable"):
         code, why = active.skipped.get(type(module).__qualname__, ("RM104", "not an nn.Module"))
         raise Error(
-            f"[accelerate] expected a module that can be armed, got {type(module).__name__}: {why}; "
-            "try the module that holds the parameters",
+            f"[accelerate] expected a module that can be armed, got {type(module).__name__}: "
+            f"{why}; try the module that holds the parameters",
             code=code,
         )
     if example_inputs is not None:
@@ -178,7 +177,7 @@ def accelerate(module: Any, example_inputs: Any = None) -> Any:
     return module
 
 
-def compile(  # noqa: A001 - the name users expect
+def compile(
     module: Any,
     example_inputs: Any = None,
     *,
@@ -217,11 +216,7 @@ def _required(where: str) -> Session:
 
 
 def _change(active: Session, settings: config.Settings) -> None:
-    resolved = _devices.resolve(settings)
-    active.settings, active.resolved = settings, resolved
-    _tell(resolved)
-    for armed in active.armed():
-        armed.reset()
+    active.change(settings, _resolve_early(settings))
 
 
 def _close(active: Session) -> None:
@@ -234,8 +229,13 @@ def _close(active: Session) -> None:
         warnings.warn(f"[shutdown] {line}", RoutingWarning, stacklevel=3)
 
 
-def _tell(resolved: _devices.Resolved) -> None:
-    if not resolved.fell_back or resolved.action != "warn":
-        return
-    for note in resolved.notes:
-        warnings.warn(f"{note['code']} {note['message']}", RoutingWarning, stacklevel=4)
+def _resolve_early(settings: config.Settings) -> _devices.Resolved | None:
+    """An accelerator asked for by name is looked for now, and reported when it is not there."""
+    _devices.check(settings.text("device"))
+    if settings.text("device") in ("auto", "cpu"):
+        return None
+    resolved = _devices.resolve(settings)
+    if resolved.fell_back and resolved.action == "warn":
+        for note in resolved.notes:
+            warnings.warn(f"{note['code']} {note['message']}", RoutingWarning, stacklevel=4)
+    return resolved

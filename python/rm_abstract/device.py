@@ -1,12 +1,14 @@
 """Devices and backends as Python sees them. Plugins are found here, loaded by the core.
 
 Search order: the package's own `backends/` folder, entry points of the group
-`rm_abstract.backends` (each gives an absolute path), then RM_BACKEND_PATH. Never the working directory.
+`rm_abstract.backends` (each gives an absolute path), then RM_BACKEND_PATH. Never the working
+directory.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from rm_abstract.config import Settings
 from rm_abstract.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
 
 ENTRY_POINTS = "rm_abstract.backends"
+BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
 
 _loading = threading.Lock()
 _loaded_paths: set[str] = set()
@@ -39,10 +42,14 @@ def load_plugins(search_path: str = "") -> None:
     from rm_abstract import _core
 
     with _loading:
-        for folder in package_folders():
-            if str(folder) not in _loaded_paths:
-                _loaded_paths.add(str(folder))
-                _core.backend.load_folder(str(folder))
+        for path in _package_plugins():
+            if path in _loaded_paths or (path.endswith(BRIDGE) and "torch" not in sys.modules):
+                continue
+            _loaded_paths.add(path)
+            try:
+                _core.backend.load_plugin(path)
+            except _core.CoreError:
+                continue  # the core lists it with its reason; the others still load
         if "entry points" not in _loaded_paths:
             _loaded_paths.add("entry points")
             _load_entry_points()
@@ -54,14 +61,23 @@ def load_plugins(search_path: str = "") -> None:
                 raise from_core(error, ConfigError) from None
 
 
-def package_folders() -> list[Path]:
+def _package_plugins() -> list[str]:
     """`backends/` beside the package's files and beside the compiled core (an editable install
     keeps the two apart)."""
     from rm_abstract import _core
 
     parents = [Path(__file__).resolve().parent, Path(_core.__file__).resolve().parent]
     folders = dict.fromkeys(parent / "backends" for parent in parents)
-    return [folder for folder in folders if folder.is_dir()]
+    return [str(path) for folder in folders for path in sorted(folder.glob("rm_backend_*.so"))]
+
+
+def import_torch_if_installed() -> bool:
+    """For commands that list everything: the bridge shows only with torch in the process."""
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError, RuntimeError):  # absent, or broken as the doctor explains
+        return False
+    return True
 
 
 def _load_entry_points() -> None:

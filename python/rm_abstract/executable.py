@@ -44,11 +44,9 @@ class Executable:
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for calls like this one. Raises CompileError when they cannot be compiled."""
         self(*args, **kwargs)
-        stats = self._armed.route.stats()
-        if stats["keys"] == 0 or self._armed.refusals():
-            code, detail = next(iter(self._armed.refusals().items()), ("", ""))
-            for code, (_, detail) in [] if code else stats["declined"].items():
-                break
+        refusals = self._armed.refusals()
+        declined = {code: why for code, (_, why) in self._armed.route.stats()["declined"].items()}
+        for code, detail in {**declined, **refusals}.items():
             raise CompileError(
                 f"[compile] expected {self._armed.label} to compile, got {code}: {detail}; "
                 f"try {remedy_of(code)}",

@@ -46,9 +46,9 @@ def lock() -> threading.RLock:
 class Session:
     """Made by ``rm_abstract.init()``. Usable as a context manager: leaving it shuts down."""
 
-    def __init__(self, settings: Settings, device: devices.Resolved) -> None:
+    def __init__(self, settings: Settings, resolved: devices.Resolved | None = None) -> None:
         self.settings = settings
-        self.resolved = device
+        self._resolved = resolved
         self.patches = PatchSet()
         self.watch: ImportWatch | None = None
         self.conflicts: list[str] = []
@@ -63,6 +63,22 @@ class Session:
         self._compile_cache: Any = None
 
     @property
+    def resolved(self) -> devices.Resolved:
+        """The device in use. For auto and cpu found on first use: plugins take time to load."""
+        if self._resolved is None:
+            with _lock:
+                if self._resolved is None:
+                    self._resolved = devices.resolve(self.settings)
+        return self._resolved
+
+    def change(self, settings: Settings, resolved: devices.Resolved | None) -> None:
+        """Takes other settings; what is armed compiles again for them."""
+        self.settings, self._resolved = settings, resolved
+        self._compile_cache = None
+        for armed in self.armed():
+            armed.reset()
+
+    @property
     def device(self) -> str:
         return self.resolved.name
 
@@ -71,7 +87,9 @@ class Session:
         return self.pid == os.getpid()
 
     def __repr__(self) -> str:
-        return f"<rm_abstract.Session device={self.device} armed={len(self._armed)}>"
+        return (
+            f"<rm_abstract.Session device={self.settings.text('device')} armed={len(self._armed)}>"
+        )
 
     def __enter__(self) -> Session:
         return self
@@ -132,6 +150,9 @@ class Session:
     def create_engine(self, module: Any) -> Engine | None:
         from rm_abstract import engines
 
+        devices.load_plugins(
+            self.settings.text("backend_path")
+        )  # torch is here now: the bridge too
         return engines.create(self.settings.text("inference_engine"), module, self)
 
     def compile_cache(self) -> Any:

@@ -61,8 +61,6 @@ def examine() -> list[Finding]:
 
 def _python() -> list[Finding]:
     detail = f"{platform.python_version()} at {sys.executable}, {platform.platform()}"
-    if sys.version_info < (3, 10):
-        return [Finding("python", "fail", detail, "install Python 3.10 or later")]
     return [Finding("python", "ok", detail)]
 
 
@@ -115,8 +113,11 @@ def _settings() -> list[Finding]:
 def _devices() -> list[Finding]:
     from rm_abstract import device
 
+    torch_imported = device.import_torch_if_installed()
     rows = device.backends()
     findings = []
+    if not torch_imported:
+        findings.append(Finding("backend torch", "warn", "torch is not there: no bridge"))
     for row in rows:
         devices = ", ".join(str(info["name"]) for info in row["devices"])
         if row["available"]:
@@ -159,8 +160,8 @@ def _openmp() -> list[Finding]:
         "try:\n"
         "    import rm_abstract; rm_abstract.devices()\n"
         "except Exception: pass\n"
-        "seen = {l.split()[-1] for l in open('/proc/self/maps') if 'libgomp' in l or 'libiomp' in l}\n"
-        "print('|'.join(sorted(seen)))"
+        "lines = [line.split()[-1] for line in open('/proc/self/maps')]\n"
+        "print('|'.join(sorted({p for p in lines if 'libgomp' in p or 'libiomp' in p})))"
     )
     if not sys.platform.startswith("linux"):
         return []

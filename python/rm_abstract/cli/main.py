@@ -1,10 +1,10 @@
-"""`rm-abstract`: the command line. `doctor`, `devices`, `backends` and `cache` work without torch."""
+"""`rm-abstract`: the command line; `doctor`, `devices`, `backends`, `cache` work without torch."""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -16,7 +16,7 @@ class _Lazy(click.Group):
     """Finds a subcommand's module when it is asked for, so that `--help` stays quick and a broken
     part does not take the others down."""
 
-    commands_at = {
+    commands_at: ClassVar[dict[str, tuple[str, str]]] = {
         "bench": ("rm_abstract.bench.cli", "bench"),
         "cache": ("rm_abstract.cli.cache", "cache"),
         "compile": ("rm_abstract.cli.compile", "compile_command"),
@@ -85,6 +85,7 @@ def backends(as_json: bool) -> None:
     """Backend plugins: version, score, devices, and why one cannot be used."""
     from rm_abstract import device as found
 
+    found.import_torch_if_installed()
     rows = found.backends()
     if as_json:
         click.echo(json.dumps(rows, indent=2, default=str))

@@ -1,4 +1,4 @@
-"""Import hook: calls back right after a watched module was executed, or at once when it already was.
+"""Import hook: calls back right after a watched module was executed, or at once if it was already.
 
 Invariant: the module is found and executed by whoever would have done it anyway, under its own
 loader; only the moment after is ours.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rm_abstract.session import Session
 
 SLOT = "_compiled_call_impl"
-# A new part (a resized embedding, an adapter's linear) is born in training mode: harmless for these.
+# A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
 _SAME_IN_TRAINING = (
     *(nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Identity),
     *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList, nn.ModuleDict),

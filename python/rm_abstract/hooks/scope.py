@@ -10,7 +10,7 @@ from types import TracebackType
 disabled_var: ContextVar[str | None] = ContextVar("rm_abstract_disabled", default=None)
 
 
-class disabled(ContextDecorator):  # noqa: N801 - used as a function
+class disabled(ContextDecorator):
     """Context manager and decorator: armed models run as if rm_abstract were not there."""
 
     def __init__(self) -> None:
