@@ -2,8 +2,7 @@
 //
 // A tile of b is two vectors wide and stays in registers together with its accumulators; a is read
 // by broadcast. 16-bit panels are widened on the fly.
-#include "ops/gemm/activations.hpp"
-#include "ops/gemm/simd.hpp"
+#include "ops/gemm/epilogue.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
@@ -64,12 +63,12 @@ void tile(const TileArgs& args) {
       acc[i][p][1] = args.accumulate ? F32::load(src + kLanes) : Vec{};
     }
   }
-  const float* a = args.a;
+  const float* a = static_cast<const float*>(args.a);
   const int64_t lda = args.lda;
   const char* b = static_cast<const char*>(args.b);
   const char* ahead = args.ahead;
 #pragma GCC unroll 4
-  for (int64_t k = 0; k < args.kc; ++k) {
+  for (int64_t k = 0; k < args.steps; ++k) {
     __builtin_prefetch(ahead, 0, 2);
     ahead += args.ahead_step;
     Vec lo[NP], hi[NP];
@@ -95,45 +94,6 @@ void tile(const TileArgs& args) {
       F32::store(dst, acc[i][p][0]);
       F32::store(dst + kLanes, acc[i][p][1]);
     }
-  }
-}
-
-template <class C, int A>
-RM_INLINE void store_row(const float* acc, float alpha, const typename C::Scalar* bias,
-                         const typename C::Scalar* residual, typename C::Scalar* c) {
-#pragma GCC unroll 2
-  for (int j = 0; j < kNr; j += kLanes) {
-    Vec x = F32::load(acc + j) * alpha;
-    if (bias) x += C::load(bias + j);
-    x = activate<A>(x);
-    if (residual) x += C::load(residual + j);
-    C::store(c + j, x);
-  }
-}
-
-template <class C, int A>
-void store(const StoreArgs& args) {
-  using S = typename C::Scalar;
-  const S* bias = static_cast<const S*>(args.bias);
-  const S* residual = static_cast<const S*>(args.residual);
-  S* c = static_cast<S*>(args.c);
-  if (args.cols == kNr) {
-    for (int64_t i = 0; i < args.rows; ++i) {
-      store_row<C, A>(args.acc + i * kNr, args.alpha, bias,
-                      residual ? residual + i * args.residual_stride : nullptr,
-                      c + i * args.c_stride);
-    }
-    return;
-  }
-  // The ragged last panel: the same arithmetic on copies of full width.
-  S bias_row[kNr] = {}, residual_row[kNr] = {}, c_row[kNr];
-  const size_t bytes = static_cast<size_t>(args.cols) * sizeof(S);
-  if (bias) __builtin_memcpy(bias_row, bias, bytes);
-  for (int64_t i = 0; i < args.rows; ++i) {
-    if (residual) __builtin_memcpy(residual_row, residual + i * args.residual_stride, bytes);
-    store_row<C, A>(args.acc + i * kNr, args.alpha, bias ? bias_row : nullptr,
-                    residual ? residual_row : nullptr, c_row);
-    __builtin_memcpy(c + i * args.c_stride, c_row, bytes);
   }
 }
 
@@ -168,7 +128,7 @@ void widen(const WidenArgs& args) {
   using S = typename A::Scalar;
   for (int64_t i = 0; i < args.rows; ++i) {
     const S* src = static_cast<const S*>(args.src) + i * args.row_stride;
-    float* dst = args.dst + i * args.dst_stride;
+    float* dst = static_cast<float*>(args.dst) + i * args.dst_stride;
     if (args.col_stride == 1) {
       int64_t k = 0;
       for (; k + kLanes <= args.cols; k += kLanes) F32::store(dst + k, A::load(src + k));
@@ -200,32 +160,28 @@ constexpr void fill_tiles(KernelSet& set) {
   if constexpr (MR > 1) fill_tiles<T, MR - 1>(set);
 }
 
-template <class C, int A>
-constexpr void fill_stores(StoreFn* row) {
-  row[A] = store<C, A>;
-  if constexpr (A > 0) fill_stores<C, A - 1>(row);
-}
-
 constexpr KernelSet make_kernel_set() {
   KernelSet set{};
 #if defined(__AVX512F__)
-  set.kc = 192;
+  set.block_bytes = 24 << 10;
   set.layout[kF32] = "packed-f32-n32";
   set.layout[kBF16] = "packed-bf16-n32-w16";
   set.layout[kF16] = "packed-f16-n32";
 #elif defined(__AVX2__)
-  set.kc = 256;
+  set.block_bytes = 16 << 10;
   set.layout[kF32] = "packed-f32-n16";
   set.layout[kBF16] = "packed-bf16-n16-w8";
   set.layout[kF16] = "packed-f16-n16";
 #else
-  set.kc = 384;
+  set.block_bytes = 12 << 10;
   set.layout[kF32] = "packed-f32-n8";
   set.layout[kBF16] = "packed-bf16-n8-w4";
   set.layout[kF16] = "packed-f16-n8";
 #endif
   set.mr = kMr;
   set.nr = kNr;
+  set.step = 1;
+  set.a_element_bytes = 4;
   set.panel_element_bytes[kF32] = 4;
   set.panel_element_bytes[kBF16] = set.panel_element_bytes[kF16] = 2;
   fill_tiles<kF32, kMr>(set);

@@ -11,6 +11,7 @@ namespace {
 constexpr int64_t kBlockRows = 96;        // f32 rows of one k block stay in the second level
 constexpr int64_t kAccBytes = 160 << 10;  // partial sums of a block, second level too
 constexpr int64_t kAheadBytes = 2048;     // prefetch distance of a stream
+constexpr int64_t kMostSteps = 384;       // rows of a in a block stay near, too
 constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
 constexpr double kThreadBytes = 96 << 10;
 
@@ -61,15 +62,17 @@ PackedGemm::PackedGemm(GemmProblem problem, const KernelSet& kernels)
       k_(kernels),
       type_(tile_type(g_.dtype[kA])),
       element_bytes_(dtype_bytes(g_.dtype[kA])),
+      step_bytes_(kernels.nr * kernels.panel_element_bytes[type_] * kernels.step),
+      steps_(divide_up(g_.k, kernels.step)),
       panels_(divide_up(g_.n, kernels.nr)) {
   plan_blocks();
   plan_threads();
 }
 
 void PackedGemm::plan_blocks() {
-  const int64_t kc_most = type_ == kF32 ? k_.kc : k_.kc + k_.kc / 2;
-  const int64_t blocks = std::max<int64_t>(1, divide_up(g_.k, kc_most));
-  kc_ = std::max<int64_t>(1, divide_up(g_.k, blocks));
+  const int64_t most = std::min<int64_t>(k_.block_bytes / step_bytes_, kMostSteps);
+  const int64_t blocks = std::max<int64_t>(1, divide_up(steps_, most));
+  kc_ = std::max<int64_t>(1, divide_up(steps_, blocks));
   mc_ = std::min(kBlockRows, std::max<int64_t>(g_.m, 1));
   const int64_t acc_panel = mc_ * k_.nr * 4;
   nc_ = blocks == 1 ? panels_ : std::max<int64_t>(1, kAccBytes / std::max<int64_t>(1, acc_panel));
@@ -79,10 +82,11 @@ void PackedGemm::plan_blocks() {
       round_line(static_cast<uint64_t>(std::max<int64_t>(acc_rows, 4 * k_.mr) * k_.nr) * 4);
 
   // Rows that lie a multiple of 4 KiB apart would fight for the same sets of the first level.
-  const bool aliased = g_.m > k_.mr && g_.row[kA] % 1024 == 0;
-  widen_a_ = type_ != kF32 || (g_.col[kA] != 1 && g_.k > 1) || aliased;
+  const bool aliased = g_.m > k_.mr && g_.row[kA] * element_bytes_ % 4096 == 0;
+  copy_a_ = element_bytes_ != k_.a_element_bytes || (g_.col[kA] != 1 && g_.k > 1) ||
+            g_.k % k_.step != 0 || aliased;
   lda_ = (g_.k + 15) / 16 * 16 + 16;
-  a_bytes_ = widen_a_ ? round_line(static_cast<uint64_t>(mc_ * lda_) * 4) : 0;
+  a_bytes_ = copy_a_ ? round_line(static_cast<uint64_t>(mc_ * lda_ * k_.a_element_bytes)) : 0;
 }
 
 void PackedGemm::plan_threads() {
@@ -124,7 +128,7 @@ void PackedGemm::prepack(const void* src, void* dst) const {
 PackedGemm::Scratch PackedGemm::scratch(void* workspace, int thread) const {
   char* base =
       static_cast<char*>(workspace) + shared_bytes_ + thread_bytes_ * static_cast<uint64_t>(thread);
-  return {reinterpret_cast<float*>(base), reinterpret_cast<float*>(base + acc_bytes_)};
+  return {reinterpret_cast<float*>(base), base + acc_bytes_};
 }
 
 void PackedGemm::launch(const rm_launch& l) const {
@@ -221,70 +225,71 @@ void PackedGemm::run_block(const Operands& o, int64_t batch, int64_t row, int64_
                            int64_t p1, const Scratch& s) const {
   const int64_t offset = g_.offset(kA, batch) + row * g_.row[kA];
   const char* src = o.ptr[kA] + offset * element_bytes_;
-  const float* a = reinterpret_cast<const float*>(src);
-  int64_t lda = g_.row[kA];
-  if (widen_a_) {
+  Rows a{src, g_.row[kA], batch, row, rows};
+  if (copy_a_) {
     k_.widen[type_]({src, g_.row[kA], g_.col[kA], rows, g_.k, s.a, lda_});
-    a = s.a;
-    lda = lda_;
+    a.data = s.a;
+    a.stride = lda_;
   }
   if (rows <= k_.mr) {
-    few_rows(o, a, lda, batch, row, rows, p0, p1, s);
+    few_rows(o, a, p0, p1, s);
   } else {
-    many_rows(o, a, lda, batch, row, rows, p0, p1, s);
+    many_rows(o, a, p0, p1, s);
   }
 }
 
 /// One tile of rows: panels are streamed once, from end to end.
-void PackedGemm::few_rows(const Operands& o, const float* a, int64_t lda, int64_t batch,
-                          int64_t row, int64_t rows, int64_t p0, int64_t p1,
+void PackedGemm::few_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1,
                           const Scratch& s) const {
-  const bool own = g_.constant_b && !g_.shared_b;
-  const char* panels = o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
-  const int64_t wide = k_.wide[rows - 1], acc_panel = rows * k_.nr;
-  const int64_t step_bytes = k_.nr * k_.panel_element_bytes[type_];
+  const char* panels = panels_of(o, a.batch);
+  const int64_t wide = k_.wide[a.count - 1], acc_panel = a.count * k_.nr;
   for (int64_t p = p0; p < p1;) {
     const bool many = p + wide <= p1;
     const int64_t count = many ? wide : 1;
-    k_.tile[type_][rows - 1][many ? 1 : 0]({a, lda, panels + p * panel_bytes(), panel_bytes(), g_.k,
-                                            s.acc, acc_panel, false,
-                                            panels + p * panel_bytes() + kAheadBytes, step_bytes});
-    for (int64_t i = 0; i < count; ++i) store(o, s.acc + i * acc_panel, batch, row, rows, p + i);
+    const char* b = panels + p * panel_bytes();
+    k_.tile[type_][a.count - 1][many ? 1 : 0]({a.data, a.stride, b, panel_bytes(), steps_, s.acc,
+                                               acc_panel, false, b + kAheadBytes, step_bytes_});
+    for (int64_t i = 0; i < count; ++i) {
+      store(o, s.acc + i * acc_panel, a.batch, a.first, a.count, p + i);
+    }
     p += count;
   }
 }
 
 /// Several tiles: a block of a panel serves all of them from the first-level cache.
-void PackedGemm::many_rows(const Operands& o, const float* a, int64_t lda, int64_t batch,
-                           int64_t row, int64_t rows, int64_t p0, int64_t p1,
+void PackedGemm::many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1,
                            const Scratch& s) const {
-  const bool own = g_.constant_b && !g_.shared_b;
-  const char* panels = o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
-  const int64_t tiles = divide_up(rows, k_.mr);
-  const int64_t step_bytes = k_.nr * k_.panel_element_bytes[type_];
-  const bool keep = kc_ < g_.k;  // partial sums live between blocks of k
+  const char* panels = panels_of(o, a.batch);
+  const int64_t tiles = divide_up(a.count, k_.mr);
+  const bool keep = kc_ < steps_;  // partial sums live between blocks of k
   for (int64_t n0 = p0; n0 < p1; n0 += nc_) {
     const int64_t n1 = std::min(n0 + nc_, p1);
     int64_t k0 = 0;
     do {
-      const int64_t kc = std::min(kc_, g_.k - k0);
-      const bool last = k0 + kc >= g_.k;
+      const int64_t steps = std::min(kc_, steps_ - k0);
+      const bool last = k0 + steps >= steps_;
       for (int64_t p = n0; p < n1; ++p) {
-        const char* block = panels + p * panel_bytes() + k0 * step_bytes;
+        const char* block = panels + p * panel_bytes() + k0 * step_bytes_;
         // The next panel's block comes in from far while this one is worked on, a share a tile.
         const char* ahead = p + 1 < p1 ? block + panel_bytes() : block;
-        const int64_t ahead_step = p + 1 < p1 ? step_bytes / tiles : 0;
+        const int64_t ahead_step = p + 1 < p1 ? step_bytes_ / tiles : 0;
         for (int64_t t = 0; t < tiles; ++t) {
-          const int64_t r0 = rows * t / tiles, count = rows * (t + 1) / tiles - r0;
-          float* acc = keep ? s.acc + ((p - n0) * rows + r0) * k_.nr : s.acc;
-          k_.tile[type_][count - 1][0]({a + r0 * lda + k0, lda, block, panel_bytes(), kc, acc, 0,
-                                        k0 > 0, ahead + t * kc * ahead_step, ahead_step});
-          if (last) store(o, acc, batch, row + r0, count, p);
+          const int64_t r0 = a.count * t / tiles, count = a.count * (t + 1) / tiles - r0;
+          float* acc = keep ? s.acc + ((p - n0) * a.count + r0) * k_.nr : s.acc;
+          const char* rows = a.data + (r0 * a.stride + k0 * k_.step) * k_.a_element_bytes;
+          k_.tile[type_][count - 1][0]({rows, a.stride, block, panel_bytes(), steps, acc, 0, k0 > 0,
+                                        ahead + t * steps * ahead_step, ahead_step});
+          if (last) store(o, acc, a.batch, a.first + r0, count, p);
         }
       }
-      k0 += kc;
-    } while (k0 < g_.k);
+      k0 += steps;
+    } while (k0 < steps_);
   }
+}
+
+const char* PackedGemm::panels_of(const Operands& o, int64_t batch) const {
+  const bool own = g_.constant_b && !g_.shared_b;
+  return o.panels + (own ? static_cast<uint64_t>(batch) * batch_bytes() : 0);
 }
 
 void PackedGemm::store(const Operands& o, const float* acc, int64_t batch, int64_t row,

@@ -31,12 +31,18 @@ class PackedGemm {
   };
   struct Scratch {
     float* acc;
-    float* a;
+    char* a;
+  };
+  /// A block of rows of a, as the tiles read it.
+  struct Rows {
+    const char* data;
+    int64_t stride;  // elements
+    int64_t batch, first, count;
   };
 
   void plan_blocks();
   void plan_threads();
-  int64_t panel_bytes() const { return g_.k * k_.nr * k_.panel_element_bytes[type_]; }
+  int64_t panel_bytes() const { return steps_ * step_bytes_; }
   uint64_t batch_bytes() const { return static_cast<uint64_t>(panels_ * panel_bytes()); }
   Scratch scratch(void* workspace, int thread) const;
 
@@ -47,10 +53,9 @@ class PackedGemm {
                 const Scratch& s) const;
   void run_block(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t p0,
                  int64_t p1, const Scratch& s) const;
-  void few_rows(const Operands& o, const float* a, int64_t lda, int64_t batch, int64_t row,
-                int64_t rows, int64_t p0, int64_t p1, const Scratch& s) const;
-  void many_rows(const Operands& o, const float* a, int64_t lda, int64_t batch, int64_t row,
-                 int64_t rows, int64_t p0, int64_t p1, const Scratch& s) const;
+  void few_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1, const Scratch& s) const;
+  void many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1, const Scratch& s) const;
+  const char* panels_of(const Operands& o, int64_t batch) const;
   void store(const Operands& o, const float* acc, int64_t batch, int64_t row, int64_t rows,
              int64_t panel) const;
 
@@ -58,13 +63,15 @@ class PackedGemm {
   const KernelSet& k_;
   TileType type_;
   int64_t element_bytes_;
+  int64_t step_bytes_;  // of a panel
+  int64_t steps_;       // of k
   int64_t panels_;
-  int64_t kc_;    // steps of k in a block
-  int64_t mc_;    // rows in a block
-  int64_t nc_;    // panels in a block
-  bool widen_a_;  // a is copied to f32 rows first
-  int64_t lda_;   // of the copy
-  int threads_;   // at most
+  int64_t kc_;   // steps of k in a block
+  int64_t mc_;   // rows in a block
+  int64_t nc_;   // panels in a block
+  bool copy_a_;  // a is widened or gathered first
+  int64_t lda_;  // of the copy
+  int threads_;  // at most
   uint64_t acc_bytes_ = 0, a_bytes_ = 0, thread_bytes_ = 0, shared_bytes_ = 0;
   uint64_t workspace_bytes_ = 0;
 };

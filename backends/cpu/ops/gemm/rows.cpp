@@ -15,6 +15,11 @@ namespace rm::cpu {
 
 namespace gemm {
 RM_CPU_TABLE(KernelSet, gemm_kernels)
+#if RM_CPU_X86
+namespace avx512_bf16 {
+extern const KernelSet gemm_kernels;
+}
+#endif
 
 namespace {
 
@@ -35,6 +40,21 @@ struct Packed {
     return new PackedGemm(std::move(g), *RM_CPU_PICK(kIsa, gemm_kernels));
   }
 };
+
+#if RM_CPU_X86
+struct PackedBf16 {
+  using Kernel = PackedGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!extras().avx512_bf16) return "this machine (or the option cpu_isa) has no AVX512-BF16";
+    if (g.dtype[kA] != DType::bf16) return "packed: bf16 only";
+    return PackedGemm::reject(g);
+  }
+  static Roof roof(const GemmProblem&) { return {240, 500, 0.4}; }
+  static Kernel* make(GemmProblem g) {
+    return new PackedGemm(std::move(g), avx512_bf16::gemm_kernels);
+  }
+};
+#endif
 
 struct OneDnn {
   using Kernel = OneDnnGemm;

@@ -12,15 +12,16 @@ enum TileType : int { kF32 = 0, kBF16 = 1, kF16 = 2, kTileTypes = 3 };
 
 enum Activation : int { kNone = 0, kRelu, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kActivations };
 
-/// acc[panel][row][nr] (+)= a[row][k] * b[panel][k][nr] for `kc` steps of k. Every element is one
-/// chain of fused multiply-adds in the order of k, whatever the tile it falls in: results do not
-/// depend on M, on the blocking or on the number of threads.
+/// acc[panel][row][nr] (+)= a[row][k] * b[panel][k][nr] for `steps` steps of k (a step is
+/// KernelSet::step values of k). Every element is one chain of fused multiply-adds in the order of
+/// k, whatever the tile it falls in: results do not depend on M, on the blocking or on the number
+/// of threads.
 struct TileArgs {
-  const float* a;
-  int64_t lda;  // floats
+  const void* a;
+  int64_t lda;  // elements
   const void* b;
   int64_t b_panel_bytes;
-  int64_t kc;
+  int64_t steps;
   float* acc;
   int64_t acc_panel;  // floats
   bool accumulate;    // false: acc starts from zero
@@ -43,7 +44,8 @@ struct StoreArgs {
 };
 using StoreFn = void (*)(const StoreArgs&);
 
-/// Panels of b: [panel][k][nr], zero where n runs out; element (k, n) lies at k * ks + n * ns.
+/// Panels of b: [panel][k / step][nr][step], zero where n or k runs out; element (k, n) lies at k *
+/// ks + n * ns.
 struct PackArgs {
   const void* src;
   int64_t ks, ns, k, n;
@@ -51,11 +53,11 @@ struct PackArgs {
   int64_t panel_begin, panel_end;
 };
 
-/// Rows of a as contiguous f32.
+/// Rows of a as the tiles read them: contiguous, in the tile's type, zero past an incomplete step.
 struct WidenArgs {
   const void* src;
   int64_t row_stride, col_stride, rows, cols;
-  float* dst;
+  void* dst;
   int64_t dst_stride;
 };
 
@@ -64,7 +66,9 @@ constexpr int kMaxTileRows = 14;
 /// The kernels of one instruction set.
 struct KernelSet {
   int mr, nr;
-  int kc;  // steps of k whose f32 panel fills half of the first-level cache
+  int block_bytes;      // of a panel: half of the first-level cache
+  int step;             // values of k a step
+  int a_element_bytes;  // of a as the tiles read it: 4 (f32) or 2 (bf16)
   const char* layout[kTileTypes];
   int panel_element_bytes[kTileTypes];
   /// tile[type of the panels][rows - 1][0: one panel, 1: wide[rows - 1] panels at once]
