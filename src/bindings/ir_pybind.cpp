@@ -7,7 +7,7 @@
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
-#include "passes/pipeline.hpp"
+#include "passes/pass.hpp"
 
 namespace rm::bindings {
 
@@ -34,7 +34,7 @@ void bind_ir(py::module_& m) {
   ir_module.def("run_passes", [](const std::string& text) {
     ir::Graph graph = parse_checked(text);
     passes::PassContext context;
-    passes::run(graph, passes::inference_pipeline(), context);
+    passes::run_pipeline(graph, passes::inference_pipeline(), context);
     return ir::print(graph);
   }, py::arg("text"), "The inference pipeline applied to a program.");
   m.def("digest", [](const py::bytes& data) {
