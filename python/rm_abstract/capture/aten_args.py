@@ -82,8 +82,9 @@ def encode_call(
         else:
             raise UnsupportedCall(f"[{op}] expected the argument {arg.name!r}, got none")
         type_name = _type_name(op, arg.real_type)
-        if arg.N is not None and isinstance(value, (bool, int, float)):
-            value = [value] * arg.N  # `int[2] x` may be written as one number
+        length = getattr(arg, "N", None)
+        if length is not None and isinstance(value, (bool, int, float)):
+            value = [value] * length  # `int[2] x` may be written as one number
         entries.append([type_name, encoder.encode(type_name, value)])
     if given:
         raise UnsupportedCall(f"[{op}] expected arguments of its schema, got {sorted(given)}")
@@ -228,23 +229,66 @@ def bind(
     """
     _, name, overload = op.split(".")
     function = getattr(getattr(torch.ops.aten, name), overload)
-    positional = sum(not a.kwarg_only for a in function._schema.arguments)
-    names = [a.name for a in function._schema.arguments]
+    arguments = function._schema.arguments
+    positional = sum(not a.kwarg_only for a in arguments)
     take, give = _handles()
+    # Decoded once, with a slot in the place of each tensor: a launch only fills the slots.
+    slots = [_Slot(i) for i in range(_operand_count(schema_args))]
+    template, returns = decode_call(schema_args, sym_args, slots)  # type: ignore[arg-type]
+    # torch parses keywords slowly: leave out those that say what the schema says.
+    keywords_of = {
+        a.name: value
+        for a, value in zip(arguments[positional:], template[positional:], strict=True)
+        if not (a.has_default_value() and _same(a.default_value, value))
+    }
+    single = len(returns) == 1
 
     def run(handles: Sequence[Any]) -> list[Any]:
         present = iter(take([h for h in handles if h is not None]))
         tensors = [None if h is None else next(present) for h in handles]
-        values, returns = decode_call(schema_args, sym_args, tensors)
-        keywords = dict(zip(names[positional:], values[positional:], strict=True))
-        result = function(*values[:positional], **keywords)
-        single = len(returns) == 1
+        values = [_fill(value, tensors) for value in template[:positional]]
+        keywords = {name: _fill(value, tensors) for name, value in keywords_of.items()}
+        result = function(*values, **keywords)
         flat: list[torch.Tensor] = []
         for item in (result,) if single else result:
             flat.extend(item if isinstance(item, (list, tuple)) else (item,))
         return give(flat)
 
     return run
+
+
+class _Slot:
+    """Where tensor operand `index` goes."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _same(default: Any, value: Any) -> bool:
+    return (
+        type(default) is type(value)
+        and isinstance(value, (type(None), bool, int, float, str))
+        and (default == value)
+    )
+
+
+def _fill(value: Any, tensors: Sequence[torch.Tensor | None]) -> Any:
+    if type(value) is _Slot:
+        return tensors[value.index]
+    if type(value) is list:
+        return [_fill(item, tensors) for item in value]
+    return value
+
+
+def _operand_count(schema_args: str) -> int:
+    def highest(value: Any) -> int:
+        if isinstance(value, dict):
+            return int(value.get("t", -1))
+        return max(map(highest, value), default=-1) if isinstance(value, list) else -1
+
+    return 1 + max((highest(v) for _, v in json.loads(schema_args)["args"]), default=-1)
 
 
 def _handles() -> tuple[

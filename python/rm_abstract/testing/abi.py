@@ -54,7 +54,7 @@ def borrowed(text: str) -> Str:
     raw = text.encode()
     buffer = c.create_string_buffer(raw, len(raw) + 1)
     out = Str(c.addressof(buffer), len(raw))
-    out._keep = buffer  # type: ignore[attr-defined]
+    out._keep = buffer
     return out
 
 
