@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
 
 #include "rm/plugin.hpp"
@@ -62,21 +63,25 @@ int32_t TorchApi::constant(const std::string& symbol) const {
 const TorchApi* torch_api(std::string* why) {
   static std::mutex mutex;
   static TorchApi api{};
-  static bool ready = false;
+  static std::atomic<bool> ready = false;  // launches only read it
+  if (ready.load(std::memory_order_acquire)) return &api;
   const std::lock_guard lock(mutex);
-  if (ready) return &api;
   void* library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) {
     if (why)
       *why = "[torch bridge] expected libtorch_cpu.so in this process, got none; import torch";
     return nullptr;
   }
-  const std::string missing = fill(library, api);
+  TorchApi found{};
+  const std::string missing = fill(library, found);
   if (!missing.empty()) {
     if (why) *why = "[torch bridge] expected torch >= 2.10, got one without " + missing;
     return nullptr;
   }
-  ready = true;
+  if (!ready.load(std::memory_order_relaxed)) {
+    api = found;
+    ready.store(true, std::memory_order_release);
+  }
   return &api;
 }
 
