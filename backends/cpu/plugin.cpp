@@ -2,6 +2,8 @@
 //
 // Options of initialize(): cpu_isa = auto | baseline | avx2 | avx512 (lowers what kernels may use).
 // Whole-program entries answer RM_UNIMPLEMENTED: the core lowers programs to these rows.
+#include "rm/plugin.hpp"
+
 #include <omp.h>
 #include <unistd.h>
 
@@ -12,7 +14,6 @@
 #include "isa.hpp"
 #include "ops/all_rows.hpp"
 #include "rm/kernels.h"
-#include "rm/plugin.hpp"
 
 namespace rm::cpu {
 namespace {

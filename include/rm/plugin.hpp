@@ -87,8 +87,8 @@ class HostBuffer final : public Buffer {
  public:
   HostBuffer(size_t bytes, size_t align) {
     if ((align & (align - 1)) != 0) {
-      throw Error(RM_INVALID_ARGUMENT, "[buffer_alloc] expected a power-of-two alignment, got " +
-                                           std::to_string(align));
+      throw Error(RM_INVALID_ARGUMENT,
+                  "[buffer_alloc] expected a power-of-two alignment, got " + std::to_string(align));
     }
     if (align < sizeof(void*)) align = sizeof(void*);
     if (posix_memalign(&ptr_, align, bytes ? bytes : align) != 0) throw std::bad_alloc();
@@ -201,9 +201,7 @@ void fill_devices(rm_backend_api& t) {
   t.probe_score = [] { return backend<B>().probe_score(); };
   t.initialize = [](rm_options o) { return guard([&] { backend<B>().initialize(o); }); };
   t.shutdown = [] { backend<B>().shutdown(); };
-  t.device_count = [](size_t* out) {
-    return guard([&] { *out = backend<B>().device_count(); });
-  };
+  t.device_count = [](size_t* out) { return guard([&] { *out = backend<B>().device_count(); }); };
   t.device_open = [](size_t i, rm_device** out) {
     return guard([&] { give(backend<B>().device_open(i), out); });
   };
@@ -307,8 +305,8 @@ const rm_backend_api* export_backend(uint32_t host_abi, const rm_host_api* api) 
 }  // namespace rm::plugin
 
 /// Place once in a plugin: RM_EXPORT_BACKEND(MyBackend).
-#define RM_EXPORT_BACKEND(Class)                                                        \
+#define RM_EXPORT_BACKEND(Class)                                                            \
   extern "C" __attribute__((visibility("default"))) const rm_backend_api* rm_backend_query( \
-      uint32_t host_abi, const rm_host_api* host) {                                     \
-    return rm::plugin::export_backend<Class>(host_abi, host);                           \
+      uint32_t host_abi, const rm_host_api* host) {                                         \
+    return rm::plugin::export_backend<Class>(host_abi, host);                               \
   }

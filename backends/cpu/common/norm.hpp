@@ -54,8 +54,9 @@ class Norm {
     for (int i : {Kind::kWeight, Kind::kBias}) {
       if (i < 0 || !p.has_input(i)) continue;
       const View w = p.input(i);
-      vectors_[i == Kind::kBias] = {true, w.dtype, w.step(-1),
-                                    w.step(-1) != 1 || (w.dtype != DType::f32 && type_ != DType::f64)};
+      vectors_[i == Kind::kBias] = {
+          true, w.dtype, w.step(-1),
+          w.step(-1) != 1 || (w.dtype != DType::f32 && type_ != DType::f64)};
     }
     has_residual_ = p.has_input(Kind::kResidual);
     has_sum_ = p.has_output(1);

@@ -15,7 +15,7 @@ struct NormRow {
 };
 using NormFn = void (*)(const NormRow&);
 struct NormTable {
-  NormFn (*find)(DType);                                         // f32, f64, bf16, f16
+  NormFn (*find)(DType);  // f32, f64, bf16, f16
   void (*widen)(DType from, const void* src, int64_t stride, float* dst, int64_t n);
 };
 

@@ -1,4 +1,5 @@
-// Row pieces shared by the ISA sources of the norms and softmax: f32 staging, sums, the final store.
+// Row pieces shared by the ISA sources of the norms and softmax: f32 staging, sums, the final
+// store.
 #pragma once
 
 #include "common/norm_row.hpp"

@@ -4,17 +4,17 @@
 
 #define RM_ISA plain
 #define RM_ISA_LEVEL 0
-#include "common/vec.hpp"
-
 #include <cmath>
 #include <stdexcept>
 #include <type_traits>
 
+#include "common/vec.hpp"
+
 namespace rm::cpu {
 
 template <class T>
-inline constexpr bool kIsFloat = std::is_floating_point_v<T> || std::is_same_v<T, bf16> ||
-                                 std::is_same_v<T, f16>;
+inline constexpr bool kIsFloat =
+    std::is_floating_point_v<T> || std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
 /// What elements of T are computed in when speed does not matter: double or int64_t.
 template <class T>
@@ -46,17 +46,28 @@ void put(W v, T* p) {
 template <class F>
 auto visit(DType t, F&& f) {
   switch (t) {
-    case DType::f32: return f(float{});
-    case DType::f64: return f(double{});
-    case DType::bf16: return f(bf16{});
-    case DType::f16: return f(f16{});
-    case DType::i64: return f(int64_t{});
-    case DType::i32: return f(int32_t{});
-    case DType::i16: return f(int16_t{});
-    case DType::i8: return f(int8_t{});
-    case DType::u8: return f(uint8_t{});
-    case DType::boolean: return f(boolean{});
-    default: throw std::invalid_argument("[dtype] expected a type of docs/operators.md, got another");
+    case DType::f32:
+      return f(float{});
+    case DType::f64:
+      return f(double{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    case DType::i64:
+      return f(int64_t{});
+    case DType::i32:
+      return f(int32_t{});
+    case DType::i16:
+      return f(int16_t{});
+    case DType::i8:
+      return f(int8_t{});
+    case DType::u8:
+      return f(uint8_t{});
+    case DType::boolean:
+      return f(boolean{});
+    default:
+      throw std::invalid_argument("[dtype] expected a type of docs/operators.md, got another");
   }
 }
 
@@ -64,10 +75,14 @@ auto visit(DType t, F&& f) {
 template <class F>
 void visit_bytes(int64_t bytes, F&& f) {
   switch (bytes) {
-    case 1: return f(uint8_t{});
-    case 2: return f(uint16_t{});
-    case 4: return f(uint32_t{});
-    default: return f(uint64_t{});
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
   }
 }
 

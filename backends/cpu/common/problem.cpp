@@ -10,18 +10,22 @@ namespace rm::cpu {
 int64_t dtype_bytes(DType t) {
   switch (t) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
     case DType::f16:
-    case DType::i16: return 2;
-    default: return 1;
+    case DType::i16:
+      return 2;
+    default:
+      return 1;
   }
 }
 
 const char* dtype_name(DType t) {
-  static const char* const names[] = {"f32", "f64", "bf16", "f16", "i64", "i32",
+  static const char* const names[] = {"f32", "f64", "bf16", "f16",  "i64",    "i32",
                                       "i16", "i8",  "u8",   "bool", "invalid"};
   return names[static_cast<int>(t)];
 }
@@ -30,17 +34,28 @@ DType to_dtype(DLDataType t) {
   if (t.lanes != 1) return DType::invalid;
   const int key = t.code * 1000 + t.bits;
   switch (key) {
-    case kDLFloat * 1000 + 32: return DType::f32;
-    case kDLFloat * 1000 + 64: return DType::f64;
-    case kDLFloat * 1000 + 16: return DType::f16;
-    case kDLBfloat * 1000 + 16: return DType::bf16;
-    case kDLInt * 1000 + 64: return DType::i64;
-    case kDLInt * 1000 + 32: return DType::i32;
-    case kDLInt * 1000 + 16: return DType::i16;
-    case kDLInt * 1000 + 8: return DType::i8;
-    case kDLUInt * 1000 + 8: return DType::u8;
-    case kDLBool * 1000 + 8: return DType::boolean;
-    default: return DType::invalid;
+    case kDLFloat * 1000 + 32:
+      return DType::f32;
+    case kDLFloat * 1000 + 64:
+      return DType::f64;
+    case kDLFloat * 1000 + 16:
+      return DType::f16;
+    case kDLBfloat * 1000 + 16:
+      return DType::bf16;
+    case kDLInt * 1000 + 64:
+      return DType::i64;
+    case kDLInt * 1000 + 32:
+      return DType::i32;
+    case kDLInt * 1000 + 16:
+      return DType::i16;
+    case kDLInt * 1000 + 8:
+      return DType::i8;
+    case kDLUInt * 1000 + 8:
+      return DType::u8;
+    case kDLBool * 1000 + 8:
+      return DType::boolean;
+    default:
+      return DType::invalid;
   }
 }
 
@@ -58,8 +73,8 @@ static View to_view(const rm_tensor& t) {
 
 View Problem::input(size_t i) const {
   if (!has_input(i)) {
-    throw std::invalid_argument("[" + std::string(p_.op.data, p_.op.size) +
-                                "] expected operand " + std::to_string(i) + ", got none");
+    throw std::invalid_argument("[" + std::string(p_.op.data, p_.op.size) + "] expected operand " +
+                                std::to_string(i) + ", got none");
   }
   return to_view(*p_.inputs[i]);
 }
@@ -125,8 +140,7 @@ int64_t Nest::numel() const {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-Nest make_nest(std::vector<int64_t> shape, std::vector<std::vector<int64_t>> strides,
-               int sort_by) {
+Nest make_nest(std::vector<int64_t> shape, std::vector<std::vector<int64_t>> strides, int sort_by) {
   const size_t operands = strides.size();
   std::vector<size_t> order;
   for (size_t i = 0; i < shape.size(); ++i) {

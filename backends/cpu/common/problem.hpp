@@ -40,7 +40,7 @@ class Problem {
   size_t num_outputs() const { return p_.num_outputs; }
   bool has_input(size_t i) const { return i < p_.num_inputs && p_.inputs[i]; }
   bool has_output(size_t i) const { return i < p_.num_outputs && p_.outputs[i]; }
-  View input(size_t i) const;   // throws std::invalid_argument when absent
+  View input(size_t i) const;  // throws std::invalid_argument when absent
   View output(size_t i) const;
 
   int64_t attr_int(std::string_view name, int64_t otherwise) const;

@@ -50,7 +50,8 @@ struct RowEntries {
   }
   static rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t,
                             rm_kernel_state** out) {
-    return plugin::guard([&] { *out = reinterpret_cast<rm_kernel_state*>(new Op(Problem(*p), kIsa)); });
+    return plugin::guard(
+        [&] { *out = reinterpret_cast<rm_kernel_state*>(new Op(Problem(*p), kIsa)); });
   }
   static void release(rm_kernel_state* s) { delete op(s); }
   static uint64_t workspace(const rm_kernel_state* s) { return op(s)->workspace_bytes(); }
@@ -88,9 +89,11 @@ template <class Op>
 std::span<const rm_kernel> isa_rows() {
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
-      make_row<Op, Isa::avx512>(), make_row<Op, Isa::avx2>(),
+    make_row<Op, Isa::avx512>(),
+    make_row<Op, Isa::avx2>(),
 #endif
-      make_row<Op, Isa::baseline>()};
+    make_row<Op, Isa::baseline>()
+  };
   return rows;
 }
 
@@ -106,16 +109,24 @@ std::span<const rm_kernel> plain_rows() {
 // RM_CPU_TABLE(SoftmaxTable, softmax_table): declares one table of entry points a level;
 // RM_CPU_PICK(isa, softmax_table) gives the address of a level's.
 #if RM_CPU_X86
-#define RM_CPU_TABLE(Type, name)              \
-  namespace baseline { extern const Type name; } \
-  namespace avx2 { extern const Type name; }     \
-  namespace avx512 { extern const Type name; }
-#define RM_CPU_PICK(isa, name)                       \
-  ((isa) == ::rm::cpu::Isa::avx512 ? &avx512::name   \
-   : (isa) == ::rm::cpu::Isa::avx2 ? &avx2::name     \
+#define RM_CPU_TABLE(Type, name) \
+  namespace baseline {           \
+  extern const Type name;        \
+  }                              \
+  namespace avx2 {               \
+  extern const Type name;        \
+  }                              \
+  namespace avx512 {             \
+  extern const Type name;        \
+  }
+#define RM_CPU_PICK(isa, name)                     \
+  ((isa) == ::rm::cpu::Isa::avx512 ? &avx512::name \
+   : (isa) == ::rm::cpu::Isa::avx2 ? &avx2::name   \
                                    : &baseline::name)
 #else
 #define RM_CPU_TABLE(Type, name) \
-  namespace baseline { extern const Type name; }
+  namespace baseline {           \
+  extern const Type name;        \
+  }
 #define RM_CPU_PICK(isa, name) ((void)(isa), &baseline::name)
 #endif

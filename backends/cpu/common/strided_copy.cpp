@@ -42,8 +42,8 @@ template <class T>
 void move_tiles(T* dst, const T* src, int64_t n, int64_t m, int64_t ds, int64_t ss) {
   for (int64_t i = 0; i < n; i += kTile) {
     for (int64_t j = 0; j < m; j += kTile) {
-      move_tile(dst + i * ds + j, src + i + j * ss, std::min(kTile, n - i), std::min(kTile, m - j), ds,
-                ss);
+      move_tile(dst + i * ds + j, src + i + j * ss, std::min(kTile, n - i), std::min(kTile, m - j),
+                ds, ss);
     }
   }
 }
@@ -108,7 +108,8 @@ void StridedCopy::run(void* y, const void* x, bool serial) const {
 /// Elements [begin, end) of the piece's first axis.
 void StridedCopy::piece(char* dst, const char* src, int64_t begin, int64_t end) const {
   if (kind_ == Kind::dense) {
-    std::memcpy(dst + begin * bytes_, src + begin * bytes_, static_cast<size_t>((end - begin) * bytes_));
+    std::memcpy(dst + begin * bytes_, src + begin * bytes_,
+                static_cast<size_t>((end - begin) * bytes_));
     return;
   }
   visit_bytes(bytes_, [&](auto zero) {

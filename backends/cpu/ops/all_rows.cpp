@@ -28,7 +28,9 @@ namespace rm::cpu {
 
 std::vector<rm_kernel> all_rows() {
   std::vector<rm_kernel> rows;
-  auto add = [&](std::span<const rm_kernel> more) { rows.insert(rows.end(), more.begin(), more.end()); };
+  auto add = [&](std::span<const rm_kernel> more) {
+    rows.insert(rows.end(), more.begin(), more.end());
+  };
 #if RM_CPU_HAS_GEMM
   add(gemm_rows());
 #endif

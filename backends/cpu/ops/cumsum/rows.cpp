@@ -34,7 +34,9 @@ class Cumsum {
   static constexpr const char* kAlgorithm = "lines";
 
   static const char* reject(const Problem&) { return nullptr; }
-  static double cost_ns(const Problem& p) { return 100 + 1.5 * static_cast<double>(p.input(0).numel()); }
+  static double cost_ns(const Problem& p) {
+    return 100 + 1.5 * static_cast<double>(p.input(0).numel());
+  }
 
   Cumsum(const Problem& p, Isa) {
     View x = p.input(0), y = p.output(0);

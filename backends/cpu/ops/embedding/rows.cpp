@@ -43,8 +43,8 @@ class Embedding {
 
   rm_status* launch(const rm_launch& l) const {
     int64_t bad = -1;
-    const double work = 0.2 * static_cast<double>(n_ * bytes_ / 4 + 8) *
-                        static_cast<double>(index_.count());
+    const double work =
+        0.2 * static_cast<double>(n_ * bytes_ / 4 + 8) * static_cast<double>(index_.count());
     const int threads = threads_for(work, index_.count(), threads_);
     parallel_ranges(index_.count(), threads, 1, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
@@ -55,8 +55,9 @@ class Embedding {
       }
     });
     if (bad < 0) return nullptr;
-    return plugin::fail(RM_OUT_OF_RANGE, "[embedding] expected ids in [0, " + std::to_string(rows_) +
-                                             "), got " + std::to_string(id(l, bad)));
+    return plugin::fail(RM_OUT_OF_RANGE, "[embedding] expected ids in [0, " +
+                                             std::to_string(rows_) + "), got " +
+                                             std::to_string(id(l, bad)));
   }
 
  private:

@@ -42,26 +42,46 @@ void load_f32(void* dst, const void* src, int64_t stride, int64_t n) {
 }
 
 template <class C>
-RM_INLINE void put(C v, double* p) { *p = static_cast<double>(v); }
+RM_INLINE void put(C v, double* p) {
+  *p = static_cast<double>(v);
+}
 template <class C>
-RM_INLINE void put(C v, float* p) { *p = static_cast<float>(v); }
+RM_INLINE void put(C v, float* p) {
+  *p = static_cast<float>(v);
+}
 template <class C>
-RM_INLINE void put(C v, bf16* p) { narrow(static_cast<float>(v), p); }
+RM_INLINE void put(C v, bf16* p) {
+  narrow(static_cast<float>(v), p);
+}
 template <class C>
-RM_INLINE void put(C v, f16* p) { narrow(static_cast<float>(v), p); }
+RM_INLINE void put(C v, f16* p) {
+  narrow(static_cast<float>(v), p);
+}
 template <class C>
-RM_INLINE void put(C v, boolean* p) { p->value = v != 0; }
+RM_INLINE void put(C v, boolean* p) {
+  p->value = v != 0;
+}
 // To integers by way of i64, so that small types wrap instead of saturating.
 template <class C>
-RM_INLINE void put(C v, int64_t* p) { *p = static_cast<int64_t>(v); }
+RM_INLINE void put(C v, int64_t* p) {
+  *p = static_cast<int64_t>(v);
+}
 template <class C>
-RM_INLINE void put(C v, int32_t* p) { *p = static_cast<int32_t>(static_cast<int64_t>(v)); }
+RM_INLINE void put(C v, int32_t* p) {
+  *p = static_cast<int32_t>(static_cast<int64_t>(v));
+}
 template <class C>
-RM_INLINE void put(C v, int16_t* p) { *p = static_cast<int16_t>(static_cast<int64_t>(v)); }
+RM_INLINE void put(C v, int16_t* p) {
+  *p = static_cast<int16_t>(static_cast<int64_t>(v));
+}
 template <class C>
-RM_INLINE void put(C v, int8_t* p) { *p = static_cast<int8_t>(static_cast<int64_t>(v)); }
+RM_INLINE void put(C v, int8_t* p) {
+  *p = static_cast<int8_t>(static_cast<int64_t>(v));
+}
 template <class C>
-RM_INLINE void put(C v, uint8_t* p) { *p = static_cast<uint8_t>(static_cast<int64_t>(v)); }
+RM_INLINE void put(C v, uint8_t* p) {
+  *p = static_cast<uint8_t>(static_cast<int64_t>(v));
+}
 
 template <class C, class T>
 void store(const void* src, void* dst, int64_t stride, int64_t n) {
@@ -89,34 +109,56 @@ void convert(void* dst, const void* src, const void*, const void*, int64_t n) {
 template <class C>
 EwiseLoad load_of(DType from) {
   switch (from) {
-    case DType::f32: return load<float, C>;
-    case DType::f64: return load<double, C>;
-    case DType::bf16: return load<bf16, C>;
-    case DType::f16: return load<f16, C>;
-    case DType::i64: return load<int64_t, C>;
-    case DType::i32: return load<int32_t, C>;
-    case DType::i16: return load<int16_t, C>;
-    case DType::i8: return load<int8_t, C>;
-    case DType::u8: return load<uint8_t, C>;
-    case DType::boolean: return load<boolean, C>;
-    default: return nullptr;
+    case DType::f32:
+      return load<float, C>;
+    case DType::f64:
+      return load<double, C>;
+    case DType::bf16:
+      return load<bf16, C>;
+    case DType::f16:
+      return load<f16, C>;
+    case DType::i64:
+      return load<int64_t, C>;
+    case DType::i32:
+      return load<int32_t, C>;
+    case DType::i16:
+      return load<int16_t, C>;
+    case DType::i8:
+      return load<int8_t, C>;
+    case DType::u8:
+      return load<uint8_t, C>;
+    case DType::boolean:
+      return load<boolean, C>;
+    default:
+      return nullptr;
   }
 }
 
 template <class C>
 EwiseStore store_of(DType to) {
   switch (to) {
-    case DType::f32: return store<C, float>;
-    case DType::f64: return store<C, double>;
-    case DType::bf16: return store<C, bf16>;
-    case DType::f16: return store<C, f16>;
-    case DType::i64: return store<C, int64_t>;
-    case DType::i32: return store<C, int32_t>;
-    case DType::i16: return store<C, int16_t>;
-    case DType::i8: return store<C, int8_t>;
-    case DType::u8: return store<C, uint8_t>;
-    case DType::boolean: return store<C, boolean>;
-    default: return nullptr;
+    case DType::f32:
+      return store<C, float>;
+    case DType::f64:
+      return store<C, double>;
+    case DType::bf16:
+      return store<C, bf16>;
+    case DType::f16:
+      return store<C, f16>;
+    case DType::i64:
+      return store<C, int64_t>;
+    case DType::i32:
+      return store<C, int32_t>;
+    case DType::i16:
+      return store<C, int16_t>;
+    case DType::i8:
+      return store<C, int8_t>;
+    case DType::u8:
+      return store<C, uint8_t>;
+    case DType::boolean:
+      return store<C, boolean>;
+    default:
+      return nullptr;
   }
 }
 
@@ -142,20 +184,28 @@ EwiseStore find_store(Class from, DType to) {
 
 EwiseFn find_convert(Class from, Class to) {
   switch (static_cast<int>(from) * 3 + static_cast<int>(to)) {
-    case 1: return convert<float, double>;
-    case 2: return convert<float, int64_t>;
-    case 3: return convert<double, float>;
-    case 5: return convert<double, int64_t>;
-    case 6: return convert<int64_t, float>;
-    case 7: return convert<int64_t, double>;
-    default: return nullptr;
+    case 1:
+      return convert<float, double>;
+    case 2:
+      return convert<float, int64_t>;
+    case 3:
+      return convert<double, float>;
+    case 5:
+      return convert<double, int64_t>;
+    case 6:
+      return convert<int64_t, float>;
+    case 7:
+      return convert<int64_t, double>;
+    default:
+      return nullptr;
   }
 }
 
 namespace {
 EwiseFn find(int opcode, Class cls) {
-  return cls == Class::f32 ? find_f32(opcode) : cls == Class::f64 ? find_f64(opcode)
-                                                                  : find_i64(opcode);
+  return cls == Class::f32   ? find_f32(opcode)
+         : cls == Class::f64 ? find_f64(opcode)
+                             : find_i64(opcode);
 }
 }  // namespace
 

@@ -8,16 +8,16 @@ namespace rm::cpu::RM_ISA {
 namespace {
 
 // dst may be a source, element for element, which is what ivdep states.
-#define RM_LOOP(name, expr)                                                              \
-  void name(void* dst, const void* pa, const void* pb, const void* pc, int64_t n) {      \
-    auto* d = static_cast<float*>(dst);                                                  \
-    const auto *x = static_cast<const float*>(pa), *y = static_cast<const float*>(pb),   \
-               *z = static_cast<const float*>(pc);                                       \
-    (void)y, (void)z;                                                                    \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                               \
-      const float a = x[i];                                                              \
-      d[i] = (expr);                                                                     \
-    }                                                                                    \
+#define RM_LOOP(name, expr)                                                            \
+  void name(void* dst, const void* pa, const void* pb, const void* pc, int64_t n) {    \
+    auto* d = static_cast<float*>(dst);                                                \
+    const auto *x = static_cast<const float*>(pa), *y = static_cast<const float*>(pb), \
+               *z = static_cast<const float*>(pc);                                     \
+    (void)y, (void)z;                                                                  \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                             \
+      const float a = x[i];                                                            \
+      d[i] = (expr);                                                                   \
+    }                                                                                  \
   }
 #define RM_B y[i]
 #define RM_C z[i]
@@ -69,7 +69,7 @@ RM_LOOP(expm1_, __builtin_expm1f(a))
 RM_LOOP(is_nan, a != a ? 1.0f : 0.0f)
 RM_LOOP(add, a + RM_B)
 RM_LOOP(sub, a - RM_B)
-RM_LOOP(mul, a * RM_B)
+RM_LOOP(mul, a* RM_B)
 RM_LOOP(div_, a / RM_B)
 RM_LOOP(pow_, __builtin_powf(a, RM_B))
 RM_LOOP(minimum, a != a ? a : (RM_B < a || RM_B != RM_B) ? RM_B : a)
@@ -103,53 +103,100 @@ RM_VECTOR(silu, vsilu)
 
 EwiseFn find_f32(int opcode) {
   switch (opcode) {
-    case kNeg: return neg;
-    case kAbs: return abs_;
-    case kExp: return exp_;
-    case kLog: return log_;
-    case kSqrt: return sqrt_;
-    case kRsqrt: return rsqrt;
-    case kSin: return sin_;
-    case kCos: return cos_;
-    case kTanh: return tanh_;
-    case kErf: return erf_;
-    case kSigmoid: return sigmoid;
-    case kRelu: return relu;
-    case kGelu: return gelu;
-    case kGeluTanh: return gelu_tanh;
-    case kSilu: return silu;
-    case kLogicalNot: return logical_not;
-    case kReciprocal: return reciprocal;
-    case kFloor: return floor_;
-    case kCeil: return ceil_;
-    case kRound: return round_;
-    case kSign: return sign;
-    case kSoftplus: return softplus;
-    case kLog1p: return log1p_;
-    case kExpm1: return expm1_;
-    case kIsNan: return is_nan;
-    case kTrunc: return trunc_;
-    case kAdd: return add;
-    case kSub: return sub;
-    case kMul: return mul;
-    case kDiv: return div_;
-    case kPow: return pow_;
-    case kMinimum: return minimum;
-    case kMaximum: return maximum;
-    case kFloorDiv: return floor_div;
-    case kRemainder: return remainder_;
-    case kEq: return eq;
-    case kNe: return ne;
-    case kLt: return lt;
-    case kLe: return le;
-    case kGt: return gt;
-    case kGe: return ge;
-    case kAnd: return and_;
-    case kOr: return or_;
-    case kXor: return xor_;
-    case kWhere: return where;
-    case kFma: return fma_;
-    default: return nullptr;
+    case kNeg:
+      return neg;
+    case kAbs:
+      return abs_;
+    case kExp:
+      return exp_;
+    case kLog:
+      return log_;
+    case kSqrt:
+      return sqrt_;
+    case kRsqrt:
+      return rsqrt;
+    case kSin:
+      return sin_;
+    case kCos:
+      return cos_;
+    case kTanh:
+      return tanh_;
+    case kErf:
+      return erf_;
+    case kSigmoid:
+      return sigmoid;
+    case kRelu:
+      return relu;
+    case kGelu:
+      return gelu;
+    case kGeluTanh:
+      return gelu_tanh;
+    case kSilu:
+      return silu;
+    case kLogicalNot:
+      return logical_not;
+    case kReciprocal:
+      return reciprocal;
+    case kFloor:
+      return floor_;
+    case kCeil:
+      return ceil_;
+    case kRound:
+      return round_;
+    case kSign:
+      return sign;
+    case kSoftplus:
+      return softplus;
+    case kLog1p:
+      return log1p_;
+    case kExpm1:
+      return expm1_;
+    case kIsNan:
+      return is_nan;
+    case kTrunc:
+      return trunc_;
+    case kAdd:
+      return add;
+    case kSub:
+      return sub;
+    case kMul:
+      return mul;
+    case kDiv:
+      return div_;
+    case kPow:
+      return pow_;
+    case kMinimum:
+      return minimum;
+    case kMaximum:
+      return maximum;
+    case kFloorDiv:
+      return floor_div;
+    case kRemainder:
+      return remainder_;
+    case kEq:
+      return eq;
+    case kNe:
+      return ne;
+    case kLt:
+      return lt;
+    case kLe:
+      return le;
+    case kGt:
+      return gt;
+    case kGe:
+      return ge;
+    case kAnd:
+      return and_;
+    case kOr:
+      return or_;
+    case kXor:
+      return xor_;
+    case kWhere:
+      return where;
+    case kFma:
+      return fma_;
+    default:
+      return nullptr;
   }
 }
 

@@ -15,9 +15,7 @@ namespace {
   throw std::invalid_argument("[ewise] expected a program of docs/operators.md, got " + what);
 }
 
-bool yields_bool(int op) {
-  return op == kLogicalNot || op == kIsNan || (op >= kEq && op <= kXor);
-}
+bool yields_bool(int op) { return op == kLogicalNot || op == kIsNan || (op >= kEq && op <= kXor); }
 int arity(int op) { return op >= kWhere ? 3 : op >= kAdd ? 2 : op == kConst ? 0 : 1; }
 int64_t class_bytes(Class c) { return c == Class::f32 ? 4 : 8; }
 DType class_storage(Class c) {
@@ -28,12 +26,24 @@ double op_ns(int op, Class cls) {
     case kPow:
     case kLog1p:
     case kExpm1:
-    case kSoftplus: return 8.0;
+    case kSoftplus:
+      return 8.0;
     case kRemainder:
-    case kFloorDiv: return 5.0;
-    case kExp: case kLog: case kTanh: case kErf: case kSigmoid: case kGelu: case kGeluTanh:
-    case kSilu: case kSin: case kCos: return cls == Class::f32 ? 0.8 : 10.0;
-    default: return cls == Class::f32 ? 0.06 : 0.15;
+    case kFloorDiv:
+      return 5.0;
+    case kExp:
+    case kLog:
+    case kTanh:
+    case kErf:
+    case kSigmoid:
+    case kGelu:
+    case kGeluTanh:
+    case kSilu:
+    case kSin:
+    case kCos:
+      return cls == Class::f32 ? 0.8 : 10.0;
+    default:
+      return cls == Class::f32 ? 0.06 : 0.15;
   }
 }
 
@@ -81,9 +91,8 @@ class Compiler {
       const DType type = problem_.input(reg).dtype;
       const EwiseLoad load = table_->load(type, cls);
       if (!load) illegal("an operand type no class holds");
-      program_.loads.push_back(
-          {static_cast<int>(reg), slot, load, dtype_bytes(type), class_bytes(cls),
-           type == class_storage(cls)});
+      program_.loads.push_back({static_cast<int>(reg), slot, load, dtype_bytes(type),
+                                class_bytes(cls), type == class_storage(cls)});
       program_.ns_per_element += type == class_storage(cls) ? 0.05 : 0.1;
     } else if (v.constant) {
       program_.constants.push_back({slot, cls, v.imm});

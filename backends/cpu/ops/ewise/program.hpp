@@ -33,13 +33,13 @@ struct EwiseProgram {
   std::vector<OperandLoad> loads;
   std::vector<ConstantFill> constants;
   std::vector<MicroOp> ops;
-  int result = -1;          // slot stored to y
+  int result = -1;  // slot stored to y
   EwiseStore store = nullptr;
   int64_t result_bytes = 4;    // an element of the result slot
   bool result_direct = false;  // the last op may write y itself
   int slots = 0;
-  int64_t element_bytes = 4;   // of the widest class in use
-  double ns_per_element = 0;   // one thread, AVX2, data in cache
+  int64_t element_bytes = 4;  // of the widest class in use
+  double ns_per_element = 0;  // one thread, AVX2, data in cache
 };
 
 /// Throws std::invalid_argument when the program is not legal.

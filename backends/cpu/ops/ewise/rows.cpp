@@ -35,8 +35,9 @@ class Ewise {
     for (size_t i = 0; i < p.num_inputs(); ++i) {
       View x = p.input(i);
       if (x.shape != y.shape) {
-        throw std::invalid_argument("[ewise] expected operands of the result's shape, got operand " +
-                                    std::to_string(i) + " of another; try stride 0");
+        throw std::invalid_argument(
+            "[ewise] expected operands of the result's shape, got operand " + std::to_string(i) +
+            " of another; try stride 0");
       }
       strides.push_back(std::move(x.stride));
     }
@@ -63,7 +64,8 @@ class Ewise {
     const int threads = threads_for(work, blocks_, threads_);
     int failed = 0;
     parallel_ranges(blocks_, threads, 1, [&](int64_t begin, int64_t end, int thread) {
-      char* memory = static_cast<char*>(l.workspace) + thread_bytes() * static_cast<uint64_t>(thread);
+      char* memory =
+          static_cast<char*>(l.workspace) + thread_bytes() * static_cast<uint64_t>(thread);
       if (run(l, begin, end, memory)) {
 #pragma omp atomic write
         failed = 1;
@@ -94,7 +96,8 @@ class Ewise {
 
   int run(const rm_launch& l, int64_t begin, int64_t end, char* memory) const {
     auto** pointer = reinterpret_cast<void**>(memory);
-    char* slots = memory + ((static_cast<size_t>(program_.slots) * sizeof(void*) + 63) & ~size_t{63});
+    char* slots =
+        memory + ((static_cast<size_t>(program_.slots) * sizeof(void*) + 63) & ~size_t{63});
     int flag = 0;
     for (const ConstantFill& c : program_.constants) {
       pointer[c.slot] = slots + slot_bytes() * static_cast<uint64_t>(c.slot);
@@ -140,8 +143,8 @@ class Ewise {
         gather(o, base, at, n, static_cast<char*>(pointer[o.slot]));
       }
     }
-    const bool straight = linear_[0] || (nest_.strides[0].back() == 1 &&
-                                         at[nest_.rank() - 1] + n <= inner_);
+    const bool straight =
+        linear_[0] || (nest_.strides[0].back() == 1 && at[nest_.rank() - 1] + n <= inner_);
     char* y = static_cast<char*>(l.outputs[0]) + offset(at, nest_.strides[0]) * out_bytes_;
     const size_t last = program_.ops.size();
     for (size_t i = 0; i < last; ++i) {
@@ -156,7 +159,8 @@ class Ewise {
     if (straight) {
       program_.store(pointer[program_.result], y, 1, n);
     } else {
-      scatter(static_cast<char*>(pointer[program_.result]), static_cast<char*>(l.outputs[0]), at, n);
+      scatter(static_cast<char*>(pointer[program_.result]), static_cast<char*>(l.outputs[0]), at,
+              n);
     }
   }
 
@@ -193,7 +197,8 @@ class Ewise {
     std::memcpy(at, from, sizeof(int64_t) * static_cast<size_t>(nest_.rank()));
     for (int64_t done = 0; done < n;) {
       const int64_t run = std::min(n - done, inner_ - at[nest_.rank() - 1]);
-      o.load(dst + done * o.class_bytes, base + offset(at, stride) * o.element_bytes, stride.back(), run);
+      o.load(dst + done * o.class_bytes, base + offset(at, stride) * o.element_bytes, stride.back(),
+             run);
       done += run;
       next_row(at);
     }
@@ -205,14 +210,15 @@ class Ewise {
     for (int64_t done = 0; done < n;) {
       const int64_t run = std::min(n - done, inner_ - at[nest_.rank() - 1]);
       program_.store(src + done * program_.result_bytes,
-                     base + offset(at, nest_.strides[0]) * out_bytes_, nest_.strides[0].back(), run);
+                     base + offset(at, nest_.strides[0]) * out_bytes_, nest_.strides[0].back(),
+                     run);
       done += run;
       next_row(at);
     }
   }
 
   EwiseProgram program_;
-  Nest nest_;                 // operand 0 is y, i + 1 is x_i
+  Nest nest_;  // operand 0 is y, i + 1 is x_i
   std::vector<bool> linear_;
   int64_t out_bytes_ = 4, total_ = 0, inner_ = 1, block_ = 256, per_row_ = 0, blocks_ = 0;
   bool by_rows_ = true;

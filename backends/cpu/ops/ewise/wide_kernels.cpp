@@ -7,16 +7,16 @@ namespace rm::cpu::RM_ISA {
 namespace {
 
 // In, Out: element types of the sources and of the result; a, b, c: the operands of one element.
-#define RM_LOOP(name, In, Out, arity, expr)                                              \
-  void name(void* dst, const void* pa, const void* pb, const void* pc, int64_t n) {      \
-    auto* d = static_cast<Out*>(dst);                                                    \
-    const auto *x = static_cast<const In*>(pa), *y = static_cast<const In*>(pb),         \
-               *z = static_cast<const In*>(pc);                                          \
-    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                               \
-      const In a = x[i], b = arity > 1 ? y[i] : In{}, c = arity > 2 ? z[i] : In{};       \
-      (void)b, (void)c;                                                                  \
-      d[i] = static_cast<Out>(expr);                                                     \
-    }                                                                                    \
+#define RM_LOOP(name, In, Out, arity, expr)                                         \
+  void name(void* dst, const void* pa, const void* pb, const void* pc, int64_t n) { \
+    auto* d = static_cast<Out*>(dst);                                               \
+    const auto *x = static_cast<const In*>(pa), *y = static_cast<const In*>(pb),    \
+               *z = static_cast<const In*>(pc);                                     \
+    _Pragma("GCC ivdep") for (int64_t i = 0; i < n; ++i) {                          \
+      const In a = x[i], b = arity > 1 ? y[i] : In{}, c = arity > 2 ? z[i] : In{};  \
+      (void)b, (void)c;                                                             \
+      d[i] = static_cast<Out>(expr);                                                \
+    }                                                                               \
   }
 #define RM_F1(name, expr) RM_LOOP(f_##name, double, double, 1, expr)
 #define RM_F2(name, expr) RM_LOOP(f_##name, double, double, 2, expr)
@@ -69,7 +69,7 @@ RM_F1(log1p, __builtin_log1p(a))
 RM_F1(expm1, __builtin_expm1(a))
 RM_F2(add, a + b)
 RM_F2(sub, a - b)
-RM_F2(mul, a * b)
+RM_F2(mul, a* b)
 RM_F2(div, a / b)
 RM_F2(pow, __builtin_pow(a, b))
 RM_F2(minimum, a != a ? a : (b < a || b != b) ? b : a)
@@ -151,7 +151,10 @@ void divide(void* dst, const void* pa, const void* pb, const void* flag, int64_t
     }
     const int64_t q = quotient(a, b), r = modulo(a, b);
     const bool adjust = r != 0 && (r < 0) != (b < 0);
-    d[i] = kKind == Division::trunc ? q : kKind == Division::floor ? q - adjust : adjust ? r + b : r;
+    d[i] = kKind == Division::trunc   ? q
+           : kKind == Division::floor ? q - adjust
+           : adjust                   ? r + b
+                                      : r;
   }
 }
 
@@ -171,7 +174,8 @@ void through_f64(void* dst, const void* pa, const void*, const void*, int64_t n)
 }  // namespace
 
 #define RM_CASE(opcode, fn) \
-  case opcode: return fn
+  case opcode:              \
+    return fn
 
 EwiseFn find_f64(int opcode) {
   switch (opcode) {
@@ -221,7 +225,8 @@ EwiseFn find_f64(int opcode) {
     RM_CASE(kXor, f_xor);
     RM_CASE(kWhere, f_where);
     RM_CASE(kFma, f_fma);
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 
@@ -273,7 +278,8 @@ EwiseFn find_i64(int opcode) {
     RM_CASE(kSoftplus, through_f64<kSoftplus>);
     RM_CASE(kLog1p, through_f64<kLog1p>);
     RM_CASE(kExpm1, through_f64<kExpm1>);
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

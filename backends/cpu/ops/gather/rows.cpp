@@ -21,7 +21,9 @@ class Gather {
     const DType t = p.input(1).dtype;
     return t == DType::i64 || t == DType::i32 ? nullptr : "the index is neither i32 nor i64";
   }
-  static double cost_ns(const Problem& p) { return 100 + 2.0 * static_cast<double>(p.output(0).numel()); }
+  static double cost_ns(const Problem& p) {
+    return 100 + 2.0 * static_cast<double>(p.output(0).numel());
+  }
 
   Gather(const Problem& p, Isa) {
     View x = p.input(0), index = p.input(1), y = p.output(0);

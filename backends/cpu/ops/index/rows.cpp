@@ -13,7 +13,8 @@ namespace {
 View part(const View& v, size_t from, size_t to) {
   View out;
   out.dtype = v.dtype;
-  out.shape.assign(v.shape.begin() + static_cast<long>(from), v.shape.begin() + static_cast<long>(to));
+  out.shape.assign(v.shape.begin() + static_cast<long>(from),
+                   v.shape.begin() + static_cast<long>(to));
   out.stride.assign(v.stride.begin() + static_cast<long>(from),
                     v.stride.begin() + static_cast<long>(to));
   return out;
@@ -31,7 +32,9 @@ class Index {
     }
     return nullptr;
   }
-  static double cost_ns(const Problem& p) { return 100 + 2.0 * static_cast<double>(p.output(0).numel()); }
+  static double cost_ns(const Problem& p) {
+    return 100 + 2.0 * static_cast<double>(p.output(0).numel());
+  }
 
   Index(const Problem& p, Isa) {
     const View x = p.input(0), y = p.output(0);

@@ -24,8 +24,10 @@ void row(const NormRow& r) {
 
 void row_f64(const NormRow& r) {
   auto* h = static_cast<double*>(r.scratch);
-  const auto *x = static_cast<const double*>(r.x), *residual = static_cast<const double*>(r.residual);
-  const auto *weight = static_cast<const double*>(r.weight), *bias = static_cast<const double*>(r.bias);
+  const auto *x = static_cast<const double*>(r.x),
+             *residual = static_cast<const double*>(r.residual);
+  const auto *weight = static_cast<const double*>(r.weight),
+             *bias = static_cast<const double*>(r.bias);
   auto *y = static_cast<double*>(r.y), *sum = static_cast<double*>(r.sum);
   double total = 0, squares = 0;
   for (int64_t i = 0; i < r.n; ++i) {
@@ -44,11 +46,16 @@ void row_f64(const NormRow& r) {
 
 NormFn find(DType t) {
   switch (t) {
-    case DType::f32: return row<float>;
-    case DType::bf16: return row<bf16>;
-    case DType::f16: return row<f16>;
-    case DType::f64: return row_f64;
-    default: return nullptr;
+    case DType::f32:
+      return row<float>;
+    case DType::bf16:
+      return row<bf16>;
+    case DType::f16:
+      return row<f16>;
+    case DType::f64:
+      return row_f64;
+    default:
+      return nullptr;
   }
 }
 

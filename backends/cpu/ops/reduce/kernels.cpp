@@ -1,7 +1,8 @@
 // Folds of reduce.  f32, bf16 and f16 sums run in f32 vectors over pieces of kPiece elements, whose
 // totals are added in f64, so that long sums keep their digits.
-#include "common/vec.hpp"
 #include "ops/reduce/kernels.hpp"
+
+#include "common/vec.hpp"
 
 namespace rm::cpu::RM_ISA {
 namespace {
@@ -106,15 +107,24 @@ void run_columns(const void* px, int64_t row_stride, int64_t rows, int64_t colum
 template <class T>
 ReduceFn plain(ReduceKind kind) {
   switch (kind) {
-    case ReduceKind::sum: return run<T, ReduceKind::sum>;
-    case ReduceKind::mean: return run<T, ReduceKind::mean>;
-    case ReduceKind::max: return run<T, ReduceKind::max>;
-    case ReduceKind::min: return run<T, ReduceKind::min>;
-    case ReduceKind::prod: return run<T, ReduceKind::prod>;
-    case ReduceKind::any: return run<T, ReduceKind::any>;
-    case ReduceKind::all: return run<T, ReduceKind::all>;
-    case ReduceKind::argmax: return run<T, ReduceKind::argmax>;
-    case ReduceKind::argmin: return run<T, ReduceKind::argmin>;
+    case ReduceKind::sum:
+      return run<T, ReduceKind::sum>;
+    case ReduceKind::mean:
+      return run<T, ReduceKind::mean>;
+    case ReduceKind::max:
+      return run<T, ReduceKind::max>;
+    case ReduceKind::min:
+      return run<T, ReduceKind::min>;
+    case ReduceKind::prod:
+      return run<T, ReduceKind::prod>;
+    case ReduceKind::any:
+      return run<T, ReduceKind::any>;
+    case ReduceKind::all:
+      return run<T, ReduceKind::all>;
+    case ReduceKind::argmax:
+      return run<T, ReduceKind::argmax>;
+    case ReduceKind::argmin:
+      return run<T, ReduceKind::argmin>;
   }
   return nullptr;
 }
@@ -122,47 +132,72 @@ ReduceFn plain(ReduceKind kind) {
 template <class T>
 ReduceFn fast(ReduceKind kind) {
   switch (kind) {
-    case ReduceKind::sum: return run_fast<T, ReduceKind::sum>;
-    case ReduceKind::mean: return run_fast<T, ReduceKind::mean>;
-    case ReduceKind::max: return run_fast<T, ReduceKind::max>;
-    case ReduceKind::min: return run_fast<T, ReduceKind::min>;
-    default: return plain<T>(kind);
+    case ReduceKind::sum:
+      return run_fast<T, ReduceKind::sum>;
+    case ReduceKind::mean:
+      return run_fast<T, ReduceKind::mean>;
+    case ReduceKind::max:
+      return run_fast<T, ReduceKind::max>;
+    case ReduceKind::min:
+      return run_fast<T, ReduceKind::min>;
+    default:
+      return plain<T>(kind);
   }
 }
 
 ReduceFn find(DType t, ReduceKind kind) {
   switch (t) {
-    case DType::f32: return fast<float>(kind);
-    case DType::bf16: return fast<bf16>(kind);
-    case DType::f16: return fast<f16>(kind);
-    case DType::f64: return plain<double>(kind);
-    case DType::i64: return plain<int64_t>(kind);
-    case DType::i32: return plain<int32_t>(kind);
-    case DType::i16: return plain<int16_t>(kind);
-    case DType::i8: return plain<int8_t>(kind);
-    case DType::u8: return plain<uint8_t>(kind);
-    case DType::boolean: return plain<boolean>(kind);
-    default: return nullptr;
+    case DType::f32:
+      return fast<float>(kind);
+    case DType::bf16:
+      return fast<bf16>(kind);
+    case DType::f16:
+      return fast<f16>(kind);
+    case DType::f64:
+      return plain<double>(kind);
+    case DType::i64:
+      return plain<int64_t>(kind);
+    case DType::i32:
+      return plain<int32_t>(kind);
+    case DType::i16:
+      return plain<int16_t>(kind);
+    case DType::i8:
+      return plain<int8_t>(kind);
+    case DType::u8:
+      return plain<uint8_t>(kind);
+    case DType::boolean:
+      return plain<boolean>(kind);
+    default:
+      return nullptr;
   }
 }
 
 template <class T>
 ReduceColumnsFn columns_of(ReduceKind kind) {
   switch (kind) {
-    case ReduceKind::sum: return run_columns<T, ReduceKind::sum>;
-    case ReduceKind::mean: return run_columns<T, ReduceKind::mean>;
-    case ReduceKind::max: return run_columns<T, ReduceKind::max>;
-    case ReduceKind::min: return run_columns<T, ReduceKind::min>;
-    default: return nullptr;
+    case ReduceKind::sum:
+      return run_columns<T, ReduceKind::sum>;
+    case ReduceKind::mean:
+      return run_columns<T, ReduceKind::mean>;
+    case ReduceKind::max:
+      return run_columns<T, ReduceKind::max>;
+    case ReduceKind::min:
+      return run_columns<T, ReduceKind::min>;
+    default:
+      return nullptr;
   }
 }
 
 ReduceColumnsFn columns(DType t, ReduceKind kind) {
   switch (t) {
-    case DType::f32: return columns_of<float>(kind);
-    case DType::bf16: return columns_of<bf16>(kind);
-    case DType::f16: return columns_of<f16>(kind);
-    default: return nullptr;
+    case DType::f32:
+      return columns_of<float>(kind);
+    case DType::bf16:
+      return columns_of<bf16>(kind);
+    case DType::f16:
+      return columns_of<f16>(kind);
+    default:
+      return nullptr;
   }
 }
 

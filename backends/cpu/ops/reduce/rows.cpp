@@ -29,7 +29,8 @@ ReduceKind to_kind(std::string_view name) {
 
 ReduceState identity(ReduceKind kind, DType type) {
   ReduceState s{0, 0, -1};
-  if (kind == ReduceKind::prod || kind == ReduceKind::all) s.real = static_cast<double>(s.whole = 1);
+  if (kind == ReduceKind::prod || kind == ReduceKind::all)
+    s.real = static_cast<double>(s.whole = 1);
   if (kind == ReduceKind::max || kind == ReduceKind::min) {
     const bool max = kind == ReduceKind::max;
     const double inf = std::numeric_limits<double>::infinity();
@@ -69,8 +70,8 @@ class Reduce {
     fold_ = table->find(type_, kind_);
     columns_ = table->columns(type_, kind_);
     // Columns pay when results are dense in x and the folds are not.
-    if (kept_.strides[0].back() != 1 || kept_.shape.back() < 8 ||
-        folds_.strides[0].back() == 1 || folds_.numel() == 1) {
+    if (kept_.strides[0].back() != 1 || kept_.shape.back() < 8 || folds_.strides[0].back() == 1 ||
+        folds_.numel() == 1) {
       columns_ = nullptr;
     }
     kept_inner_ = kept_.shape.back();
@@ -84,9 +85,11 @@ class Reduce {
   rm_status* launch(const rm_launch& l) const {
     const int64_t results = kept_.numel();
     if (results == 0) return nullptr;
-    const double work = 0.4 * static_cast<double>(results) * static_cast<double>(folds_.numel() + 4);
+    const double work =
+        0.4 * static_cast<double>(results) * static_cast<double>(folds_.numel() + 4);
     if (columns_) {
-      const int64_t blocks = (kept_inner_ + kColumns - 1) / kColumns, tasks = index_.count() * blocks;
+      const int64_t blocks = (kept_inner_ + kColumns - 1) / kColumns,
+                    tasks = index_.count() * blocks;
       parallel_ranges(tasks, threads_for(work, tasks, threads_), 1,
                       [&](int64_t begin, int64_t end, int) {
                         for (int64_t i = begin; i < end; ++i) {

@@ -1,6 +1,7 @@
 // rope of one row.  Both elements of a pair are read before either is written, so y may be x.
-#include "common/vec.hpp"
 #include "ops/rope/kernels.hpp"
+
+#include "common/vec.hpp"
 
 namespace rm::cpu::RM_ISA {
 namespace {
@@ -64,22 +65,30 @@ RopeFn pick(bool is_interleaved) {
 template <class T>
 RopeFn by_cos(DType cos, bool is_interleaved) {
   switch (cos) {
-    case DType::f32: return pick<T, float>(is_interleaved);
-    case DType::bf16: return pick<T, bf16>(is_interleaved);
-    case DType::f16: return pick<T, f16>(is_interleaved);
-    default: return nullptr;
+    case DType::f32:
+      return pick<T, float>(is_interleaved);
+    case DType::bf16:
+      return pick<T, bf16>(is_interleaved);
+    case DType::f16:
+      return pick<T, f16>(is_interleaved);
+    default:
+      return nullptr;
   }
 }
 
 RopeFn find(DType x, DType cos, bool is_interleaved) {
   switch (x) {
-    case DType::f32: return by_cos<float>(cos, is_interleaved);
-    case DType::bf16: return by_cos<bf16>(cos, is_interleaved);
-    case DType::f16: return by_cos<f16>(cos, is_interleaved);
+    case DType::f32:
+      return by_cos<float>(cos, is_interleaved);
+    case DType::bf16:
+      return by_cos<bf16>(cos, is_interleaved);
+    case DType::f16:
+      return by_cos<f16>(cos, is_interleaved);
     case DType::f64:
       if (cos != DType::f64) return nullptr;
       return is_interleaved ? interleaved<double, double, double> : halves_f64;
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

@@ -31,10 +31,11 @@ class Rope {
         sin.shape != x.shape) {
       throw std::invalid_argument("[rope] expected cos and sin of x's shape and of one type");
     }
-    row_ = RM_CPU_PICK(isa, rope_table)->find(x.dtype, cos.dtype, p.attr_int("interleaved", 0) != 0);
+    row_ =
+        RM_CPU_PICK(isa, rope_table)->find(x.dtype, cos.dtype, p.attr_int("interleaved", 0) != 0);
     bytes_ = dtype_bytes(x.dtype);
     trig_bytes_ = dtype_bytes(cos.dtype);
-    shape_ = {nullptr, nullptr, nullptr, nullptr,      x.dim(-1),
+    shape_ = {nullptr,    nullptr,      nullptr,      nullptr,   x.dim(-1),
               x.step(-1), cos.step(-1), sin.step(-1), y.step(-1)};
     index_ = RowsIndex(x.shape, {x.stride, cos.stride, sin.stride, y.stride});
     threads_ = thread_limit();

@@ -34,7 +34,9 @@ class Scatter {
     if (t != DType::i64 && t != DType::i32) return "the index is neither i32 nor i64";
     return p.input(0).dtype == p.input(2).dtype ? nullptr : "x and src have different types";
   }
-  static double cost_ns(const Problem& p) { return 200 + 2.0 * static_cast<double>(p.output(0).numel()); }
+  static double cost_ns(const Problem& p) {
+    return 200 + 2.0 * static_cast<double>(p.output(0).numel());
+  }
 
   Scatter(const Problem& p, Isa) : copy_(p.input(0), p.output(0)) {
     View index = p.input(1), src = p.input(2), y = p.output(0);

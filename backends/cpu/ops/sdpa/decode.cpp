@@ -100,8 +100,8 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
     const int64_t h = g * share + r / p.s, s = r % p.s;
     float* row = scores + r * n;
     if (p.mask != DType::invalid &&
-        mask_addend(p.mask, mask_row(p, data, b, h, s) + t0 * p.m[3] * mask_bytes(p.mask), p.m[3], n,
-                    addend)) {
+        mask_addend(p.mask, mask_row(p, data, b, h, s) + t0 * p.m[3] * mask_bytes(p.mask), p.m[3],
+                    n, addend)) {
       for (int64_t t = 0; t < n; ++t) row[t] += addend[t];
     }
     if (p.causal) {
@@ -138,7 +138,7 @@ void combine_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g,
       const float* piece = mine + i * step;
       // A piece that saw only NaN scores has maximum -inf and a NaN sum: it must count.
       const bool empty = piece[0] == -kInf && piece[1] == 0.0f;
-      const float factor = empty             ? 0.0f
+      const float factor = empty              ? 0.0f
                            : piece[0] == most ? 1.0f
                                               : vexp_nonpositive(vset(piece[0] - most))[0];
       sum += factor * piece[1];

@@ -13,9 +13,12 @@ double mask_value(const SdpaShape& p, const SdpaData& data, int64_t offset) {
       return static_cast<const uint8_t*>(data.mask)[offset]
                  ? 0.0
                  : -std::numeric_limits<double>::infinity();
-    case DType::f64: return static_cast<const double*>(data.mask)[offset];
-    case DType::f32: return static_cast<const float*>(data.mask)[offset];
-    default: return 0.0;
+    case DType::f64:
+      return static_cast<const double*>(data.mask)[offset];
+    case DType::f32:
+      return static_cast<const float*>(data.mask)[offset];
+    default:
+      return 0.0;
   }
 }
 

@@ -7,10 +7,10 @@
 namespace rm::cpu::RM_ISA {
 namespace {
 
-constexpr int64_t kBlock = 256;                // keys a block: K and V panels stay in L2
-constexpr int64_t kPanel = 2 * kWidth;         // columns a microkernel makes
+constexpr int64_t kBlock = 256;                    // keys a block: K and V panels stay in L2
+constexpr int64_t kPanel = 2 * kWidth;             // columns a microkernel makes
 constexpr int kRows = RM_ISA_LEVEL >= 2 ? 12 : 6;  // rows a microkernel makes
-constexpr int64_t kRowBlock = 4 * kRows;       // rows between softmax and the second product
+constexpr int64_t kRowBlock = 4 * kRows;           // rows between softmax and the second product
 
 RM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
@@ -40,11 +40,10 @@ void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t d
 
 using Product = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
                          bool);
-constexpr Product kProducts[] = {nullptr,    product<1>, product<2>, product<3>, product<4>,
-                                 product<5>, product<6>,
+constexpr Product kProducts[] = {
+    nullptr,    product<1>, product<2>, product<3>,  product<4>,  product<5>, product<6>,
 #if RM_ISA_LEVEL >= 2
-                                 product<7>, product<8>, product<9>, product<10>, product<11>,
-                                 product<12>
+    product<7>, product<8>, product<9>, product<10>, product<11>, product<12>
 #endif
 };
 
@@ -222,7 +221,8 @@ struct Rows {
                scratch.scores, width, false);
       for (int64_t i = 0; i < rows; ++i) {
         if (p.mask != DType::invalid && !(mask_known && p.m[2] == 0)) {
-          masked = mask_addend(p.mask, mask_row(p, data, b, h, r0 + i) + t0 * p.m[3] * mask_bytes(p.mask),
+          masked = mask_addend(p.mask,
+                               mask_row(p, data, b, h, r0 + i) + t0 * p.m[3] * mask_bytes(p.mask),
                                p.m[3], n, scratch.addend);
           mask_known = true;
         }

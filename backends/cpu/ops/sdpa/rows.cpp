@@ -13,7 +13,8 @@ RM_CPU_TABLE(SdpaDecode, sdpa_decode)
 namespace {
 
 constexpr int64_t kDecodeQueries = 4;  // up to here packing K costs more than it brings
-constexpr int64_t kDecodeKeys = 256;   // keys a decode piece: fixed, so results do not depend on threads
+constexpr int64_t kDecodeKeys =
+    256;  // keys a decode piece: fixed, so results do not depend on threads
 
 void take(const View& v, int64_t* stride) {
   for (int i = 0; i < 4; ++i) stride[i] = v.stride[i];
@@ -85,9 +86,8 @@ class Sdpa {
     } else if (shape_.s <= kDecodeQueries) {
       kind_ = Kind::decode;
       pieces_ = std::max<int64_t>(1, (shape_.t + kDecodeKeys - 1) / kDecodeKeys);
-      scratch_ = std::max<uint64_t>(
-          decode_->scratch_bytes(shape_, std::min(shape_.t, kDecodeKeys)),
-          (static_cast<uint64_t>(shape_.e) * 4 + 63) & ~63ull);
+      scratch_ = std::max<uint64_t>(decode_->scratch_bytes(shape_, std::min(shape_.t, kDecodeKeys)),
+                                    (static_cast<uint64_t>(shape_.e) * 4 + 63) & ~63ull);
     } else {
       kind_ = Kind::prefill;
       rows_ = rows_a_task(isa);
@@ -106,9 +106,15 @@ class Sdpa {
                         l.outputs[0]};
     auto* memory = static_cast<char*>(l.workspace);
     switch (kind_) {
-      case Kind::prefill: run_prefill(data, memory); break;
-      case Kind::decode: run_decode(data, memory); break;
-      case Kind::f64: run_f64(data, memory); break;
+      case Kind::prefill:
+        run_prefill(data, memory);
+        break;
+      case Kind::decode:
+        run_decode(data, memory);
+        break;
+      case Kind::f64:
+        run_f64(data, memory);
+        break;
     }
     return nullptr;
   }
@@ -122,13 +128,15 @@ class Sdpa {
     const int64_t heads = std::max<int64_t>(1, shape_.batch * shape_.heads);
     const int threads = threads_for(flops(shape_) / 40, heads * shape_.s, threads_);
     int64_t rows = std::min<int64_t>(shape_.s, 256);
-    while (rows > unit && heads * ((shape_.s + rows - 1) / rows) < 3 * threads) rows = (rows + 1) / 2;
+    while (rows > unit && heads * ((shape_.s + rows - 1) / rows) < 3 * threads)
+      rows = (rows + 1) / 2;
     return std::max<int64_t>(1, std::min(shape_.s, (rows + unit - 1) / unit * unit));
   }
 
   int64_t partial_floats() const {
-    return kind_ == Kind::decode && shape_.groups ? shape_.heads / shape_.groups * shape_.s * (2 + shape_.e)
-                                                  : 0;
+    return kind_ == Kind::decode && shape_.groups
+               ? shape_.heads / shape_.groups * shape_.s * (2 + shape_.e)
+               : 0;
   }
 
   void run_prefill(const SdpaData& data, char* memory) const {
@@ -150,7 +158,8 @@ class Sdpa {
     parallel_tasks(tasks, threads, [&](int64_t task, int thread) {
       const int64_t piece = task % pieces_, bg = task / pieces_;
       decode_->run(shape_, data, bg / shape_.groups, bg % shape_.groups, piece * kDecodeKeys,
-                   std::min(shape_.t, (piece + 1) * kDecodeKeys), partials + task * partial_floats(),
+                   std::min(shape_.t, (piece + 1) * kDecodeKeys),
+                   partials + task * partial_floats(),
                    memory + scratch_ * static_cast<uint64_t>(thread));
     });
     for (int64_t bg = 0; bg < all; ++bg) {

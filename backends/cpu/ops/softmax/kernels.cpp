@@ -67,11 +67,16 @@ void row_f64(const NormRow& r) {
 template <bool kLog>
 NormFn find(DType t) {
   switch (t) {
-    case DType::f32: return row<float, kLog>;
-    case DType::bf16: return row<bf16, kLog>;
-    case DType::f16: return row<f16, kLog>;
-    case DType::f64: return row_f64<kLog>;
-    default: return nullptr;
+    case DType::f32:
+      return row<float, kLog>;
+    case DType::bf16:
+      return row<bf16, kLog>;
+    case DType::f16:
+      return row<f16, kLog>;
+    case DType::f64:
+      return row_f64<kLog>;
+    default:
+      return nullptr;
   }
 }
 

@@ -68,7 +68,9 @@ class Sort {
     if (p.output(1).dtype != DType::i64) return "indices are not i64";
     return p.output(0).dtype == p.input(0).dtype ? nullptr : "values and x have different types";
   }
-  static double cost_ns(const Problem& p) { return 200 + 40.0 * static_cast<double>(p.input(0).numel()); }
+  static double cost_ns(const Problem& p) {
+    return 200 + 40.0 * static_cast<double>(p.input(0).numel());
+  }
 
   Sort(const Problem& p, Isa) {
     View x = p.input(0), values = p.output(0), indices = p.output(1);
@@ -77,15 +79,24 @@ class Sort {
     at_least_one_axis(indices);
     const int axis = normal_axis(p.attr_int("axis", -1), x.rank());
     const int64_t k = p.attr_int("k", -1);
-    line_ = {nullptr,       nullptr,           nullptr,            nullptr, x.dim(axis), values.dim(axis),
-             x.step(axis), values.step(axis), indices.step(axis), p.attr_int("descending", 0) != 0};
+    line_ = {nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             x.dim(axis),
+             values.dim(axis),
+             x.step(axis),
+             values.step(axis),
+             indices.step(axis),
+             p.attr_int("descending", 0) != 0};
     if (line_.k > line_.n || (k >= 0 && k != line_.k)) {
       throw std::invalid_argument("[sort] expected results of k elements along the axis, got " +
                                   std::to_string(line_.k));
     }
     bytes_ = dtype_bytes(x.dtype);
     lines_ = lines_along(axis, x.shape, {x.stride, values.stride, indices.stride});
-    run_ = visit(x.dtype, [](auto zero) -> void (*)(const Line&) { return run_line<decltype(zero)>; });
+    run_ =
+        visit(x.dtype, [](auto zero) -> void (*)(const Line&) { return run_line<decltype(zero)>; });
     threads_ = thread_limit();
   }
 

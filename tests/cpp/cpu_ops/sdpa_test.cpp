@@ -1,0 +1,212 @@
+// sdpa against its definition in double: prefill and decode sizes, masks, grouped heads, layouts.
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <cmath>
+
+#include "harness.hpp"
+
+using namespace rm::test;
+
+namespace {
+
+struct Case {
+  int64_t b, h, g, s, t, d, e;
+};
+enum class Mask { none, causal, boolean, padding, additive, causal_padding };
+
+double reference(const Case& c, const Tensor& q, const Tensor& k, const Tensor& v,
+                 const Tensor* mask, bool causal, double scale, const Dims& at) {
+  const int64_t g = at[1] / (c.h / c.g);
+  std::vector<double> score(static_cast<size_t>(c.t), -INFINITY);
+  double most = -INFINITY, sum = 0, out = 0;
+  for (int64_t t = 0; t < c.t; ++t) {
+    if (causal && t > at[2]) continue;
+    double x = 0;
+    for (int64_t d = 0; d < c.d; ++d) x += q.at({at[0], at[1], at[2], d}) * k.at({at[0], g, t, d});
+    x *= scale;
+    if (mask) {
+      const double m = mask->at({at[0], at[1], at[2], t});
+      x = mask->type() == Type::boolean ? (m != 0 ? x : -INFINITY) : x + m;
+    }
+    score[static_cast<size_t>(t)] = x;
+    most = std::max(most, x);
+  }
+  if (most == -INFINITY) return 0;
+  for (int64_t t = 0; t < c.t; ++t) {
+    const double w = std::exp(score[static_cast<size_t>(t)] - most);
+    sum += w;
+    if (w != 0) out += w * v.at({at[0], g, t, at[3]});
+  }
+  return out / sum;
+}
+
+Tensor make_mask(const Case& c, Mask kind, Type t, std::mt19937& rng) {
+  const Dims shape = {c.b, c.h, c.s, c.t};
+  if (kind == Mask::padding || kind == Mask::causal_padding) {
+    Tensor m = Tensor::strided(Type::boolean, shape, {0, 1, 2, 3}, 0, {1, 2});
+    return m.fill([&](int64_t i) { return i % c.t <= c.t / 2; });
+  }
+  if (kind == Mask::boolean) {
+    Tensor m = Tensor::strided(Type::boolean, shape, {0, 1, 2, 3}, 0, {1});
+    // The first row attends to nothing, the second to everything.
+    return m.fill([&](int64_t i) {
+      const int64_t s = i / c.t % c.s;
+      return s == 0 ? 0.0 : s == 1 ? 1.0 : (i * 2654435761u >> 8) % 3 ? 1.0 : 0.0;
+    });
+  }
+  Tensor m = Tensor::strided(t, shape, {0, 1, 2, 3}, 1, {0});
+  return m.normal(rng);
+}
+
+void check(const Case& c, Type type, Mask kind, std::mt19937& rng) {
+  CAPTURE(name(type));
+  CAPTURE(Dims({c.b, c.h, c.g, c.s, c.t, c.d, c.e}));
+  CAPTURE(static_cast<int>(kind));
+  Tensor q = Tensor::scrambled(type, {c.b, c.h, c.s, c.d}, rng);
+  Tensor k = Tensor::scrambled(type, {c.b, c.g, c.t, c.d}, rng);
+  // v as the model stores it: [B, T, G, E].
+  Tensor v = Tensor::strided(type, {c.b, c.g, c.t, c.e}, {0, 2, 1, 3});
+  Tensor o = Tensor::strided(type, {c.b, c.h, c.s, c.e}, {0, 2, 1, 3});
+  q.normal(rng);
+  k.normal(rng);
+  v.normal(rng);
+  const bool causal = kind == Mask::causal || kind == Mask::causal_padding;
+  const bool masked = kind != Mask::none && kind != Mask::causal;
+  Tensor mask = make_mask(c, kind, type == Type::f64 ? type : Type::f32, rng);
+  const double scale = 0.3;
+  Call call{"sdpa", {&q, &k, &v}, {&o}, {real("scale", scale), integer("is_causal", causal)}};
+  call.inputs.push_back(masked ? &mask : nullptr);
+  std::vector<double> want;
+  for (int64_t i = 0; i < o.numel(); ++i) {
+    want.push_back(
+        reference(c, q, k, v, masked ? &mask : nullptr, causal, scale, coordinates(i, o.shape())));
+  }
+  const double slack = type == Type::f64 ? 1e-12 : 4e-6 + 2 * epsilon(type);
+  on_every_row(call, [&](const std::string&) {
+    int bad = 0;
+    for (int64_t i = 0; i < o.numel(); ++i) {
+      bad += !close(o[i], want[static_cast<size_t>(i)],
+                    2 * epsilon(type) + 1e-6 * (type != Type::f64), slack);
+    }
+    CHECK(bad == 0);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("sdpa matches its definition for every mask, type and size class") {
+  std::mt19937 rng(9);
+  const std::vector<Case> cases = {
+      {1, 1, 1, 1, 1, 1, 1},      {2, 4, 2, 7, 9, 16, 16},   {1, 3, 1, 5, 33, 20, 12},
+      {1, 2, 2, 31, 31, 64, 64},  {2, 6, 3, 1, 300, 32, 48}, {1, 2, 2, 3, 17, 8, 5},
+      {1, 1, 1, 40, 300, 24, 33}, {0, 2, 2, 4, 4, 8, 8},     {1, 2, 2, 0, 4, 8, 8},
+      {1, 2, 2, 6, 0, 8, 8},      {1, 2, 2, 2, 0, 8, 8},     {1, 1, 1, 6, 6, 0, 8}};
+  for (const Case& c : cases) {
+    for (Type t : kFloats) {
+      for (Mask m : {Mask::none, Mask::causal, Mask::boolean, Mask::padding, Mask::additive,
+                     Mask::causal_padding}) {
+        check(c, t, m, rng);
+      }
+    }
+  }
+}
+
+TEST_CASE("sdpa reads q, k and v as slices of one projection") {
+  std::mt19937 rng(10);
+  // [B, S, 3, H, D] seen as [B, H, S, D] three times: strides alone make the slices.
+  const int64_t b = 2, s = 20, h = 3, d = 32;
+  Tensor packed(Type::f32, {b, s, 3, h, d}), o(Type::f32, {b, h, s, d});
+  packed.normal(rng);
+  Tensor q(Type::f32, {b, h, s, d}), k(Type::f32, {b, h, s, d}), v(Type::f32, {b, h, s, d});
+  int64_t part = 0;
+  for (Tensor* t : {&q, &k, &v}) {
+    t->fill([&](int64_t i) {
+      const Dims at = coordinates(i, {b, h, s, d});
+      return packed.at({at[0], at[2], part, at[1], at[3]});
+    });
+    ++part;
+  }
+  std::vector<double> want;
+  on_every_row({"sdpa", {&q, &k, &v, nullptr}, {&o}, {real("scale", 0.2)}},
+               [&](const std::string&) {
+                 want.clear();
+                 for (int64_t i = 0; i < o.numel(); ++i) want.push_back(o[i]);
+               });
+  int64_t shape[4] = {b, h, s, d}, strides[4] = {s * 3 * h * d, d, 3 * h * d, 1};
+  for (const rm_kernel* row : rows("sdpa")) {
+    rm_tensor view = q.view();
+    view.shape = shape;
+    view.strides = strides;
+    const rm_tensor out = o.view();
+    const rm_tensor* inputs[3] = {&view, &view, &view};
+    const rm_tensor* outputs[1] = {&out};
+    rm_attr scale{sizeof(rm_attr), {"scale", 5}, RM_ATTR_FLOAT, 0, 0, 0.2, {}, nullptr, nullptr, 0};
+    const rm_problem problem{
+        sizeof(rm_problem), {"sdpa", 4}, inputs, 3, outputs, 1, &scale, 1, sizeof(rm_attr), 0};
+    rm_str why{};
+    if (!row->supports(&problem, nullptr, &why)) continue;
+    rm_kernel_state* state = nullptr;
+    REQUIRE(row->prepare(&problem, nullptr, 0, &state) == nullptr);
+    std::vector<char> workspace(row->workspace(state) + 64);
+    auto aligned = (reinterpret_cast<uintptr_t>(workspace.data()) + 63) & ~uintptr_t{63};
+    const auto* base = static_cast<const float*>(packed.data());
+    const void* in[3] = {base, base + h * d, base + 2 * h * d};
+    void* to[1] = {o.data()};
+    o.fill([](int64_t) { return 7; });
+    const rm_launch launch{
+        sizeof(rm_launch), state, in, to, reinterpret_cast<void*>(aligned), nullptr};
+    REQUIRE(row->launch(&launch) == nullptr);
+    row->release(state);
+    int bad = 0;
+    for (int64_t i = 0; i < o.numel(); ++i)
+      bad += !close(o[i], want[static_cast<size_t>(i)], 1e-5, 1e-6);
+    CHECK(bad == 0);
+  }
+}
+
+TEST_CASE("sdpa passes NaN of an attended key on and ignores masked keys") {
+  for (int64_t s : {1, 8}) {
+    Tensor q(Type::f32, {1, 1, s, 16}), k(Type::f32, {1, 1, 20, 16}), v(Type::f32, {1, 1, 20, 16}),
+        o(Type::f32, {1, 1, s, 16}), mask(Type::boolean, {1, 1, s, 20});
+    q.fill([](int64_t i) { return 0.01 * static_cast<double>(i % 7); });
+    k.fill([](int64_t i) { return 0.02 * static_cast<double>(i % 5); });
+    v.fill([](int64_t i) { return i / 16 == 3 ? static_cast<double>(NAN) : 1.0; });
+    mask.fill([](int64_t i) { return i % 20 != 19; });
+    on_every_row({"sdpa", {&q, &k, &v, &mask}, {&o}, {}}, [&](const std::string&) {
+      for (int64_t i = 0; i < o.numel(); ++i) CHECK(std::isnan(o[i]));
+    });
+    v.fill([](int64_t) { return 1.0; });
+    on_every_row({"sdpa", {&q, &k, &v, &mask}, {&o}, {}}, [&](const std::string&) {
+      for (int64_t i = 0; i < o.numel(); ++i) CHECK(close(o[i], 1.0, 1e-6, 0));
+    });
+  }
+}
+
+TEST_CASE("sdpa gives the same bits on any number of threads") {
+  std::mt19937 rng(12);
+  for (int64_t s : {1, 64}) {
+    Tensor q(Type::f32, {1, 4, s, 64}), k(Type::f32, {1, 2, 900, 64}),
+        v(Type::f32, {1, 2, 900, 64}), o(Type::f32, {1, 4, s, 64});
+    q.normal(rng);
+    k.normal(rng);
+    v.normal(rng);
+    const int threads = omp_get_max_threads();
+    for (const rm_kernel* row : rows("sdpa")) {
+      const Call call{"sdpa", {&q, &k, &v, nullptr}, {&o}, {}};
+      if (!supports(*row, call)) continue;
+      std::vector<double> first;
+      for (int n : {1, 2, 3}) {
+        omp_set_num_threads(n);
+        REQUIRE(run(*row, call).code == RM_OK);
+        int differ = 0;
+        for (int64_t i = 0; i < o.numel(); ++i) {
+          if (n == 1) first.push_back(o[i]);
+          differ += o[i] != first[static_cast<size_t>(i)];
+        }
+        CHECK(differ == 0);
+      }
+    }
+    omp_set_num_threads(threads);
+  }
+}
