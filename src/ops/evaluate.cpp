@@ -8,8 +8,7 @@ namespace rm::ops {
 namespace {
 
 void check_type(const std::string& what, const ir::TensorType& expected, const HostTensor& given) {
-  if (given.type != expected ||
-      static_cast<int64_t>(given.bytes.size()) != expected.num_bytes()) {
+  if (given.type != expected || static_cast<int64_t>(given.bytes.size()) != expected.num_bytes()) {
     throw_invalid("[evaluate] expected " + what + " of type " + expected.str() + ", got " +
                   given.type.str() + " with " + std::to_string(given.bytes.size()) + " bytes");
   }
@@ -27,8 +26,8 @@ std::vector<HostTensor> evaluate_node(const ir::Graph& graph, const ir::Node& no
 std::vector<HostTensor> evaluate(const ir::Graph& graph, const std::vector<HostTensor>& inputs,
                                  const WeightMap& weights) {
   if (inputs.size() != graph.inputs().size()) {
-    throw_invalid("[evaluate] expected " + std::to_string(graph.inputs().size()) +
-                  " inputs, got " + std::to_string(inputs.size()));
+    throw_invalid("[evaluate] expected " + std::to_string(graph.inputs().size()) + " inputs, got " +
+                  std::to_string(inputs.size()));
   }
   std::vector<HostTensor> values(graph.num_values());
   for (size_t i = 0; i < graph.num_values(); ++i) {
@@ -36,7 +35,8 @@ std::vector<HostTensor> evaluate(const ir::Graph& graph, const std::vector<HostT
     if (value.kind == ir::ValueKind::kLiteral) values[i] = {value.type, value.literal};
     if (value.kind != ir::ValueKind::kWeight) continue;
     auto it = weights.find(value.name);
-    if (it == weights.end()) throw_invalid("[evaluate] expected weight '" + value.name + "', got none");
+    if (it == weights.end())
+      throw_invalid("[evaluate] expected weight '" + value.name + "', got none");
     check_type("weight '" + value.name + "'", value.type, it->second);
     values[i] = it->second;
   }

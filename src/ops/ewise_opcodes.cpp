@@ -44,42 +44,70 @@ constexpr EwiseOpcode kTable[] = {
 constexpr double kSqrt2OverPi = 0.79788456080286535588;
 
 [[noreturn]] void unknown(int opcode, const char* where) {
-  throw_invalid("[ewise] expected an opcode with a meaning for " + std::string(where) +
-                ", got " + std::to_string(opcode));
+  throw_invalid("[ewise] expected an opcode with a meaning for " + std::string(where) + ", got " +
+                std::to_string(opcode));
 }
 
 double sigmoid(double a) { return 1.0 / (1.0 + std::exp(-a)); }
 
 double unary_float(int opcode, double a) {
   switch (opcode) {
-    case 1: return a;
-    case 2: return -a;
-    case 3: return std::fabs(a);
-    case 4: return std::exp(a);
-    case 5: return std::log(a);
-    case 6: return std::sqrt(a);
-    case 7: return 1.0 / std::sqrt(a);
-    case 8: return std::sin(a);
-    case 9: return std::cos(a);
-    case 10: return std::tanh(a);
-    case 11: return std::erf(a);
-    case 12: return sigmoid(a);
-    case 13: return a < 0 ? 0.0 : a;  // NaN stays NaN
-    case 14: return 0.5 * a * (1.0 + std::erf(a * 0.70710678118654752440));
-    case 15: return 0.5 * a * (1.0 + std::tanh(kSqrt2OverPi * (a + 0.044715 * a * a * a)));
-    case 16: return a * sigmoid(a);
-    case 17: return a == 0 ? 1.0 : 0.0;
-    case 18: return 1.0 / a;
-    case 19: return std::floor(a);
-    case 20: return std::ceil(a);
-    case 21: return std::nearbyint(a);
-    case 22: return std::isnan(a) ? a : static_cast<double>((a > 0) - (a < 0));
-    case 23: return a > 20 ? a : std::log1p(std::exp(a));  // torch's threshold
-    case 24: return std::log1p(a);
-    case 25: return std::expm1(a);
-    case 26: return std::isnan(a) ? 1.0 : 0.0;
-    case 27: return std::trunc(a);
-    default: unknown(opcode, "one float operand");
+    case 1:
+      return a;
+    case 2:
+      return -a;
+    case 3:
+      return std::fabs(a);
+    case 4:
+      return std::exp(a);
+    case 5:
+      return std::log(a);
+    case 6:
+      return std::sqrt(a);
+    case 7:
+      return 1.0 / std::sqrt(a);
+    case 8:
+      return std::sin(a);
+    case 9:
+      return std::cos(a);
+    case 10:
+      return std::tanh(a);
+    case 11:
+      return std::erf(a);
+    case 12:
+      return sigmoid(a);
+    case 13:
+      return a < 0 ? 0.0 : a;  // NaN stays NaN
+    case 14:
+      return 0.5 * a * (1.0 + std::erf(a * 0.70710678118654752440));
+    case 15:
+      return 0.5 * a * (1.0 + std::tanh(kSqrt2OverPi * (a + 0.044715 * a * a * a)));
+    case 16:
+      return a * sigmoid(a);
+    case 17:
+      return a == 0 ? 1.0 : 0.0;
+    case 18:
+      return 1.0 / a;
+    case 19:
+      return std::floor(a);
+    case 20:
+      return std::ceil(a);
+    case 21:
+      return std::nearbyint(a);
+    case 22:
+      return std::isnan(a) ? a : static_cast<double>((a > 0) - (a < 0));
+    case 23:
+      return a > 20 ? a : std::log1p(std::exp(a));  // torch's threshold
+    case 24:
+      return std::log1p(a);
+    case 25:
+      return std::expm1(a);
+    case 26:
+      return std::isnan(a) ? 1.0 : 0.0;
+    case 27:
+      return std::trunc(a);
+    default:
+      unknown(opcode, "one float operand");
   }
 }
 
@@ -92,22 +120,38 @@ double binary_float(int opcode, double a, double b) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   bool nan = std::isnan(a) || std::isnan(b);
   switch (opcode) {
-    case 40: return a + b;
-    case 41: return a - b;
-    case 42: return a * b;
-    case 43: return a / b;
-    case 44: return std::pow(a, b);
-    case 45: return nan ? kNaN : std::min(a, b);
-    case 46: return nan ? kNaN : std::max(a, b);
-    case 47: return std::floor(a / b);
-    case 48: return remainder_float(a, b);
-    case 49: return a == b ? 1.0 : 0.0;
-    case 50: return a != b ? 1.0 : 0.0;
-    case 51: return a < b ? 1.0 : 0.0;
-    case 52: return a <= b ? 1.0 : 0.0;
-    case 53: return a > b ? 1.0 : 0.0;
-    case 54: return a >= b ? 1.0 : 0.0;
-    default: unknown(opcode, "two float operands");
+    case 40:
+      return a + b;
+    case 41:
+      return a - b;
+    case 42:
+      return a * b;
+    case 43:
+      return a / b;
+    case 44:
+      return std::pow(a, b);
+    case 45:
+      return nan ? kNaN : std::min(a, b);
+    case 46:
+      return nan ? kNaN : std::max(a, b);
+    case 47:
+      return std::floor(a / b);
+    case 48:
+      return remainder_float(a, b);
+    case 49:
+      return a == b ? 1.0 : 0.0;
+    case 50:
+      return a != b ? 1.0 : 0.0;
+    case 51:
+      return a < b ? 1.0 : 0.0;
+    case 52:
+      return a <= b ? 1.0 : 0.0;
+    case 53:
+      return a > b ? 1.0 : 0.0;
+    case 54:
+      return a >= b ? 1.0 : 0.0;
+    default:
+      unknown(opcode, "two float operands");
   }
 }
 
@@ -132,38 +176,68 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 int64_t unary_int(int opcode, int64_t a) {
   switch (opcode) {
-    case 1: case 19: case 20: case 21: case 27: return a;
-    case 2: return wrap(0 - static_cast<uint64_t>(a));
-    case 3: return a < 0 ? wrap(0 - static_cast<uint64_t>(a)) : a;
-    case 13: return std::max<int64_t>(a, 0);
-    case 17: return a == 0 ? 1 : 0;
-    case 22: return (a > 0) - (a < 0);
-    case 26: return 0;
-    default: unknown(opcode, "one integer operand");
+    case 1:
+    case 19:
+    case 20:
+    case 21:
+    case 27:
+      return a;
+    case 2:
+      return wrap(0 - static_cast<uint64_t>(a));
+    case 3:
+      return a < 0 ? wrap(0 - static_cast<uint64_t>(a)) : a;
+    case 13:
+      return std::max<int64_t>(a, 0);
+    case 17:
+      return a == 0 ? 1 : 0;
+    case 22:
+      return (a > 0) - (a < 0);
+    case 26:
+      return 0;
+    default:
+      unknown(opcode, "one integer operand");
   }
 }
 
 int64_t binary_int(int opcode, int64_t a, int64_t b) {
   auto ua = static_cast<uint64_t>(a), ub = static_cast<uint64_t>(b);
   switch (opcode) {
-    case 40: return wrap(ua + ub);
-    case 41: return wrap(ua - ub);
-    case 42: return wrap(ua * ub);
-    case 44: return power(a, b);
-    case 45: return std::min(a, b);
-    case 46: return std::max(a, b);
-    case 47: return floor_div(a, b);
-    case 48: return wrap(ua - static_cast<uint64_t>(floor_div(a, b)) * ub);
-    case 49: return a == b;
-    case 50: return a != b;
-    case 51: return a < b;
-    case 52: return a <= b;
-    case 53: return a > b;
-    case 54: return a >= b;
-    case 55: return a & b;
-    case 56: return a | b;
-    case 57: return a ^ b;
-    default: unknown(opcode, "two integer operands");
+    case 40:
+      return wrap(ua + ub);
+    case 41:
+      return wrap(ua - ub);
+    case 42:
+      return wrap(ua * ub);
+    case 44:
+      return power(a, b);
+    case 45:
+      return std::min(a, b);
+    case 46:
+      return std::max(a, b);
+    case 47:
+      return floor_div(a, b);
+    case 48:
+      return wrap(ua - static_cast<uint64_t>(floor_div(a, b)) * ub);
+    case 49:
+      return a == b;
+    case 50:
+      return a != b;
+    case 51:
+      return a < b;
+    case 52:
+      return a <= b;
+    case 53:
+      return a > b;
+    case 54:
+      return a >= b;
+    case 55:
+      return a & b;
+    case 56:
+      return a | b;
+    case 57:
+      return a ^ b;
+    default:
+      unknown(opcode, "two integer operands");
   }
 }
 

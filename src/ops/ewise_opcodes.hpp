@@ -13,7 +13,7 @@ namespace rm::ops {
 struct EwiseOpcode {
   std::string_view name;
   int opcode;
-  int arity;       // operands read: 0 (const) to 3
+  int arity;        // operands read: 0 (const) to 3
   bool is_logical;  // the result is a bool (class 2, 0 or 1), whatever the operands are
   bool commutative;
 };

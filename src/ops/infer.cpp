@@ -39,7 +39,8 @@ const TensorType& result_type(const Graph& graph, const Node& node, size_t resul
 }
 
 Dim unify(const Node& node, const Dim& a, const Dim& b, const std::string& what) {
-  if (compare(a, b) == DimOrder::kDifferent) fail(node, what + " to be equal", a.str() + " and " + b.str());
+  if (compare(a, b) == DimOrder::kDifferent)
+    fail(node, what + " to be equal", a.str() + " and " + b.str());
   return b.is_static() ? b : a;
 }
 

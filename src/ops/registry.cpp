@@ -35,10 +35,10 @@ const std::vector<const OpDef*>& table() {
 void check_arity(const OpDef& def, const ir::Node& node) {
   auto given = static_cast<int>(node.operands.size());
   if (given < def.min_operands || given > def.max_operands) {
-    std::string most = def.max_operands == kAnyNumber ? "any number of"
-                                                      : std::to_string(def.max_operands);
-    throw_invalid("[" + node.op + "] expected " + std::to_string(def.min_operands) + " to " +
-                  most + " operands, got " + std::to_string(given));
+    std::string most =
+        def.max_operands == kAnyNumber ? "any number of" : std::to_string(def.max_operands);
+    throw_invalid("[" + node.op + "] expected " + std::to_string(def.min_operands) + " to " + most +
+                  " operands, got " + std::to_string(given));
   }
   for (int i = 0; i < def.min_operands; ++i) {
     if (node.operands[static_cast<size_t>(i)] == ir::kNoValue) {
@@ -62,8 +62,9 @@ std::span<const OpDef* const> all() { return table(); }
 
 const OpDef* find(std::string_view op) {
   if (op.substr(0, 5) == "aten.") op = "aten";
-  auto it = std::lower_bound(table().begin(), table().end(), op,
-                             [](const OpDef* def, std::string_view name) { return def->name < name; });
+  auto it =
+      std::lower_bound(table().begin(), table().end(), op,
+                       [](const OpDef* def, std::string_view name) { return def->name < name; });
   return it != table().end() && (*it)->name == op ? *it : nullptr;
 }
 
@@ -102,8 +103,6 @@ void infer_and_check(const ir::Graph& graph) {
   }
 }
 
-Cost cost(const ir::Graph& graph, const ir::Node& node) {
-  return get(node.op).cost(graph, node);
-}
+Cost cost(const ir::Graph& graph, const ir::Node& node) { return get(node.op).cost(graph, node); }
 
 }  // namespace rm::ops

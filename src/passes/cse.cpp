@@ -44,8 +44,9 @@ void cse(Graph& graph, const PassContext&) {
     const ir::Value& value = graph.value(v);
     first[i] = v;
     if (!graph.is_constant(v)) continue;
-    std::string key = (value.kind == ir::ValueKind::kWeight ? "w" + value.name : "l" + value.literal) +
-                      value.type.str();
+    std::string key =
+        (value.kind == ir::ValueKind::kWeight ? "w" + value.name : "l" + value.literal) +
+        value.type.str();
     first[i] = constants.emplace(std::move(key), v).first->second;
   }
   std::map<std::string, size_t> seen;

@@ -21,7 +21,8 @@ bool is_static(const ir::Graph& graph, const ir::Node& node) {
   for (const auto& [name, attr] : node.attrs) {
     const auto* dims = std::get_if<ir::Dims>(&attr);
     if (dims == nullptr) continue;
-    if (!std::all_of(dims->begin(), dims->end(), [](const ir::Dim& d) { return d.is_static(); })) return false;
+    if (!std::all_of(dims->begin(), dims->end(), [](const ir::Dim& d) { return d.is_static(); }))
+      return false;
   }
   return bytes <= kMaxFoldedBytes;
 }

@@ -16,8 +16,8 @@ void fuse_activation(ir::Graph& graph, const PassContext&) {
 void fuse_rope(ir::Graph& graph, const PassContext&) { Rewriter::run(graph, {rope_of_parts}); }
 
 void fuse_sdpa(ir::Graph& graph, const PassContext&) {
-  Rewriter::run(graph, {sdpa_of_parts, sdpa_groups_queries, sdpa_drops_open_mask,
-                        sdpa_range_mask_is_causal});
+  Rewriter::run(
+      graph, {sdpa_of_parts, sdpa_groups_queries, sdpa_drops_open_mask, sdpa_range_mask_is_causal});
 }
 
 void fuse_gemm(ir::Graph& graph, const PassContext&) {

@@ -13,17 +13,16 @@ using ir::Node;
 using ir::ValueId;
 using Form = std::optional<IotaForm>;
 
-bool is_index_type(ir::DType dtype) {
-  return dtype == ir::DType::kI64 || dtype == ir::DType::kI32;
-}
+bool is_index_type(ir::DType dtype) { return dtype == ir::DType::kI64 || dtype == ir::DType::kI32; }
 
 Form of_literal(const ir::Value& value) {
   const Dims& dims = value.type.dims;
   int64_t n = value.type.num_elements();
   if (n == 0 || n > 4096) return std::nullopt;
   auto element = [&](int64_t i) {
-    return ir::load_int(value.type.dtype,
-                        value.literal.data() + static_cast<size_t>(i) * ir::size_bytes(value.type.dtype));
+    return ir::load_int(
+        value.type.dtype,
+        value.literal.data() + static_cast<size_t>(i) * ir::size_bytes(value.type.dtype));
   };
   IotaForm form{element(0), 0, -1};
   for (size_t d = 0; d < dims.size(); ++d) {
@@ -51,7 +50,8 @@ Form through_reshape(IotaForm form, const Dims& from, const Dims& to) {
   }
   if (kept_from.size() != kept_to.size()) return std::nullopt;
   for (size_t i = 0; i < kept_from.size(); ++i) {
-    if (from[static_cast<size_t>(kept_from[i])] != to[static_cast<size_t>(kept_to[i])]) return std::nullopt;
+    if (from[static_cast<size_t>(kept_from[i])] != to[static_cast<size_t>(kept_to[i])])
+      return std::nullopt;
     if (kept_from[i] == form.axis) form.axis = kept_to[i];
   }
   return form;

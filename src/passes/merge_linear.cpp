@@ -21,10 +21,12 @@ ValueId bias_of(const Node& linear) {
 // Values that are weights, literals or computed from such alone.
 std::vector<char> constant_values(const Graph& graph) {
   std::vector<char> constant(graph.num_values(), 0);
-  for (size_t v = 0; v < constant.size(); ++v) constant[v] = graph.is_constant(static_cast<ValueId>(v));
+  for (size_t v = 0; v < constant.size(); ++v)
+    constant[v] = graph.is_constant(static_cast<ValueId>(v));
   for (const Node& node : graph.nodes) {
     bool all = !node.op.starts_with("aten.");
-    for (ValueId v : node.operands) all = all && (v == ir::kNoValue || constant[static_cast<size_t>(v)] != 0);
+    for (ValueId v : node.operands)
+      all = all && (v == ir::kNoValue || constant[static_cast<size_t>(v)] != 0);
     for (ValueId r : node.results) constant[static_cast<size_t>(r)] = all;
   }
   return constant;
@@ -53,8 +55,8 @@ std::map<ValueId, std::vector<size_t>> groups(const Graph& graph) {
   return found;
 }
 
-ValueId add_node(Graph& graph, std::vector<Node>& out, std::string op, std::vector<ValueId> operands,
-                 ir::Attrs attrs, TensorType type) {
+ValueId add_node(Graph& graph, std::vector<Node>& out, std::string op,
+                 std::vector<ValueId> operands, ir::Attrs attrs, TensorType type) {
   ValueId result = graph.add_result(std::move(type));
   out.push_back({std::move(op), std::move(operands), {result}, std::move(attrs)});
   return result;
@@ -99,8 +101,13 @@ void merge(Graph& graph, std::vector<Node>& out, const std::vector<size_t>& grou
   for (size_t i = 0; i < group.size(); ++i) {
     Dim stop = start + graph.type(weights[i]).dims[0];
     Node& node = graph.nodes[group[i]];
-    node = {"slice", {y}, node.results,
-            {{"axis", axis}, {"start", ir::Dims{start}}, {"step", int64_t{1}}, {"stop", ir::Dims{stop}}}};
+    node = {"slice",
+            {y},
+            node.results,
+            {{"axis", axis},
+             {"start", ir::Dims{start}},
+             {"step", int64_t{1}},
+             {"stop", ir::Dims{stop}}}};
     start = stop;
   }
 }

@@ -38,8 +38,10 @@ void dump(const ir::Graph& graph, size_t index, std::string_view pass, const std
   std::ofstream file(path, std::ios::binary);
   file << ir::print(graph);
   if (!file.flush()) {
-    throw Error(RM_NOT_FOUND, "[dump_ir] expected a directory that can be written, got a failure "
-                              "writing " + path + "; try creating it first");
+    throw Error(RM_NOT_FOUND,
+                "[dump_ir] expected a directory that can be written, got a failure "
+                "writing " +
+                    path + "; try creating it first");
   }
 }
 

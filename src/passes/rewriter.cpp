@@ -16,7 +16,9 @@ using ir::Node;
 using ir::ValueId;
 
 Rewriter::Rewriter(Graph& graph)
-    : graph_(graph), def_(graph.num_values(), -1), uses_(graph.use_counts()),
+    : graph_(graph),
+      def_(graph.num_values(), -1),
+      uses_(graph.use_counts()),
       forward_(graph.num_values()) {
   for (size_t v = 0; v < forward_.size(); ++v) forward_[v] = static_cast<ValueId>(v);
 }
@@ -44,7 +46,8 @@ bool Rewriter::sweep(std::span<const Rule> rules) {
       release_operands(node);
       continue;
     }
-    for (ValueId r : node.results) def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
+    for (ValueId r : node.results)
+      def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
     emitted_.push_back(std::move(node));
   }
   graph_.nodes.assign(std::make_move_iterator(emitted_.begin()),
@@ -54,7 +57,8 @@ bool Rewriter::sweep(std::span<const Rule> rules) {
 }
 
 ValueId Rewriter::resolve(ValueId v) const {
-  while (v != kNoValue && forward_[static_cast<size_t>(v)] != v) v = forward_[static_cast<size_t>(v)];
+  while (v != kNoValue && forward_[static_cast<size_t>(v)] != v)
+    v = forward_[static_cast<size_t>(v)];
   return v;
 }
 
@@ -105,7 +109,8 @@ std::optional<double> Rewriter::splat(ValueId v) const {
     const std::string& bytes = value.literal;
     if (bytes.size() < item) return std::nullopt;
     // Every element equals the next one.
-    if (std::memcmp(bytes.data(), bytes.data() + item, bytes.size() - item) != 0) return std::nullopt;
+    if (std::memcmp(bytes.data(), bytes.data() + item, bytes.size() - item) != 0)
+      return std::nullopt;
     return ir::load_element(value.type.dtype, bytes.data());
   }
   const Node* node = def(v, "full");
@@ -134,7 +139,8 @@ bool Rewriter::is_constant_expression(ValueId v) const {
 
 ValueId Rewriter::emit(std::string op, std::vector<ValueId> operands, ir::Attrs attrs,
                        ir::TensorType type) {
-  return emit(std::move(op), std::move(operands), std::move(attrs), std::vector{std::move(type)})[0];
+  return emit(std::move(op), std::move(operands), std::move(attrs),
+              std::vector{std::move(type)})[0];
 }
 
 std::vector<ValueId> Rewriter::emit(std::string op, std::vector<ValueId> operands, ir::Attrs attrs,
@@ -175,8 +181,8 @@ bool Rewriter::replace(ValueId from, ValueId to) {
     agree = ops::compare(a.dims[d], b.dims[d]) != ops::DimOrder::kDifferent;
   }
   if (!agree) {
-    throw Error(RM_INTERNAL, "[rewriter] expected a replacement of type " + a.str() + ", got " +
-                                 b.str());
+    throw Error(RM_INTERNAL,
+                "[rewriter] expected a replacement of type " + a.str() + ", got " + b.str());
   }
   forward_[static_cast<size_t>(from)] = to;
   uses_[static_cast<size_t>(to)] += uses_[static_cast<size_t>(from)];

@@ -49,8 +49,8 @@ class Rewriter {
 
   ir::ValueId emit(std::string op, std::vector<ir::ValueId> operands, ir::Attrs attrs,
                    ir::TensorType type);
-  std::vector<ir::ValueId> emit(std::string op, std::vector<ir::ValueId> operands,
-                                ir::Attrs attrs, const std::vector<ir::TensorType>& types);
+  std::vector<ir::ValueId> emit(std::string op, std::vector<ir::ValueId> operands, ir::Attrs attrs,
+                                const std::vector<ir::TensorType>& types);
   /// A node like `node` with other operands and the same result types; returns its first result.
   ir::ValueId emit_like(const ir::Node& node, std::vector<ir::ValueId> operands);
   ir::ValueId reshape(ir::ValueId v, ir::Dims shape);

@@ -87,12 +87,22 @@ void attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* 
   }
 }
 
-std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in,
-                                       const Types& out) {
+std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in, const Types& out) {
   std::vector<int64_t> q = sizes(in[0]->type.dims), k = sizes(in[1]->type.dims);
-  Problem p{q[1], k[1], q[2], k[2], q[3], in[2]->type.dims[3].value(), node.f("scale"),
-            node.i_or("is_causal", 0) != 0, false, to_doubles(*in[0]), to_doubles(*in[1]),
-            to_doubles(*in[2]), {}, {}};
+  Problem p{q[1],
+            k[1],
+            q[2],
+            k[2],
+            q[3],
+            in[2]->type.dims[3].value(),
+            node.f("scale"),
+            node.i_or("is_causal", 0) != 0,
+            false,
+            to_doubles(*in[0]),
+            to_doubles(*in[1]),
+            to_doubles(*in[2]),
+            {},
+            {}};
   if (in.size() > 3 && in[3] != nullptr) {
     p.mask = to_doubles(*in[3]);
     p.bool_mask = in[3]->type.dtype == ir::DType::kBool;
@@ -125,8 +135,7 @@ Cost rope_cost(const Graph& graph, const Node& node) {
           traffic_bytes(graph, node)};
 }
 
-std::vector<HostTensor> reference_rope(const Node& node, const HostOperands& in,
-                                       const Types& out) {
+std::vector<HostTensor> reference_rope(const Node& node, const HostOperands& in, const Types& out) {
   int64_t d = out[0].dims.back().value(), half = d / 2;
   bool interleaved = node.i_or("interleaved", 0) != 0;
   std::vector<double> x = to_doubles(*in[0]), cos = to_doubles(*in[1]), sin = to_doubles(*in[2]);
@@ -139,7 +148,8 @@ std::vector<HostTensor> reference_rope(const Node& node, const HostOperands& in,
     bool first = interleaved ? j % 2 == 0 : j < half;
     int64_t partner = interleaved ? (first ? j + 1 : j - 1) : (first ? j + half : j - half);
     double rotated = (first ? -1.0 : 1.0) * x[row + static_cast<size_t>(partner)];
-    y[i] = x[i] * cos[static_cast<size_t>(at_cos[i])] + rotated * sin[static_cast<size_t>(at_sin[i])];
+    y[i] =
+        x[i] * cos[static_cast<size_t>(at_cos[i])] + rotated * sin[static_cast<size_t>(at_sin[i])];
   }
   return {from_doubles(out[0], y)};
 }

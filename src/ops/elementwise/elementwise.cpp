@@ -58,8 +58,7 @@ Types infer_cast(const Graph& graph, const Node& node) {
 }
 
 Cost elementwise_cost(const Graph& graph, const Node& node) {
-  return {static_cast<double>(result_type(graph, node).num_elements()),
-          traffic_bytes(graph, node)};
+  return {static_cast<double>(result_type(graph, node).num_elements()), traffic_bytes(graph, node)};
 }
 
 // The operand that fixes the class: for `where` the condition does not.

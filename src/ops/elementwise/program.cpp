@@ -82,7 +82,8 @@ Register step(const int64_t* in, const std::vector<Register>& regs,
   const bool logical = find_opcode(in[0])->is_logical;
   if (cls == EwiseClass::kInt) {
     // `where` tests its condition as it is: 0.5 is true.
-    int64_t first = opcode == 70 ? static_cast<int64_t>(a.is_int ? a.n != 0 : a.f != 0) : a.as_int();
+    int64_t first =
+        opcode == 70 ? static_cast<int64_t>(a.is_int ? a.n != 0 : a.f != 0) : a.as_int();
     return Register::of_int(apply_int(opcode, first, b.as_int(), c.as_int()));
   }
   auto narrow = [&](double v) {
@@ -123,7 +124,7 @@ std::vector<HostTensor> reference_ewise(const Node& node, const HostOperands& in
 
 }  // namespace
 
-extern const OpDef kEwise{"ewise", 0, kAnyNumber, kElementwise, infer_ewise, ewise_cost,
-                          reference_ewise};
+extern const OpDef kEwise{"ewise",     0,          kAnyNumber,     kElementwise,
+                          infer_ewise, ewise_cost, reference_ewise};
 
 }  // namespace rm::ops

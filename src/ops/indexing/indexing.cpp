@@ -42,7 +42,8 @@ std::vector<int64_t> pointed_at(const Node& node, const HostTensor& index, const
   strides[axis] = 0;
   std::vector<int64_t> at = strided_offsets(sizes(index.type.dims), strides);
   std::vector<int64_t> ids = to_ints(index);
-  for (size_t i = 0; i < at.size(); ++i) at[i] += checked(node, ids[i], shape[axis].value()) * along;
+  for (size_t i = 0; i < at.size(); ++i)
+    at[i] += checked(node, ids[i], shape[axis].value()) * along;
   return at;
 }
 
@@ -59,7 +60,8 @@ Types infer_scatter(const Graph& graph, const Node& node) {
   check_rank(node, src, x.rank(), "a source");
   check_dtype(node, src, x.dtype, "a source");
   axis_of(node, x.rank());
-  for (size_t d = 0; d < src.rank(); ++d) unify(node, src.dims[d], index.dims[d], "source and index sizes");
+  for (size_t d = 0; d < src.rank(); ++d)
+    unify(node, src.dims[d], index.dims[d], "source and index sizes");
   std::string kind = node.s_or("kind", "set");
   if (kind != "set" && kind != "add") fail(node, "kind set or add", "'" + kind + "'");
   return {x};
@@ -131,8 +133,10 @@ std::vector<HostTensor> reference_index(const Node& node, const HostOperands& in
     }
   }
   std::vector<int64_t> lead(shape.begin(), shape.begin() + static_cast<std::ptrdiff_t>(first));
-  std::vector<int64_t> lead_strides(strides.begin(), strides.begin() + static_cast<std::ptrdiff_t>(first));
-  std::vector<int64_t> tail(shape.begin() + static_cast<std::ptrdiff_t>(first + count), shape.end());
+  std::vector<int64_t> lead_strides(strides.begin(),
+                                    strides.begin() + static_cast<std::ptrdiff_t>(first));
+  std::vector<int64_t> tail(shape.begin() + static_cast<std::ptrdiff_t>(first + count),
+                            shape.end());
   std::vector<int64_t> offsets, inner = strided_offsets(tail, contiguous_strides(tail));
   for (int64_t base : strided_offsets(lead, lead_strides)) {
     for (int64_t p : points) {
@@ -174,11 +178,11 @@ Cost lookup_cost(const Graph& graph, const Node& node) {
 }  // namespace
 
 extern const OpDef kGather{"gather", 2, 2, kIndexing, infer_gather, lookup_cost, reference_gather};
-extern const OpDef kScatter{"scatter", 3, 3, kIndexing, infer_scatter, copy_cost,
+extern const OpDef kScatter{"scatter",        3, 3, kIndexing, infer_scatter, copy_cost,
                             reference_scatter};
-extern const OpDef kIndex{"index", 2, kAnyNumber, kIndexing, infer_index, lookup_cost,
-                          reference_index};
-extern const OpDef kEmbedding{"embedding", 2, 2, kIndexing, infer_embedding, lookup_cost,
+extern const OpDef kIndex{"index",     2,           kAnyNumber,     kIndexing,
+                          infer_index, lookup_cost, reference_index};
+extern const OpDef kEmbedding{"embedding",        2, 2, kIndexing, infer_embedding, lookup_cost,
                               reference_embedding};
 
 }  // namespace rm::ops

@@ -19,7 +19,8 @@ Dims leading(const Dims& dims, size_t trailing) {
 // x[*, M, K] by b: [*, K, N], or [*, N, K] when transposed.
 Dims product_dims(const Node& node, const TensorType& a, const TensorType& b, bool transposed) {
   check_dtype(node, b, a.dtype, "both operands");
-  if (a.rank() < 2 || b.rank() < 2) fail(node, "operands of rank >= 2", a.str() + " and " + b.str());
+  if (a.rank() < 2 || b.rank() < 2)
+    fail(node, "operands of rank >= 2", a.str() + " and " + b.str());
   const Dim& b_k = b.dims[b.rank() - (transposed ? 1 : 2)];
   const Dim& b_n = b.dims[b.rank() - (transposed ? 2 : 1)];
   unify(node, a.dims.back(), b_k, "inner sizes");
@@ -117,8 +118,7 @@ const HostTensor* optional(const HostOperands& in, size_t i) {
   return i < in.size() ? in[i] : nullptr;
 }
 
-std::vector<double> affine(const HostOperands& in, const Dims& out, bool transposed,
-                           double alpha) {
+std::vector<double> affine(const HostOperands& in, const Dims& out, bool transposed, double alpha) {
   std::vector<double> y = multiply(*in[0], *in[1], out, transposed);
   std::vector<double> bias;
   if (optional(in, 2) != nullptr) bias = to_doubles(*in[2]);
@@ -136,8 +136,7 @@ std::vector<HostTensor> reference_linear(const Node&, const HostOperands& in, co
   return {from_doubles(out[0], affine(operands, {1, out[0].dims[0]}, true, 1.0))};
 }
 
-std::vector<HostTensor> reference_gemm(const Node& node, const HostOperands& in,
-                                       const Types& out) {
+std::vector<HostTensor> reference_gemm(const Node& node, const HostOperands& in, const Types& out) {
   std::vector<double> y =
       affine(in, out[0].dims, node.i_or("trans_b", 0) != 0, node.f_or("alpha", 1.0));
   int activation = activation_opcode(node);
@@ -151,9 +150,9 @@ std::vector<HostTensor> reference_gemm(const Node& node, const HostOperands& in,
 
 }  // namespace
 
-extern const OpDef kMatmul{"matmul", 2, 2, kContraction, infer_matmul, product_cost,
+extern const OpDef kMatmul{"matmul",        2, 2, kContraction, infer_matmul, product_cost,
                            reference_matmul};
-extern const OpDef kLinear{"linear", 2, 3, kContraction, infer_linear, product_cost,
+extern const OpDef kLinear{"linear",        2, 3, kContraction, infer_linear, product_cost,
                            reference_linear};
 extern const OpDef kGemm{"gemm", 2, 4, kContraction, infer_gemm, product_cost, reference_gemm};
 

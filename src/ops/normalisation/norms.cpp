@@ -107,9 +107,9 @@ std::vector<HostTensor> reference_rms_norm(const Node& node, const HostOperands&
 
 }  // namespace
 
-extern const OpDef kLayerNorm{"layer_norm", 1, 4, kReduction, infer_layer_norm, norm_cost,
+extern const OpDef kLayerNorm{"layer_norm",        1, 4, kReduction, infer_layer_norm, norm_cost,
                               reference_layer_norm};
-extern const OpDef kRmsNorm{"rms_norm", 1, 3, kReduction, infer_rms_norm, norm_cost,
+extern const OpDef kRmsNorm{"rms_norm",        1, 3, kReduction, infer_rms_norm, norm_cost,
                             reference_rms_norm};
 
 }  // namespace rm::ops

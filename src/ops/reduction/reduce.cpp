@@ -9,8 +9,8 @@
 namespace rm::ops {
 namespace {
 
-using ir::DType;
 using ir::Dims;
+using ir::DType;
 using ir::Graph;
 using ir::Node;
 using ir::TensorType;
@@ -175,9 +175,7 @@ std::vector<HostTensor> reference_cumsum(const Node& node, const HostOperands& i
 
 }  // namespace
 
-extern const OpDef kReduce{"reduce", 1, 1, kReduction, infer_reduce, reduce_cost,
-                           reference_reduce};
-extern const OpDef kCumsum{"cumsum", 1, 1, kReduction, infer_cumsum, reduce_cost,
-                           reference_cumsum};
+extern const OpDef kReduce{"reduce", 1, 1, kReduction, infer_reduce, reduce_cost, reference_reduce};
+extern const OpDef kCumsum{"cumsum", 1, 1, kReduction, infer_cumsum, reduce_cost, reference_cumsum};
 
 }  // namespace rm::ops

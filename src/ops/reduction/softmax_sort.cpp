@@ -61,8 +61,7 @@ Types infer_sort(const Graph& graph, const Node& node) {
 // NaN sorts above every number, as in torch.
 bool below(double a, double b) { return std::isnan(b) ? !std::isnan(a) : a < b; }
 
-std::vector<HostTensor> reference_sort(const Node& node, const HostOperands& in,
-                                       const Types& out) {
+std::vector<HostTensor> reference_sort(const Node& node, const HostOperands& in, const Types& out) {
   size_t axis = axis_of(node, out[0].rank());
   AxisSplit s = split_at(in[0]->type.dims, axis);
   int64_t k = out[0].dims[axis].value();
@@ -95,7 +94,7 @@ Cost sort_cost(const Graph& graph, const Node& node) {
 
 }  // namespace
 
-extern const OpDef kSoftmax{"softmax", 1, 1, kReduction, infer_softmax, softmax_cost,
+extern const OpDef kSoftmax{"softmax",        1, 1, kReduction, infer_softmax, softmax_cost,
                             reference_softmax};
 extern const OpDef kSort{"sort", 1, 1, kReduction, infer_sort, sort_cost, reference_sort};
 

@@ -35,7 +35,8 @@ std::vector<HostTensor> reference_iota(const Node& node, const HostOperands&, co
 Types infer_full(const Graph& graph, const Node& node) {
   auto it = node.attrs.find("value");
   if (it == node.attrs.end() || it->second.index() > 1) {
-    fail(node, "attribute 'value' of kind int or float", it == node.attrs.end() ? "none" : "another kind");
+    fail(node, "attribute 'value' of kind int or float",
+         it == node.attrs.end() ? "none" : "another kind");
   }
   return written(graph, node);
 }
@@ -63,7 +64,7 @@ std::vector<HostTensor> reference_dim_value(const Node& node, const HostOperands
 
 extern const OpDef kIota{"iota", 0, 0, kNone, infer_iota, copy_cost, reference_iota};
 extern const OpDef kFull{"full", 0, 0, kNone, infer_full, copy_cost, reference_full};
-extern const OpDef kDimValue{"dim_value", 0, 0, kNone, infer_dim_value, copy_cost,
+extern const OpDef kDimValue{"dim_value",        0, 0, kNone, infer_dim_value, copy_cost,
                              reference_dim_value};
 
 }  // namespace rm::ops

@@ -82,7 +82,7 @@ std::vector<HostTensor> reference_concat(const Node& node, const HostOperands& i
 }  // namespace
 
 extern const OpDef kSlice{"slice", 1, 1, kView, infer_slice, view_cost, reference_slice};
-extern const OpDef kConcat{"concat", 1, kAnyNumber, kNone, infer_concat, copy_cost,
-                           reference_concat};
+extern const OpDef kConcat{"concat",     1,         kAnyNumber,      kNone,
+                           infer_concat, copy_cost, reference_concat};
 
 }  // namespace rm::ops

@@ -35,7 +35,8 @@ bool is_cube(const Rewriter& rw, ValueId v, ValueId x) {
   for (int order : kBothOrders) {
     auto [square, factor] = ordered(*product, order);
     const Node* inner = rw.def(square, "mul");
-    if (factor == x && inner != nullptr && inner->operands[0] == x && inner->operands[1] == x) return true;
+    if (factor == x && inner != nullptr && inner->operands[0] == x && inner->operands[1] == x)
+      return true;
   }
   return false;
 }
@@ -63,9 +64,9 @@ ValueId half_product(const Rewriter& rw, const Node& node, F&& matches) {
   if (node.op != "mul") return ir::kNoValue;
   for (int order : kBothOrders) {
     auto [a, b] = ordered(node, order);
-    ValueId x = with_constant(rw, a, "mul", 0.5);       // (0.5 x) g
+    ValueId x = with_constant(rw, a, "mul", 0.5);  // (0.5 x) g
     if (x != ir::kNoValue && matches(x, b)) return x;
-    x = with_constant(rw, b, "mul", 0.5);               // x (0.5 g)
+    x = with_constant(rw, b, "mul", 0.5);  // x (0.5 g)
     if (x != ir::kNoValue && matches(a, x)) return a;
     const Node* product = rw.is_splat(b, 0.5) ? rw.def(a, "mul") : nullptr;  // (x g) 0.5
     for (int inner : kBothOrders) {
@@ -105,7 +106,8 @@ bool silu_of_parts(Rewriter& rw, const Node& node) {
   for (int order : kBothOrders) {
     auto [x, gate] = ordered(node, order);
     const Node* sigmoid = rw.def(gate, "sigmoid");
-    if (sigmoid != nullptr && sigmoid->operands[0] == x) return replace_by_unary(rw, node, "silu", x);
+    if (sigmoid != nullptr && sigmoid->operands[0] == x)
+      return replace_by_unary(rw, node, "silu", x);
   }
   return false;
 }

@@ -25,14 +25,19 @@ bool replace_by(Rewriter& rw, const Node& node, ValueId v) {
 bool widens(DType from, DType to) {
   if (from == to || from == DType::kBool) return true;
   switch (to) {
-    case DType::kF64: return from != DType::kI64;
+    case DType::kF64:
+      return from != DType::kI64;
     case DType::kF32:
       return from == DType::kBF16 || from == DType::kF16 || from == DType::kI16 ||
              from == DType::kI8 || from == DType::kU8;
-    case DType::kI64: return !ir::is_floating(from);
-    case DType::kI32: return from == DType::kI16 || from == DType::kI8 || from == DType::kU8;
-    case DType::kI16: return from == DType::kI8 || from == DType::kU8;
-    default: return false;
+    case DType::kI64:
+      return !ir::is_floating(from);
+    case DType::kI32:
+      return from == DType::kI16 || from == DType::kI8 || from == DType::kU8;
+    case DType::kI16:
+      return from == DType::kI8 || from == DType::kU8;
+    default:
+      return false;
   }
 }
 
@@ -59,7 +64,8 @@ bool drop_identity_logic(Rewriter& rw, const Node& node) {
     if (inner == nullptr || rw.dtype(inner->operands[0]) != DType::kBool) return false;
     return rw.replace(node.result(), inner->operands[0]);
   }
-  if ((node.op != "and" && node.op != "or") || rw.dtype(node.result()) != DType::kBool) return false;
+  if ((node.op != "and" && node.op != "or") || rw.dtype(node.result()) != DType::kBool)
+    return false;
   for (int order : kBothOrders) {
     auto [x, constant] = ordered(node, order);
     std::optional<double> value = rw.splat(constant);

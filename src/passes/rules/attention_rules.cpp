@@ -12,7 +12,8 @@ using ir::DType;
 using ir::Node;
 using ir::ValueId;
 
-bool is_slice(const Rewriter& rw, const Node* slice, int64_t axis, const Dim& start, const Dim& stop) {
+bool is_slice(const Rewriter& rw, const Node* slice, int64_t axis, const Dim& start,
+              const Dim& stop) {
   return slice != nullptr && slice->i("axis") == axis && slice->i_or("step", 1) == 1 &&
          slice->dims("start")[0] == start && slice->dims("stop")[0] == stop;
 }
@@ -67,7 +68,8 @@ ValueId repeated_heads(const Rewriter& rw, ValueId v) {
 // x behind a cast of half precision to f32 (attention scores are often normalised in f32).
 ValueId without_widening(const Rewriter& rw, ValueId v) {
   const Node* cast = rw.def(v, "cast");
-  return cast != nullptr && rw.dtype(v) == DType::kF32 && rw.dtype(cast->operands[0]) != DType::kF64 &&
+  return cast != nullptr && rw.dtype(v) == DType::kF32 &&
+                 rw.dtype(cast->operands[0]) != DType::kF64 &&
                  ir::is_floating(rw.dtype(cast->operands[0]))
              ? cast->operands[0]
              : v;
@@ -83,7 +85,8 @@ bool match_product(const Rewriter& rw, ValueId v, Scores* out) {
   const Node* product = rw.def(v, "matmul");
   if (product == nullptr || rw.type(v).rank() != 4) return false;
   const Node* transposed = rw.def(product->operands[1], "permute");
-  if (transposed == nullptr || transposed->ints("axes") != std::vector<int64_t>{0, 1, 3, 2}) return false;
+  if (transposed == nullptr || transposed->ints("axes") != std::vector<int64_t>{0, 1, 3, 2})
+    return false;
   out->q = product->operands[0];
   out->k = transposed->operands[0];
   return rw.type(out->q).rank() == 4 && rw.dims(out->q)[0] == rw.dims(out->k)[0] &&
@@ -127,8 +130,8 @@ bool rope_of_parts(Rewriter& rw, const Node& node) {
       ValueId x = rotated_half(rw, half);
       ValueId cos = x == ir::kNoValue ? x : factor_of(rw, straight, x);
       if (cos == ir::kNoValue || rw.type(x) != rw.type(node.result())) continue;
-      return rw.replace(node.result(), rw.emit("rope", {x, cos, sin}, {{"interleaved", int64_t{0}}},
-                                               rw.type(x)));
+      return rw.replace(node.result(),
+                        rw.emit("rope", {x, cos, sin}, {{"interleaved", int64_t{0}}}, rw.type(x)));
     }
   }
   return false;
@@ -142,7 +145,8 @@ bool sdpa_of_parts(Rewriter& rw, const Node& node) {
     if (rw.def(narrow->operands[0], "softmax") != nullptr) weights = narrow->operands[0];
   }
   const Node* softmax = rw.def(weights, "softmax");
-  if (softmax == nullptr || softmax->i_or("log", 0) != 0 || softmax->i_or("axis", 3) != 3) return false;
+  if (softmax == nullptr || softmax->i_or("log", 0) != 0 || softmax->i_or("axis", 3) != 3)
+    return false;
   Scores scores;
   if (!match_scores(rw, without_widening(rw, softmax->operands[0]), &scores) &&
       !match_scores(rw, softmax->operands[0], &scores)) {
@@ -165,8 +169,7 @@ bool sdpa_groups_queries(Rewriter& rw, const Node& node) {
   if (node.op != "sdpa") return false;
   ValueId k = repeated_heads(rw, node.operands[1]), v = repeated_heads(rw, node.operands[2]);
   if (k == ir::kNoValue || v == ir::kNoValue || rw.dims(k)[1] != rw.dims(v)[1]) return false;
-  return rw.replace(node.result(),
-                    rw.emit_like(node, {node.operands[0], k, v, operand(node, 3)}));
+  return rw.replace(node.result(), rw.emit_like(node, {node.operands[0], k, v, operand(node, 3)}));
 }
 
 // A mask that lets everything through: all true, or all zeros when added.

@@ -30,7 +30,8 @@ struct Program {
     if (it == operands.end()) it = operands.insert(it, v);
     return it - operands.begin();
   }
-  int64_t instruction(int64_t opcode, ops::EwiseClass cls, int64_t a, int64_t b = -1, int64_t c = -1) {
+  int64_t instruction(int64_t opcode, ops::EwiseClass cls, int64_t a, int64_t b = -1,
+                      int64_t c = -1) {
     code.insert(code.end(), {opcode, static_cast<int64_t>(cls), a, b, c});
     return kFirstInstruction + static_cast<int64_t>(size()) - 1;
   }
@@ -39,7 +40,8 @@ struct Program {
     if (it == imm.end()) it = imm.insert(it, value);
     int64_t index = it - imm.begin();
     for (size_t i = 0; i < code.size(); i += ops::kEwiseFields) {
-      if (code[i] == ops::kOpConst && code[i + 1] == static_cast<int64_t>(cls) && code[i + 2] == index) {
+      if (code[i] == ops::kOpConst && code[i + 1] == static_cast<int64_t>(cls) &&
+          code[i + 2] == index) {
         return kFirstInstruction + static_cast<int64_t>(i / ops::kEwiseFields);
       }
     }
@@ -152,7 +154,8 @@ class Builder {
       reg[i] = value(node, node.operands[i]);
     }
     if (node.op != "cast") {
-      return state_.program.instruction(ops::find_opcode(node.op)->opcode, cls, reg[0], reg[1], reg[2]);
+      return state_.program.instruction(ops::find_opcode(node.op)->opcode, cls, reg[0], reg[1],
+                                        reg[2]);
     }
     return append_cast(node, reg[0], cls);
   }
@@ -166,6 +169,16 @@ class Builder {
     }
     if (cls == from && &node != &root_) return reg;  // half precision is computed in f32
     return state_.program.instruction(ops::kOpCopy, cls, reg);
+  }
+
+  ops::EwiseClass class_of(int64_t reg) const {
+    if (reg < kFirstInstruction) {
+      return ops::ewise_class(rw_.dtype(state_.program.operands[static_cast<size_t>(reg)]));
+    }
+    const int64_t* code =
+        &state_.program.code[static_cast<size_t>(reg - kFirstInstruction) * ops::kEwiseFields];
+    return ops::find_opcode(code[0])->is_logical ? ops::EwiseClass::kInt
+                                                 : static_cast<ops::EwiseClass>(code[1]);
   }
 
   int64_t append_program(const Node& node) {
@@ -187,7 +200,9 @@ class Builder {
         int64_t from = code[i + 2 + k];
         r[k] = from < 0 ? -1 : regs[static_cast<size_t>(from)];
       }
-      regs.push_back(state_.program.instruction(code[i], cls, r[0], r[1], r[2]));
+      // A rounding to half precision that is now inside the program.
+      bool identity = code[i] == ops::kOpCopy && class_of(r[0]) == cls;
+      regs.push_back(identity ? r[0] : state_.program.instruction(code[i], cls, r[0], r[1], r[2]));
     }
     return regs.back();
   }

@@ -12,7 +12,8 @@ using ir::Dims;
 using ir::Node;
 using ir::ValueId;
 
-constexpr std::string_view kActivations[] = {"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"};
+constexpr std::string_view kActivations[] = {"relu", "gelu", "gelu_tanh",
+                                             "silu", "tanh", "sigmoid"};
 
 bool has_activation(const Node& gemm) { return gemm.s_or("activation", "none") != "none"; }
 
@@ -52,10 +53,10 @@ bool matmul_is_gemm(Rewriter& rw, const Node& node) {
     w = transposed->operands[0];
     trans_b = 1;
   }
-  return rw.replace(node.result(),
-                    rw.emit("gemm", {node.operands[0], w, ir::kNoValue, ir::kNoValue},
-                            {{"activation", std::string("none")}, {"trans_b", trans_b}},
-                            rw.type(node.result())));
+  return rw.replace(
+      node.result(),
+      rw.emit("gemm", {node.operands[0], w, ir::kNoValue, ir::kNoValue},
+              {{"activation", std::string("none")}, {"trans_b", trans_b}}, rw.type(node.result())));
 }
 
 bool gemm_takes_bias(Rewriter& rw, const Node& node) {
@@ -79,7 +80,8 @@ bool gemm_takes_bias(Rewriter& rw, const Node& node) {
 }
 
 bool gemm_takes_activation(Rewriter& rw, const Node& node) {
-  if (std::find(std::begin(kActivations), std::end(kActivations), node.op) == std::end(kActivations)) {
+  if (std::find(std::begin(kActivations), std::end(kActivations), node.op) ==
+      std::end(kActivations)) {
     return false;
   }
   const Node* gemm = own_gemm(rw, node.operands[0]);
@@ -108,12 +110,14 @@ bool gemm_takes_residual(Rewriter& rw, const Node& node) {
 bool gemm_between_reshapes(Rewriter& rw, const Node& node) {
   if (node.op != "reshape") return false;
   const Node* gemm = own_gemm(rw, node.operands[0]);
-  if (gemm == nullptr || operand(*gemm, 3) != ir::kNoValue || rw.type(gemm->operands[1]).rank() != 2) {
+  if (gemm == nullptr || operand(*gemm, 3) != ir::kNoValue ||
+      rw.type(gemm->operands[1]).rank() != 2) {
     return false;
   }
   const Node* flatten = rw.def(gemm->operands[0], "reshape");
   const Dims& out = rw.dims(node.result());
-  if (flatten == nullptr || out.size() < 2 || out.back() != rw.dims(gemm->result()).back()) return false;
+  if (flatten == nullptr || out.size() < 2 || out.back() != rw.dims(gemm->result()).back())
+    return false;
   Dims shape(out.begin(), out.end() - 1);
   shape.push_back(rw.dims(gemm->operands[0]).back());
   std::vector<ValueId> operands = padded_operands(*gemm);

@@ -14,7 +14,8 @@ using ir::ValueId;
 // mean(x * x) over the last axis, kept as size 1; returns x.
 ValueId mean_of_squares(const Rewriter& rw, ValueId v) {
   const Node* mean = rw.def(v, "reduce");
-  if (mean == nullptr || mean->s("kind") != "mean" || mean->i_or("keepdim", 0) == 0) return ir::kNoValue;
+  if (mean == nullptr || mean->s("kind") != "mean" || mean->i_or("keepdim", 0) == 0)
+    return ir::kNoValue;
   auto last = static_cast<int64_t>(rw.type(v).rank()) - 1;
   if (mean->ints("axes") != std::vector<int64_t>{last}) return ir::kNoValue;
   const Node* square = rw.def(mean->operands[0], "mul");
@@ -46,8 +47,9 @@ ValueId inverse_rms(const Rewriter& rw, ValueId v, double* eps) {
 // Whether `widened` is a cast of `x` to f32 that an operator computing in f32 does by itself.
 bool is_widening_of(const Rewriter& rw, ValueId widened, ValueId x) {
   const Node* cast = rw.def(widened, "cast");
-  return widened == x || (cast != nullptr && cast->operands[0] == x && rw.dtype(widened) == DType::kF32 &&
-                          (rw.dtype(x) == DType::kBF16 || rw.dtype(x) == DType::kF16));
+  return widened == x ||
+         (cast != nullptr && cast->operands[0] == x && rw.dtype(widened) == DType::kF32 &&
+          (rw.dtype(x) == DType::kBF16 || rw.dtype(x) == DType::kF16));
 }
 
 }  // namespace

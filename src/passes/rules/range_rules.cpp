@@ -44,7 +44,8 @@ struct Lookup {
 
 std::optional<Lookup> lookup(const Rewriter& rw, ValueId index, int64_t operand_axis, size_t rank) {
   std::optional<IotaForm> form = iota_form(rw, index);
-  if (!form || !provably_nonnegative(range(*form, rw.dims(index)).lo, rw.graph())) return std::nullopt;
+  if (!form || !provably_nonnegative(range(*form, rw.dims(index)).lo, rw.graph()))
+    return std::nullopt;
   if (form->axis < 0) return Lookup{form->start, 1, -1, operand_axis};
   if (form->step != 1) return std::nullopt;
   const Dims& dims = rw.dims(index);
@@ -80,7 +81,8 @@ bool index_by_ranges_is_view(Rewriter& rw, const Node& node) {
   std::vector<char> taken(shared_rank, 0);
   for (size_t k = 0; k < count; ++k) {
     std::optional<Lookup> found = lookup(rw, node.operands[k + 1], axes[k], shared_rank);
-    if (!found || (found->axis >= 0 && taken[static_cast<size_t>(found->axis)]++ != 0)) return false;
+    if (!found || (found->axis >= 0 && taken[static_cast<size_t>(found->axis)]++ != 0))
+      return false;
     lookups.push_back(*found);
   }
   for (const Lookup& l : lookups) {
@@ -88,8 +90,12 @@ bool index_by_ranges_is_view(Rewriter& rw, const Node& node) {
     auto axis = static_cast<size_t>(l.operand_axis);
     if (sliced.dims[axis] == l.size && l.start == Dim(0)) continue;
     sliced.dims[axis] = l.size;
-    x = rw.emit("slice", {x}, {{"axis", l.operand_axis}, {"start", Dims{l.start}},
-                               {"step", int64_t{1}}, {"stop", Dims{l.start + l.size}}}, sliced);
+    x = rw.emit("slice", {x},
+                {{"axis", l.operand_axis},
+                 {"start", Dims{l.start}},
+                 {"step", int64_t{1}},
+                 {"stop", Dims{l.start + l.size}}},
+                sliced);
   }
   // Indexed axes in the order in which the result has them; single elements go first.
   std::stable_sort(lookups.begin(), lookups.end(),
@@ -101,7 +107,8 @@ bool index_by_ranges_is_view(Rewriter& rw, const Node& node) {
     order.push_back(indexed ? lookups[d - first].operand_axis : static_cast<int64_t>(d));
     moved.dims[d] = rw.dims(x)[static_cast<size_t>(order.back())];
   }
-  if (!std::is_sorted(order.begin(), order.end())) x = rw.emit("permute", {x}, {{"axes", order}}, moved);
+  if (!std::is_sorted(order.begin(), order.end()))
+    x = rw.emit("permute", {x}, {{"axes", order}}, moved);
   Dims narrow = out;
   for (size_t d = 0; d < shared_rank; ++d) narrow[first + d] = 1;
   for (const Lookup& l : lookups) {
@@ -121,7 +128,8 @@ bool sum_of_iota_is_iota(Rewriter& rw, const Node& node) {
   if (!form) return false;
   if (type.rank() == 0) {
     if (type.dtype != ir::DType::kI64) return false;
-    return rw.replace(node.result(), rw.emit("dim_value", {}, {{"value", Dims{form->start}}}, type));
+    return rw.replace(node.result(),
+                      rw.emit("dim_value", {}, {{"value", Dims{form->start}}}, type));
   }
   if (form->axis < 0 && type.dims[0] != Dim(1)) return false;
   int64_t step = form->axis < 0 ? 1 : form->step;
@@ -131,7 +139,8 @@ bool sum_of_iota_is_iota(Rewriter& rw, const Node& node) {
 
 // Every partial sum of zeros is zero.
 bool cumsum_of_zeros_is_zero(Rewriter& rw, const Node& node) {
-  if (node.op != "cumsum" || !rw.splat(node.operands[0]) || !rw.is_splat(node.operands[0], 0.0)) return false;
+  if (node.op != "cumsum" || !rw.splat(node.operands[0]) || !rw.is_splat(node.operands[0], 0.0))
+    return false;
   ir::Attr zero = int64_t{0};
   if (ir::is_floating(rw.dtype(node.result()))) zero = 0.0;
   return rw.replace(node.result(), rw.emit("full", {}, {{"value", zero}}, rw.type(node.result())));

@@ -21,7 +21,8 @@ bool is_sorted_axes(const std::vector<int64_t>& axes) {
 }  // namespace
 
 bool drop_identity_view(Rewriter& rw, const Node& node) {
-  bool typed = node.op == "reshape" || node.op == "expand" || node.op == "slice" || node.op == "cast";
+  bool typed =
+      node.op == "reshape" || node.op == "expand" || node.op == "slice" || node.op == "cast";
   bool identity = (typed && rw.type(node.result()) == rw.type(node.operands[0])) ||
                   (node.op == "permute" && is_sorted_axes(node.ints("axes"))) ||
                   (node.op == "concat" && node.operands.size() == 1);
@@ -86,14 +87,13 @@ bool view_of_splat_is_full(Rewriter& rw, const Node& node) {
   if (!view) return false;
   std::optional<double> value = rw.splat(node.operands[0]);
   if (!value || std::fabs(*value) > 9e15) return false;  // beyond 2^53 a double loses bits
-  if (node.op == "cast" && ir::is_floating(rw.dtype(node.operands[0])) !=
-                               ir::is_floating(rw.dtype(node.result()))) {
+  if (node.op == "cast" &&
+      ir::is_floating(rw.dtype(node.operands[0])) != ir::is_floating(rw.dtype(node.result()))) {
     return false;  // left to fold, which converts exactly
   }
   ir::Attr attr = *value;
   if (!ir::is_floating(rw.dtype(node.result()))) attr = static_cast<int64_t>(*value);
-  return rw.replace(node.result(),
-                    rw.emit("full", {}, {{"value", attr}}, rw.type(node.result())));
+  return rw.replace(node.result(), rw.emit("full", {}, {{"value", attr}}, rw.type(node.result())));
 }
 
 // Drops operands without elements and flattens a concat of concats along the same axis.

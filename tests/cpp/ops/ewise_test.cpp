@@ -37,7 +37,10 @@ TEST_CASE("integer instructions keep all 64 bits") {
   CHECK(ops::apply_int(44, 3, 4, 0) == 81);
   CHECK(ops::apply_int(40, INT64_MAX, 1, 0) == INT64_MIN);
   CHECK_THROWS_AS(ops::apply_int(47, 1, 0, 0), Error);
-  auto x = run("%0 = iota() {start=<4611686018427387905>, step=1} : i64[1]\n%1 = add(%0, %0) : i64[1]\nreturn %0, %1\n", {});
+  auto x =
+      run("%0 = iota() {start=<4611686018427387905>, step=1} : i64[1]\n%1 = add(%0, %0) : "
+          "i64[1]\nreturn %0, %1\n",
+          {});
   CHECK(ops::to_ints(x[0])[0] == big);
 }
 
@@ -57,11 +60,11 @@ TEST_CASE("a program of one instruction equals the operator of that name") {
     std::string in = "input %0 \"a\" : " + dtype + "[16]\ninput %1 \"b\" : " + dtype + "[16]\n";
     std::string args = row.arity == 1 ? "(%0)" : "(%0, %1)";
     std::string second = row.arity == 1 ? "-1" : "1";
-    auto got = run(in + "%2 = " + std::string(row.name) + args + " : " + out + "[16]\n" +
-                       "%3 = ewise" + args + " {code=[" + std::to_string(row.opcode) +
-                       (ints ? ",2,0," : ",0,0,") + second + ",-1], imm=f[]} : " + out + "[16]\n" +
-                       "return %2, %3\n",
-                   {tensor(type, {16}, a), tensor(type, {16}, b)});
+    auto got =
+        run(in + "%2 = " + std::string(row.name) + args + " : " + out + "[16]\n" + "%3 = ewise" +
+                args + " {code=[" + std::to_string(row.opcode) + (ints ? ",2,0," : ",0,0,") +
+                second + ",-1], imm=f[]} : " + out + "[16]\n" + "return %2, %3\n",
+            {tensor(type, {16}, a), tensor(type, {16}, b)});
     CAPTURE(row.name);
     check_close(got[1], ops::to_doubles(got[0]), 0);
   }
@@ -70,9 +73,11 @@ TEST_CASE("a program of one instruction equals the operator of that name") {
 TEST_CASE("where, const and fma work in programs with broadcast operands") {
   auto c = tensor(ir::DType::kBool, {2, 1}, {1, 0});
   auto x = f32({3}, {1, 2, 3});
-  auto out = run("input %0 \"c\" : bool[2,1]\ninput %1 \"x\" : f32[3]\n"
-                 "%2 = ewise(%0, %1) {code=[0,0,0,-1,-1,71,0,1,2,2,70,0,0,3,1], imm=f[0x1p+1]} : f32[2,3]\n"
-                 "return %2\n", {c, x});
+  auto out = run(
+      "input %0 \"c\" : bool[2,1]\ninput %1 \"x\" : f32[3]\n"
+      "%2 = ewise(%0, %1) {code=[0,0,0,-1,-1,71,0,1,2,2,70,0,0,3,1], imm=f[0x1p+1]} : f32[2,3]\n"
+      "return %2\n",
+      {c, x});
   check_close(out[0], {4, 6, 8, 1, 2, 3});
 }
 
@@ -82,5 +87,6 @@ TEST_CASE("casts truncate, round to even and test for zero") {
   check_close(run(in + "%1 = cast(%0) : i64[4]\nreturn %1\n", {x})[0], {-1, 0, 2, 0});
   check_close(run(in + "%1 = cast(%0) : bool[4]\nreturn %1\n", {x})[0], {1, 1, 1, 0});
   auto third = f32({1}, {1.0 / 3});
-  check_close(run("input %0 \"x\" : f32[1]\n%1 = cast(%0) : bf16[1]\nreturn %1\n", {third})[0], {0.333984375}, 0);
+  check_close(run("input %0 \"x\" : f32[1]\n%1 = cast(%0) : bf16[1]\nreturn %1\n", {third})[0],
+              {0.333984375}, 0);
 }

@@ -1,5 +1,6 @@
 // Type inference: symbolic dims, broadcasting, and what is refused.
 #include "ops/infer.hpp"
+
 #include "support.hpp"
 
 using namespace rm;
@@ -46,8 +47,8 @@ TEST_CASE("symbolic shapes are inferred through a layer") {
 }
 
 TEST_CASE("a written type that contradicts the operator is refused with both types") {
-  std::string message = type_error(
-      "input %0 \"x\" : f32[2,3]\n%1 = relu(%0) : f32[3,2]\nreturn %1\n");
+  std::string message =
+      type_error("input %0 \"x\" : f32[2,3]\n%1 = relu(%0) : f32[3,2]\nreturn %1\n");
   CHECK(message.find("[relu]") != std::string::npos);
   CHECK(message.find("f32[2,3]") != std::string::npos);
   CHECK(message.find("f32[3,2]") != std::string::npos);
@@ -61,8 +62,9 @@ TEST_CASE("ill-typed nodes are refused") {
     CHECK(message.find("expected") != std::string::npos);
     CHECK(message.find(word) != std::string::npos);
   };
-  std::string x = "sym s0 [1,9]\ninput %0 \"x\" : f32[2,3]\ninput %1 \"y\" : i64[2,3]\n"
-                  "input %2 \"z\" : f32[2,4]\n";
+  std::string x =
+      "sym s0 [1,9]\ninput %0 \"x\" : f32[2,3]\ninput %1 \"y\" : i64[2,3]\n"
+      "input %2 \"z\" : f32[2,4]\n";
   refused(x + "%9 = add(%0, %1) : f32[2,3]\n", "cast");
   refused(x + "%9 = add(%0, %2) : f32[2,3]\n", "broadcast");
   refused(x + "%9 = exp(%1) : i64[2,3]\n", "floating");
