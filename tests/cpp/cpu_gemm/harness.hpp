@@ -3,6 +3,7 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstdint>
@@ -94,9 +95,12 @@ struct Free {
 };
 using Memory = std::unique_ptr<char, Free>;
 
+/// Large blocks start on a huge page and ask for them, as the core does for weights.
 inline Memory allocate(uint64_t bytes) {
-  char* p = static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
+  const uint64_t align = bytes >= (2u << 20) ? 2u << 20 : 64;
+  char* p = static_cast<char*>(std::aligned_alloc(align, (bytes + align) / align * align));
   if (!p) throw std::bad_alloc();
+  if (align > 64) madvise(p, (bytes + align) / align * align, MADV_HUGEPAGE);
   return Memory(p);
 }
 

@@ -165,6 +165,7 @@ std::span<const rm_kernel> gemm_rows() {
   using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
+    gemm::make_row<PackedBf16>("gemm_packed_avx512_bf16", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx512>>("gemm_packed_avx512", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx2>>("gemm_packed_avx2", RM_KERNEL_DETERMINISTIC),
 #endif
