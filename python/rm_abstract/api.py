@@ -231,7 +231,6 @@ def _close(active: Session) -> None:
 
 def _resolve_early(settings: config.Settings) -> _devices.Resolved | None:
     """An accelerator asked for by name is looked for now, and reported when it is not there."""
-    _devices.check(settings.text("device"))
     if settings.text("device") in ("auto", "cpu"):
         return None
     resolved = _devices.resolve(settings)

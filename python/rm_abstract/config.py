@@ -81,6 +81,11 @@ def resolve(arguments: Mapping[str, Any]) -> Settings:
         resolved = _core.options.resolve(given, file, str(path or FILE_NAME))
     except _core.CoreError as error:
         raise from_core(error, ConfigError) from None
+    text, source = resolved["device"]
+    try:
+        _core.control.parse_device(text)
+    except _core.CoreError as error:
+        raise ConfigError(f"{error} from {source}; try device='auto'") from None
     return Settings({name: (text, source) for name, (text, source) in resolved.items()})
 
 

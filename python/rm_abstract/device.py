@@ -116,7 +116,6 @@ def resolve(settings: Settings) -> Resolved:
     fallback policy, or an index no device has, says so."""
     from rm_abstract import _core
 
-    check(settings.text("device"))
     load_plugins(settings.text("backend_path"))
     try:
         found = _core.control.resolve_device(

@@ -101,3 +101,7 @@ def backends(as_json: bool) -> None:
 def main() -> None:
     """The console script."""
     sys.exit(cli(prog_name="rm-abstract"))
+
+
+if __name__ == "__main__":
+    main()
