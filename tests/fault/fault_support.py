@@ -1,0 +1,84 @@
+"""Workers of the fault tests: processes that use one cache directory, are killed or stopped, and
+checked for what they read. RM_SOAK=1 runs the long versions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOAK = os.environ.get("RM_SOAK") == "1"
+
+
+@dataclass
+class Ran:
+    """What a worker printed and how it ended."""
+
+    returncode: int
+    results: list[tuple[int, str]] = field(default_factory=list)
+    counters: dict[str, int] = field(default_factory=dict)
+    stderr: str = ""
+
+    @property
+    def sources(self) -> list[str]:
+        return [source for _, source in self.results]
+
+
+@dataclass
+class Workers:
+    """Starts workers on the test's own cache directory (RM_CACHE_DIR)."""
+
+    log: Path
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(
+        self, *arguments: str, env: dict[str, str] | None = None, **popen: object
+    ) -> subprocess.Popen[str]:
+        command = [
+            sys.executable,
+            str(HERE / "fault_worker.py"),
+            *arguments,
+            "--log",
+            str(self.log),
+        ]
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **popen,
+        )
+        self.processes.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], timeout: float = 120) -> Ran:
+        out, err = process.communicate(timeout=timeout)
+        ran = Ran(process.returncode, stderr=err)
+        for line in out.splitlines():
+            if not line.endswith(("]", "}")):
+                continue  # cut off by a kill
+            value = json.loads(line)
+            if isinstance(value, dict):
+                ran.counters = value
+            else:
+                ran.results.append(tuple(value))
+        return ran
+
+    def run(self, *arguments: str, env: dict[str, str] | None = None, **popen: object) -> Ran:
+        return self.finish(self.start(*arguments, env=env, **popen))
+
+    def compiles(self) -> list[int]:
+        """The numbers that were compiled so far, in order."""
+        if not self.log.exists():
+            return []
+        return [int(line.split()[0]) for line in self.log.read_text().splitlines()]
+
+
+def objects(cache: Path) -> list[Path]:
+    """The entries of a cache directory."""
+    return sorted((cache / "v1" / "objects").glob("*/*.rmc"))
