@@ -39,7 +39,7 @@ from rm_abstract.errors import (
 )
 
 if TYPE_CHECKING:
-    from rm_abstract import cache
+    import rm_abstract.cache as cache
     from rm_abstract.executable import Executable
     from rm_abstract.report import Report
     from rm_abstract.session import Session

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def to_text(name: str, value: object) -> str:
     if isinstance(value, (str, int, float)):
         return str(value)
     if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        return str(os.fspath(value))
     if isinstance(value, Mapping):
         try:
             return json.dumps(value, sort_keys=True)
@@ -154,10 +155,7 @@ def find_file() -> Path | None:
 
 def read_file(path: Path) -> dict[str, str]:
     """The file's options as text; `[compile_options]` may be a table or flat keys."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -71,7 +71,7 @@ def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
         replace(
             modeling_utils.PreTrainedModel,
             name,
-            lambda original, name=name: _arming_constructor(session, original, name),
+            functools.partial(_arming_constructor, session, source=name),
             why,
         )
 
@@ -90,7 +90,7 @@ def _outermost(body: Callable[[], Any]) -> tuple[Any, bool]:
         _depth.value = depth
 
 
-def _arming_constructor(session: Session, original: Any, source: str) -> Any:
+def _arming_constructor(session: Session, original: Any, *, source: str) -> Any:
     function = original.__func__
 
     @functools.wraps(function)
