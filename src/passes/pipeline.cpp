@@ -45,6 +45,11 @@ void dump(const ir::Graph& graph, size_t index, std::string_view pass, const std
   }
 }
 
+void check(const ir::Graph& graph) {
+  ir::verify(graph);
+  ops::infer_and_check(graph);
+}
+
 }  // namespace
 
 PassContext context_from(const Options& options) {
@@ -69,11 +74,9 @@ std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass
     record.nodes_after = graph.nodes.size();
     records.push_back(record);
     if (!context.dump_dir.empty()) dump(graph, records.size(), pass.name, context.dump_dir);
-    if (context.verify) {
-      ir::verify(graph);
-      ops::infer_and_check(graph);
-    }
+    if (context.verify) check(graph);
   }
+  check(graph);
   return records;
 }
 

@@ -19,8 +19,12 @@ Rewriter::Rewriter(Graph& graph)
     : graph_(graph),
       def_(graph.num_values(), -1),
       uses_(graph.use_counts()),
-      forward_(graph.num_values()) {
-  for (size_t v = 0; v < forward_.size(); ++v) forward_[v] = static_cast<ValueId>(v);
+      forward_(graph.num_values()),
+      constant_(graph.num_values()) {
+  for (size_t v = 0; v < forward_.size(); ++v) {
+    forward_[v] = static_cast<ValueId>(v);
+    constant_[v] = graph.is_constant(forward_[v]) ? 1 : 0;
+  }
 }
 
 void Rewriter::run(Graph& graph, std::initializer_list<Rule> rules, int max_sweeps) {
@@ -46,9 +50,7 @@ bool Rewriter::sweep(std::span<const Rule> rules) {
       release_operands(node);
       continue;
     }
-    for (ValueId r : node.results)
-      def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
-    emitted_.push_back(std::move(node));
+    place(std::move(node));
   }
   graph_.nodes.assign(std::make_move_iterator(emitted_.begin()),
                       std::make_move_iterator(emitted_.end()));
@@ -67,6 +69,7 @@ void Rewriter::grow() {
     forward_.push_back(static_cast<ValueId>(def_.size()));
     def_.push_back(-1);
     uses_.push_back(0);
+    constant_.push_back(graph_.is_constant(static_cast<ValueId>(constant_.size())) ? 1 : 0);
   }
 }
 
@@ -129,12 +132,16 @@ bool Rewriter::is_splat(ValueId v, double value) const {
   return std::memcmp(stored, wanted, ir::size_bytes(dtype(v))) == 0;
 }
 
-bool Rewriter::is_constant_expression(ValueId v) const {
-  if (v == kNoValue || graph_.is_constant(v)) return true;
-  const Node* node = def(v);
-  return node != nullptr &&
-         std::all_of(node->operands.begin(), node->operands.end(),
-                     [&](ValueId operand) { return is_constant_expression(operand); });
+void Rewriter::place(Node node) {
+  // An opaque node may draw random numbers: never constant.
+  bool constant = !node.op.starts_with("aten.") &&
+                  std::all_of(node.operands.begin(), node.operands.end(),
+                              [&](ValueId v) { return is_constant_expression(v); });
+  for (ValueId r : node.results) {
+    def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
+    constant_[static_cast<size_t>(r)] = constant ? 1 : 0;
+  }
+  emitted_.push_back(std::move(node));
 }
 
 ValueId Rewriter::emit(std::string op, std::vector<ValueId> operands, ir::Attrs attrs,
@@ -151,8 +158,7 @@ std::vector<ValueId> Rewriter::emit(std::string op, std::vector<ValueId> operand
   for (ValueId v : operands) {
     if (v != kNoValue) ++uses_[static_cast<size_t>(v)];
   }
-  for (ValueId r : results) def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
-  emitted_.push_back({std::move(op), std::move(operands), results, std::move(attrs)});
+  place({std::move(op), std::move(operands), results, std::move(attrs)});
   return results;
 }
 

@@ -45,7 +45,9 @@ class Rewriter {
   /// splat(v) equals `value` as `v`'s dtype stores it.
   bool is_splat(ir::ValueId v, double value) const;
   /// Made of weights, literals and attributes alone.
-  bool is_constant_expression(ir::ValueId v) const;
+  bool is_constant_expression(ir::ValueId v) const {
+    return v == ir::kNoValue || constant_[static_cast<size_t>(v)] != 0;
+  }
 
   ir::ValueId emit(std::string op, std::vector<ir::ValueId> operands, ir::Attrs attrs,
                    ir::TensorType type);
@@ -68,6 +70,7 @@ class Rewriter {
   bool sweep(std::span<const Rule> rules);
   ir::ValueId resolve(ir::ValueId v) const;
   void grow();
+  void place(ir::Node node);
   void release(ir::ValueId v);
   void release_operands(const ir::Node& node);
 
@@ -75,6 +78,7 @@ class Rewriter {
   std::deque<ir::Node> emitted_;
   std::vector<int32_t> def_, uses_;
   std::vector<ir::ValueId> forward_;
+  std::vector<char> constant_;  // by value, known when its node is placed
 };
 
 /// The operands of a binary node in both orders.
