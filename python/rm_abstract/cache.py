@@ -19,7 +19,6 @@ from rm_abstract.errors import CacheError, from_core
 
 if TYPE_CHECKING:
     from rm_abstract._core.cache import CompileCache
-    from rm_abstract.config import Settings
 
 __all__ = [
     "clear",
@@ -38,10 +37,15 @@ __all__ = [
 _MAX_ENTRY_BYTES = 64 << 30  # a bundle member that claims more is not one of ours
 
 
-def open_cache(settings: Settings | None = None) -> CompileCache:
-    """The process's cache for these settings (default: the session's, else what the environment
-    says). Equal settings share one object, and so its memory and its compiles under way."""
-    return _shared_cache(tuple(sorted(_options(settings).items())))
+def open_cache() -> CompileCache:
+    """The session's cache; without a session one for what the environment says. Equal settings
+    share one object, and so its memory and its compiles under way."""
+    from rm_abstract import session
+
+    active = session.current()
+    if active is not None:
+        return active.compile_cache()
+    return _cache_of(tuple(sorted(_options().items())))
 
 
 def path() -> str:
@@ -51,8 +55,10 @@ def path() -> str:
 
 def stats() -> dict[str, Any]:
     """Entries and bytes by kind, the counters of all processes, hit rate and time saved."""
-    if _shared_cache.cache_info().currsize:  # what this process counted so far belongs to it too
-        open_cache().flush_counters()
+    from rm_abstract import session
+
+    if session.current() is not None or _cache_of.cache_info().currsize:
+        open_cache().flush_counters()  # what this process counted so far belongs to it too
     cache = _reader()
     rows = cache.entries()
     counters = dict(cache.total_counters())
@@ -182,25 +188,20 @@ def import_bundle(bundle: str | Path) -> dict[str, Any]:
     return {"imported": imported, "known": known, "refused": refused}
 
 
-def _options(settings: Settings | None = None) -> dict[str, str]:
-    """The cache's options as canonical texts."""
+def _options() -> dict[str, str]:
+    """The cache's options as canonical texts: the session's, else what the environment says."""
     from rm_abstract import config, session
 
-    if settings is None:
-        active = session.current()
-        settings = active.settings if active is not None else config.resolve({})
+    active = session.current()
+    settings = active.settings if active is not None else config.resolve({})
     return {name: settings.text(name) for name in settings.values if name.startswith("cache_")}
 
 
 @functools.lru_cache(maxsize=8)
-def _shared_cache(options: tuple[tuple[str, str], ...]) -> CompileCache:
-    import atexit
-
+def _cache_of(options: tuple[tuple[str, str], ...]) -> CompileCache:
     from rm_abstract import _core
 
-    cache = _core.cache.CompileCache(dict(options))
-    atexit.register(cache.flush_counters)
-    return cache
+    return _core.cache.CompileCache(dict(options))
 
 
 def _open(mode: str) -> CompileCache:

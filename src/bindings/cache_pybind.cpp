@@ -215,10 +215,34 @@ std::string mode_name(cache::Mode mode) {
   return kNames[static_cast<size_t>(mode)];
 }
 
-std::shared_ptr<CompileCache> open_cache(const std::map<std::string, std::string>& options) {
+/// Caches whose counters are written when the interpreter exits: it does not destroy every object,
+/// so their destructors cannot be relied on. Touched only under the interpreter's lock.
+class OpenCaches {
+ public:
+  void add(const std::shared_ptr<CompileCache>& cache) {
+    std::erase_if(caches_, [](const auto& held) { return held.expired(); });
+    caches_.push_back(cache);
+  }
+  void flush() const {
+    for (const auto& held : caches_) {
+      if (const auto cache = held.lock()) cache->flush_counters();
+    }
+  }
+
+ private:
+  std::vector<std::weak_ptr<CompileCache>> caches_;
+};
+
+std::shared_ptr<CompileCache> open_cache(OpenCaches& open,
+                                         const std::map<std::string, std::string>& options) {
   const Options resolved = Options::resolve({options.begin(), options.end()});
-  const py::gil_scoped_release unlocked;
-  return std::make_shared<CompileCache>(cache::settings_from(resolved));
+  std::shared_ptr<CompileCache> cache;
+  {
+    const py::gil_scoped_release unlocked;
+    cache = std::make_shared<CompileCache>(cache::settings_from(resolved));
+  }
+  open.add(cache);
+  return cache;
 }
 
 void bind_key(py::module_& m) {
@@ -271,7 +295,12 @@ void bind_entry(py::module_& m) {
 using CacheClass = py::class_<CompileCache, std::shared_ptr<CompileCache>>;
 
 void bind_use(CacheClass& type) {
-  type.def(py::init(&open_cache), py::arg("options") = std::map<std::string, std::string>(),
+  const auto open = std::make_shared<OpenCaches>();
+  py::module_::import("atexit").attr("register")(py::cpp_function([open] { open->flush(); }));
+  type.def(py::init([open](const std::map<std::string, std::string>& options) {
+             return open_cache(*open, options);
+           }),
+           py::arg("options") = std::map<std::string, std::string>(),
            "Options by name; those left out come from the environment.")
       .def_property_readonly("directory", &CompileCache::directory)
       .def_property_readonly("disk_problem", &CompileCache::disk_problem)
