@@ -32,10 +32,47 @@ std::vector<char> constant_values(const Graph& graph) {
   return constant;
 }
 
+bool is_activation(std::string_view op) {
+  return op == "relu" || op == "gelu" || op == "gelu_tanh" || op == "silu" || op == "tanh" ||
+         op == "sigmoid";
+}
+
+// Linears that feed an activation alone take it as their epilogue, so they stay apart; a gated one,
+// act(gate) * up, has its activation in the product's program anyway.
+class EpilogueReader {
+ public:
+  explicit EpilogueReader(const Graph& graph)
+      : graph_(graph), uses_(graph.use_counts()), reader_(graph.num_values(), -1) {
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      for (ValueId v : graph.nodes[n].operands) {
+        if (v != ir::kNoValue) reader_[static_cast<size_t>(v)] = static_cast<int32_t>(n);
+      }
+    }
+  }
+
+  bool keeps_apart(const Node& linear) const {
+    const Node* activation = only_reader(linear.result());
+    if (activation == nullptr || !is_activation(activation->op)) return false;
+    const Node* product = only_reader(activation->result());
+    return product == nullptr || product->op != "mul";
+  }
+
+ private:
+  const Node* only_reader(ValueId v) const {
+    auto i = static_cast<size_t>(v);
+    return uses_[i] == 1 && reader_[i] >= 0 ? &graph_.nodes[static_cast<size_t>(reader_[i])]
+                                            : nullptr;
+  }
+
+  const Graph& graph_;
+  std::vector<int32_t> uses_, reader_;
+};
+
 // Linears by the operand they read, in node order; only groups of two and more.
 std::map<ValueId, std::vector<size_t>> groups(const Graph& graph) {
   std::vector<char> constant = constant_values(graph);
   std::vector<int32_t> defs = graph.definitions();
+  EpilogueReader epilogues(graph);
   std::map<ValueId, std::vector<size_t>> found;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
@@ -48,7 +85,7 @@ std::map<ValueId, std::vector<size_t>> groups(const Graph& graph) {
              (constant[static_cast<size_t>(v)] != 0 && defs[static_cast<size_t>(v)] < at);
     };
     bool merges = ready(node.operands[1]) && ready(bias_of(node)) &&
-                  graph.type(node.operands[1]).dims[0].is_static();
+                  graph.type(node.operands[1]).dims[0].is_static() && !epilogues.keeps_apart(node);
     if (merges) found[node.operands[0]].push_back(n);
   }
   std::erase_if(found, [](const auto& group) { return group.second.size() < 2; });

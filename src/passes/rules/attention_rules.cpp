@@ -76,21 +76,32 @@ ValueId without_widening(const Rewriter& rw, ValueId v) {
 }
 
 struct Scores {
-  ValueId q = ir::kNoValue, k = ir::kNoValue, mask = ir::kNoValue;
+  ValueId q = ir::kNoValue, transposed_k = ir::kNoValue, mask = ir::kNoValue;
   double scale = 1;
 };
 
-// q @ k^T; k must be a [B,H,T,D] tensor with its last two axes exchanged.
+// q: [B,H,S,D] @ k^T: [B,H,D,T]
 bool match_product(const Rewriter& rw, ValueId v, Scores* out) {
   const Node* product = rw.def(v, "matmul");
   if (product == nullptr || rw.type(v).rank() != 4) return false;
-  const Node* transposed = rw.def(product->operands[1], "permute");
-  if (transposed == nullptr || transposed->ints("axes") != std::vector<int64_t>{0, 1, 3, 2})
-    return false;
   out->q = product->operands[0];
-  out->k = transposed->operands[0];
-  return rw.type(out->q).rank() == 4 && rw.dims(out->q)[0] == rw.dims(out->k)[0] &&
-         rw.dims(out->q)[1] == rw.dims(out->k)[1];
+  out->transposed_k = product->operands[1];
+  const Dims &q = rw.dims(out->q), &k = rw.dims(out->transposed_k);
+  return q.size() == 4 && k.size() == 4 && q[0] == k[0] && q[1] == k[1];
+}
+
+// `v` with its last two axes exchanged; a view of what `v` is a view of.
+ValueId exchange_last_axes(Rewriter& rw, ValueId v) {
+  std::vector<int64_t> axes{0, 1, 3, 2};
+  ir::TensorType type = rw.type(v);
+  std::swap(type.dims[2], type.dims[3]);
+  if (const Node* permute = rw.def(v, "permute")) {
+    axes = permute->ints("axes");
+    std::swap(axes[2], axes[3]);
+    v = permute->operands[0];
+  }
+  if (axes == std::vector<int64_t>{0, 1, 2, 3}) return v;
+  return rw.emit("permute", {v}, {{"axes", axes}}, std::move(type));
 }
 
 bool match_scaled(const Rewriter& rw, ValueId v, Scores* out) {
@@ -154,13 +165,14 @@ bool sdpa_of_parts(Rewriter& rw, const Node& node) {
   }
   ValueId v = node.operands[1];
   DType dtype = rw.dtype(v);
-  bool typed = rw.dtype(scores.q) == dtype && rw.dtype(scores.k) == dtype &&
+  bool typed = rw.dtype(scores.q) == dtype && rw.dtype(scores.transposed_k) == dtype &&
                (scores.mask == ir::kNoValue || rw.dtype(scores.mask) == dtype);
-  const Dims &k = rw.dims(scores.k), &values = rw.dims(v);
-  if (!typed || values.size() != 4 || values[0] != k[0] || values[1] != k[1] || values[2] != k[2]) {
+  const Dims &k = rw.dims(scores.transposed_k), &values = rw.dims(v);
+  if (!typed || values.size() != 4 || values[0] != k[0] || values[1] != k[1] || values[2] != k[3]) {
     return false;
   }
-  return rw.replace(node.result(), rw.emit("sdpa", {scores.q, scores.k, v, scores.mask},
+  ValueId key = exchange_last_axes(rw, scores.transposed_k);
+  return rw.replace(node.result(), rw.emit("sdpa", {scores.q, key, v, scores.mask},
                                            {{"is_causal", int64_t{0}}, {"scale", scores.scale}},
                                            rw.type(node.result())));
 }

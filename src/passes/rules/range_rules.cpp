@@ -73,7 +73,7 @@ bool compare_ranges(Rewriter& rw, const Node& node) {
 bool index_by_ranges_is_view(Rewriter& rw, const Node& node) {
   if (node.op != "index") return false;
   const auto& axes = node.ints("axes");
-  const Dims& out = rw.dims(node.result());
+  const Dims out = rw.dims(node.result());  // a copy: emitting moves values
   ValueId x = node.operands[0];
   size_t first = static_cast<size_t>(axes[0]), count = axes.size();
   size_t shared_rank = out.size() + count - rw.dims(x).size();

@@ -133,6 +133,21 @@ TEST_CASE("attention written out is sdpa, with its scale and additive mask") {
            "%4 = sdpa(%0, %1, %2, %3) {is_causal=0, scale=0x1p-2} : f32[s0,4,s1,6]\nreturn %4\n");
 }
 
+TEST_CASE("attention is recognised when the key's transposition is part of another permute") {
+  check_rewrite(
+      kS + "input %0 \"q\" : f32[s0,4,s1,8]\ninput %1 \"k\" : f32[s0,s1,4,8]\ninput %2 \"v\" : "
+           "f32[s0,4,s1,8]\n"
+           "%3 = permute(%1) {axes=[0,2,3,1]} : f32[s0,4,8,s1]\n"
+           "%4 = matmul(%0, %3) : f32[s0,4,s1,s1]\n"
+           "%5 = softmax(%4) {axis=3, log=0} : f32[s0,4,s1,s1]\n"
+           "%6 = matmul(%5, %2) : f32[s0,4,s1,8]\nreturn %6\n",
+      {fuse_sdpa},
+      kS + "input %0 \"q\" : f32[s0,4,s1,8]\ninput %1 \"k\" : f32[s0,s1,4,8]\ninput %2 \"v\" : "
+           "f32[s0,4,s1,8]\n"
+           "%3 = permute(%1) {axes=[0,2,1,3]} : f32[s0,4,s1,8]\n"
+           "%4 = sdpa(%0, %3, %2, _) {is_causal=0, scale=0x1p+0} : f32[s0,4,s1,8]\nreturn %4\n");
+}
+
 TEST_CASE("repeated key and value heads become grouped queries") {
   std::string in = kS +
                    "input %0 \"q\" : f32[s0,6,s1,8]\ninput %1 \"k\" : f32[s0,2,s1,8]\ninput %2 "
@@ -187,6 +202,15 @@ TEST_CASE("linears of one operand merge, missing biases become zeros") {
           "%8 = slice(%7) {axis=2, start=<0>, step=1, stop=<6>} : f32[s0,s1,6]\n%9 = exp(%8) : "
           "f32[s0,s1,6]\n"
           "%10 = slice(%7) {axis=2, start=<6>, step=1, stop=<8>} : f32[s0,s1,2]\nreturn %9, %10\n");
+}
+
+TEST_CASE("a linear with an activation of its own keeps it as epilogue, a gated one merges") {
+  std::string in =
+      "input %0 \"x\" : f32[3,4]\nweight %1 \"a\" : f32[5,4]\nweight %2 \"b\" : f32[5,4]\n"
+      "%3 = linear(%0, %1) : f32[3,5]\n%4 = linear(%0, %2) : f32[3,5]\n%5 = gelu(%3) : f32[3,5]\n";
+  check_kept(in + "return %5, %4\n", {merge_linear});
+  ir::Graph gated = after(in + "%6 = mul(%5, %4) : f32[3,5]\nreturn %6\n", {merge_linear});
+  CHECK(count(gated, "linear") == 1);
 }
 
 TEST_CASE("linears with computed weights stay apart") {
