@@ -51,6 +51,12 @@ std::vector<rm_kernel> all_rows() {
   return rows;
 }
 
-std::string kernel_library_fingerprint() { return {}; }
+std::string kernel_library_fingerprint() {
+#if RM_CPU_HAS_GEMM
+  return gemm_library_fingerprint();
+#else
+  return {};
+#endif
+}
 
 }  // namespace rm::cpu
