@@ -273,21 +273,23 @@ Reason Guard::check_dict(Dict& dict, PyObject* object, const TorchFacts& facts) 
   return verdict;
 }
 
-Reason Guard::check_weight(const Weight& weight, const TorchFacts& facts) const noexcept {
+bool Guard::same_weight(Weight& weight, const TorchFacts& facts) noexcept {
+  PyObject* tensor = weight.tensor.get();
+  if (weight.has_raw && facts.unchanged(tensor, weight.raw)) return true;
   DLTensor view{};
-  if (!facts.view(weight.tensor.get(), &view)) return Reason::kWeights;
+  if (!facts.view(tensor, &view)) return false;
   if (static_cast<const char*>(view.data) + view.byte_offset != weight.data ||
       view.ndim != weight.ndim || view.dtype.code != weight.dtype.code ||
-      view.dtype.bits != weight.dtype.bits) {
-    return Reason::kWeights;
+      view.dtype.bits != weight.dtype.bits || facts.version(tensor) != weight.version) {
+    return false;
   }
   const std::int64_t* dims = dims_.data() + weight.dims_at;
   for (std::int32_t i = 0; i < view.ndim; ++i) {
-    if (view.shape[i] != dims[i] || view.strides[i] != dims[view.ndim + i]) {
-      return Reason::kWeights;
-    }
+    if (view.shape[i] != dims[i] || view.strides[i] != dims[view.ndim + i]) return false;
   }
-  return facts.version(weight.tensor.get()) == weight.version ? Reason::kNone : Reason::kWeights;
+  // Fields that do not matter moved (autograd's own); beyond five dimensions sizes lie elsewhere.
+  weight.has_raw = view.ndim <= 5 && facts.remember(tensor, &weight.raw);
+  return true;
 }
 
 Reason Guard::check(PyObject* root, const TorchFacts& facts) {
@@ -321,8 +323,8 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
     if (tags_usable(dict.kind == Kind::kAttributes) && tag_of(object) == dict.tag) continue;
     if (Reason bad = check_dict(dict, object, facts); bad != Reason::kNone) return bad;
   }
-  for (const Weight& weight : weights_) {
-    if (check_weight(weight, facts) == Reason::kNone) continue;
+  for (Weight& weight : weights_) {
+    if (same_weight(weight, facts)) continue;
     detail_ = path_of(weight.module, weight.key.get());
     return Reason::kWeights;
   }

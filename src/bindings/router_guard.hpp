@@ -66,6 +66,8 @@ class Guard {
     std::int32_t ndim = 0;
     DLDataType dtype{};
     PyRef key;
+    RawTensor raw;
+    bool has_raw = false;
   };
 
   void add_module(PyObject* module, bool is_root, const std::string& path);
@@ -74,7 +76,7 @@ class Guard {
   Reason add_weights(PyObject* dict, std::uint32_t module, const TorchFacts& facts);
   Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
   Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
-  Reason check_weight(const Weight& weight, const TorchFacts& facts) const noexcept;
+  bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
   std::string path_of(std::uint32_t module, PyObject* key) const;
 
   std::vector<Module> modules_;

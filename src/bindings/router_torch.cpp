@@ -84,6 +84,7 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
         "without it; try pip install 'torch>=2.10'");
   }
   probe_versions(torch);
+  if (version_offset_ >= 0) probe_layout(torch);
 }
 
 // The counter is found, not assumed: tensors with known and different versions are made, and the
@@ -134,6 +135,64 @@ void TorchFacts::probe_versions(PyObject* torch) {
       }
     }
   }
+}
+
+// Finds the storage pointer, the memory pointer behind it, and the sizes and strides (ten integers
+// in a row for five dimensions); what follows them (offset, count, dtype, device) is compared too.
+// Then every kind of change that matters is made, and must show.
+void TorchFacts::probe_layout(PyObject* torch) {
+  const py::object t = py::reinterpret_borrow<py::object>(torch);
+  const py::object plain =
+      t.attr("zeros")(py::make_tuple(2, 3, 5, 7, 11), py::arg("device") = "cpu");
+  const auto storage = plain.attr("untyped_storage")();
+  if (!py::hasattr(storage, "_cdata")) return;
+  const auto storage_at = storage.attr("_cdata").cast<std::uintptr_t>();
+  const auto memory_at = storage.attr("data_ptr")().cast<std::uintptr_t>();
+  const auto impl = plain.attr("_cdata").cast<std::uintptr_t>();
+  const std::array<std::int64_t, 10> dims = {2, 3, 5, 7, 11, 1155, 385, 77, 11, 1};
+  std::array<std::int64_t, 10> found{};
+  std::uintptr_t word = 0;
+  std::size_t end = 0;
+  for (int at = kFieldsAt; at < 128; at += 8) {
+    if (!safe_read(impl + at, &word, sizeof word)) return;
+    if (word == storage_at && storage_offset_ < 0) storage_offset_ = at;
+    if (safe_read(impl + at, found.data(), sizeof found) && found == dims) {
+      end = at + sizeof found + 3 * sizeof(std::int64_t);  // storage offset, count, dtype + device
+    }
+  }
+  for (int at = 8; storage_offset_ > 0 && at < 96 && memory_offset_ < 0; at += 8) {
+    if (!safe_read(storage_at + at, &word, sizeof word)) return;
+    if (word == memory_at) memory_offset_ = at;
+  }
+  if (memory_offset_ < 0 || end <= kFieldsAt || end - kFieldsAt > RawTensor::kMaxBytes) return;
+  field_bytes_ = end - kFieldsAt;
+  const auto shows = [&](const py::object& tensor, const py::object& data) {
+    RawTensor before;
+    if (!remember(tensor.ptr(), &before) || !unchanged(tensor.ptr(), before)) return false;
+    tensor.attr("data") = data;
+    return !unchanged(tensor.ptr(), before);
+  };
+  const auto fresh = [&] {
+    return t.attr("arange")(6, py::arg("dtype") = t.attr("float32"), py::arg("device") = "cpu")
+        .attr("view")(2, 3);
+  };
+  const py::object a = fresh(), b = fresh(), c = fresh(), d = fresh(), e = fresh();
+  const bool all = shows(a, a.attr("reshape")(3, 2)) && shows(b, b.attr("view")(t.attr("int32"))) &&
+                   shows(c, fresh()) && shows(d, d.attr("t")()) &&
+                   shows(e, e.attr("flatten")().attr("narrow")(0, 1, 3).attr("expand")(2, 3));
+  if (!all) field_bytes_ = 0;
+}
+
+bool TorchFacts::remember(PyObject* tensor, RawTensor* out) const noexcept {
+  if (field_bytes_ == 0) return false;
+  out->impl = load<const char*>(reinterpret_cast<const char*>(tensor) + object_offset_);
+  const char* storage = load<const char*>(out->impl + storage_offset_);
+  const char* counter = load<const char*>(out->impl + counter_offset_);
+  if (storage == nullptr || counter == nullptr) return false;
+  std::memcpy(out->fields.data(), out->impl + kFieldsAt, field_bytes_);
+  out->memory = load<const void*>(storage + memory_offset_);
+  out->version = load<std::uint32_t>(counter + version_offset_);
+  return true;
 }
 
 bool TorchFacts::view(PyObject* tensor, DLTensor* out) const noexcept {

@@ -8,7 +8,9 @@
 #include <Python.h>
 #include <dlpack/dlpack.h>
 
+#include <array>
 #include <cstdint>
+#include <cstring>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -43,6 +45,16 @@ class PyRef {
   PyObject* object_ = nullptr;
 };
 
+/// A tensor's own fields, byte for byte, with its memory address and version.  Equal states are
+/// equal tensors; states that differ are only a reason to look closer.
+struct RawTensor {
+  static constexpr std::size_t kMaxBytes = 176;
+  const char* impl = nullptr;
+  const void* memory = nullptr;
+  std::uint32_t version = 0;
+  std::array<char, kMaxBytes> fields;
+};
+
 class TorchFacts {
  public:
   /// Probes the imported torch module; throws pybind11 errors when a required name is missing.
@@ -65,6 +77,20 @@ class TorchFacts {
 
   /// The in-place version; -1 when the tensor does not track one (inference tensors).
   std::int64_t version(PyObject* tensor) const noexcept;
+  /// Remembers a tensor's state; false when this torch's layout was not recognised.
+  bool remember(PyObject* tensor, RawTensor* out) const noexcept;
+  /// The state is exactly what it was: a few loads and one memcmp.
+  bool unchanged(PyObject* tensor, const RawTensor& before) const noexcept {
+    const char* impl = load<const char*>(reinterpret_cast<const char*>(tensor) + object_offset_);
+    if (impl != before.impl ||
+        std::memcmp(impl + kFieldsAt, before.fields.data(), field_bytes_) != 0) {
+      return false;
+    }
+    const char* storage = load<const char*>(impl + storage_offset_);
+    const char* counter = load<const char*>(impl + counter_offset_);
+    return load<const void*>(storage + memory_offset_) == before.memory &&
+           load<std::uint32_t>(counter + version_offset_) == before.version;
+  }
   bool requires_grad(PyObject* tensor) const noexcept;
   /// A lazily negated or conjugated view: its memory is not its value.
   bool is_lazy_view(PyObject* tensor) const noexcept;
@@ -88,7 +114,16 @@ class TorchFacts {
   bool fast_versions() const noexcept { return version_offset_ >= 0; }
 
  private:
+  static constexpr int kFieldsAt = 16;  // past the vtable and the reference counts
+
+  template <typename T>
+  static T load(const char* address) noexcept {
+    T value;
+    std::memcpy(&value, address, sizeof value);
+    return value;
+  }
   void probe_versions(PyObject* torch);
+  void probe_layout(PyObject* torch);
   bool variable_set(PyObject* variable) const noexcept;
 
   PyTypeObject* tensor_type_ = nullptr;  // kept alive by torch_
@@ -102,6 +137,8 @@ class TorchFacts {
   PyRef exchange_capsule_;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
+  int storage_offset_ = -1, memory_offset_ = -1;
+  std::size_t field_bytes_ = 0;  // 0: compare through DLPack
 };
 
 }  // namespace rm::bindings
