@@ -11,54 +11,109 @@ RM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 RM_INLINE int64_t queries_of(const SdpaShape& p) { return p.heads / p.groups * p.s; }
 RM_INLINE int64_t partial_size(const SdpaShape& p) { return 2 + p.e; }
 
+/// The four sums of lanes.
+RM_INLINE void sum4(const vf* a, float* out) {
+#if RM_ISA_LEVEL == 1
+  const __m256 low = _mm256_hadd_ps(reinterpret_cast<__m256>(a[0]), reinterpret_cast<__m256>(a[1]));
+  const __m256 high =
+      _mm256_hadd_ps(reinterpret_cast<__m256>(a[2]), reinterpret_cast<__m256>(a[3]));
+  const __m256 all = _mm256_hadd_ps(low, high);
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+  for (int i = 0; i < 4; ++i) out[i] = vsum(a[i]);
+#endif
+}
+
+/// Four products of dense rows: a[i] . b[i]. A row that repeats is loaded once.
+template <class T, bool kSameKey>
+RM_INLINE void dot4(const float* q, int64_t q_step, const T* k, int64_t k_step, int64_t d,
+                    float* out) {
+  vf acc[4] = {};
+  int64_t i = 0;
+  for (; i + kWidth <= d; i += kWidth) {
+    const vf shared = kSameKey ? vload(k + i) : vload(q + i);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      acc[j] += shared * (kSameKey ? vload(q + j * q_step + i) : vload(k + j * k_step + i));
+    }
+  }
+  sum4(acc, out);
+  for (; i < d; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      out[j] += q[(kSameKey ? j * q_step : 0) + i] * widen(k[(kSameKey ? 0 : j * k_step) + i]);
+    }
+  }
+}
+
 template <class T>
-RM_INLINE float dot(const float* q, const T* k, int64_t stride, int64_t d) {
-  float total = 0;
+float dot(const float* q, const T* k, int64_t stride, int64_t d) {
+  vf acc{};
   int64_t i = 0;
   if (stride == 1) {
-    vf a{}, b{};
-    for (; i + 2 * kWidth <= d; i += 2 * kWidth) {
-      a += vload(q + i) * vload(k + i);
-      b += vload(q + i + kWidth) * vload(k + i + kWidth);
-    }
-    for (; i + kWidth <= d; i += kWidth) a += vload(q + i) * vload(k + i);
-    total = vsum(a + b);
+    for (; i + kWidth <= d; i += kWidth) acc += vload(q + i) * vload(k + i);
   }
+  float total = vsum(acc);
   for (; i < d; ++i) total += q[i] * widen(k[i * stride]);
   return total;
 }
 
-/// out[e] = sum over keys of weight[t] * v[t][e].
+/// scores[r * n + t] = scale * q[r] . k[t].
 template <class T>
-void weighted(const float* weight, const T* v, int64_t row, int64_t column, int64_t n, int64_t e,
-              float* out) {
+void score(const float* q, int64_t ldq, int64_t rows, const T* k, int64_t row, int64_t column,
+           int64_t n, int64_t d, float scale, float* scores) {
+  int64_t r = 0;
+  float four[4];
+  if (column == 1) {
+    for (; r + 4 <= rows; r += 4) {
+      for (int64_t t = 0; t < n; ++t) {
+        dot4<T, true>(q + r * ldq, ldq, k + t * row, 0, d, four);
+        for (int j = 0; j < 4; ++j) scores[(r + j) * n + t] = scale * four[j];
+      }
+    }
+  }
+  for (; r < rows; ++r) {
+    int64_t t = 0;
+    if (column == 1) {
+      for (; t + 4 <= n; t += 4) {
+        dot4<T, false>(q + r * ldq, 0, k + t * row, row, d, four);
+        for (int j = 0; j < 4; ++j) scores[r * n + t + j] = scale * four[j];
+      }
+    }
+    for (; t < n; ++t) scores[r * n + t] = scale * dot(q + r * ldq, k + t * row, column, d);
+  }
+}
+
+/// out[r][e] = sum over keys of weight[r][t] * v[t][e], for R rows that share every load of v.
+template <class T, int R>
+void weighted(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t column, int64_t n,
+              int64_t e, float* out, int64_t ldo) {
+  constexpr int kVectors = R == 1 ? 4 : 2;
   int64_t i = 0;
   if (column == 1) {
-    for (; i + 4 * kWidth <= e; i += 4 * kWidth) {
-      vf a{}, b{}, c{}, d{};
+    for (; i + kVectors * kWidth <= e; i += kVectors * kWidth) {
+      vf acc[R][kVectors] = {};
       for (int64_t t = 0; t < n; ++t) {
         const T* at = v + t * row + i;
-        const float w = weight[t];
-        a += w * vload(at);
-        b += w * vload(at + kWidth);
-        c += w * vload(at + 2 * kWidth);
-        d += w * vload(at + 3 * kWidth);
+#pragma GCC unroll 4
+        for (int c = 0; c < kVectors; ++c) {
+          const vf value = vload(at + c * kWidth);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) acc[r][c] += weight[r * ldw + t] * value;
+        }
       }
-      vstore(out + i, a);
-      vstore(out + i + kWidth, b);
-      vstore(out + i + 2 * kWidth, c);
-      vstore(out + i + 3 * kWidth, d);
-    }
-    for (; i + kWidth <= e; i += kWidth) {
-      vf a{};
-      for (int64_t t = 0; t < n; ++t) a += weight[t] * vload(v + t * row + i);
-      vstore(out + i, a);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kVectors; ++c) vstore(out + r * ldo + i + c * kWidth, acc[r][c]);
+      }
     }
   }
   for (; i < e; ++i) {
-    float a = 0;
-    for (int64_t t = 0; t < n; ++t) a += weight[t] * widen(v[t * row + i * column]);
-    out[i] = a;
+    for (int r = 0; r < R; ++r) {
+      float a = 0;
+      for (int64_t t = 0; t < n; ++t) a += weight[r * ldw + t] * widen(v[t * row + i * column]);
+      out[r * ldo + i] = a;
+    }
   }
 }
 
@@ -91,11 +146,7 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
     widen_row(static_cast<const T*>(data.q) + b * p.q[0] + h * p.q[1] + s * p.q[2], p.q[3],
               queries + r * ldq, p.d);
   }
-  for (int64_t t = 0; t < n; ++t) {
-    for (int64_t r = 0; r < queries_of(p); ++r) {
-      scores[r * n + t] = p.scale * dot(queries + r * ldq, k + t * p.k[2], p.k[3], p.d);
-    }
-  }
+  score(queries, ldq, queries_of(p), k, p.k[2], p.k[3], n, p.d, p.scale, scores);
   for (int64_t r = 0; r < queries_of(p); ++r) {
     const int64_t h = g * share + r / p.s, s = r % p.s;
     float* row = scores + r * n;
@@ -107,9 +158,15 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
     if (p.causal) {
       for (int64_t t = imax(0, s + 1 - t0); t < n; ++t) row[t] = -kInf;
     }
-    float* mine = partial + r * partial_size(p);
-    soften(row, n, mine);
-    weighted(row, v, p.v[2], p.v[3], n, p.e, mine + 2);
+    soften(row, n, partial + r * partial_size(p));
+  }
+  const int64_t ldo = partial_size(p);
+  int64_t r = 0;
+  for (; r + 4 <= queries_of(p); r += 4) {
+    weighted<T, 4>(scores + r * n, n, v, p.v[2], p.v[3], n, p.e, partial + r * ldo + 2, ldo);
+  }
+  for (; r < queries_of(p); ++r) {
+    weighted<T, 1>(scores + r * n, n, v, p.v[2], p.v[3], n, p.e, partial + r * ldo + 2, ldo);
   }
 }
 

@@ -19,6 +19,7 @@ template <int M>
 void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c,
              int64_t ldc, bool accumulate) {
   vf acc[M][2];
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
     acc[m][0] = accumulate ? vload(c + m * ldc) : vf{};
     acc[m][1] = accumulate ? vload(c + m * ldc + kWidth) : vf{};
@@ -32,6 +33,7 @@ void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t d
       acc[m][1] += s * b1;
     }
   }
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
     vstore(c + m * ldc, acc[m][0]);
     vstore(c + m * ldc + kWidth, acc[m][1]);
