@@ -307,13 +307,13 @@ Published publish_file(const std::string& temp_directory, const std::string& pat
 void replace_file(const std::string& temp_directory, const std::string& path,
                   std::string_view text) {
   const std::string temporary = temp_directory + "/" + temporary_name();
-  const ByteSpan pieces[] = {as_byte_span(text)};
   Fd file(retry([&] {
     return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
   }));
   if (!file) throw FileError("create", temporary, errno);
   try {
-    write_pieces(file, pieces, temporary);
+    const BlockFileSizeSignal blocked;
+    write_all(file, as_byte_span(text), temporary);
     if (rename(temporary.c_str(), path.c_str()) != 0) throw FileError("rename", path, errno);
   } catch (...) {
     unlink(temporary.c_str());

@@ -90,7 +90,8 @@ enum class Published { kCreated, kExists };
 Published publish_file(const std::string& temp_directory, const std::string& path,
                        std::span<const ByteSpan> pieces);
 
-/// Writes the text and renames it over `path`: for records that may change, never for entries.
+/// Writes the text and renames it over `path`, unsynced: for records that may change and may be
+/// lost with the power, never for entries.
 void replace_file(const std::string& temp_directory, const std::string& path,
                   std::string_view text);
 

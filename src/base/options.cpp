@@ -90,6 +90,8 @@ constexpr OptionSpec kTable[] = {
      "part of every key: another text is another cache"},
 
     // Looking inside
+    {"force_kernel", "RM_FORCE_KERNEL", kDebug, kText, "", "op:kernel", true,
+     "use this kernel for every node of the operator that it supports"},
     {"log", "RM_LOG", kDebug, kLogSpec, "", "topic[=level],...", false,
      "diagnostics by topic on stderr"},
     {"dump_ir", "RM_DUMP_IR", kDebug, kPath, "", "a directory", false,

@@ -18,6 +18,7 @@ namespace {
 constexpr std::string_view kExtension = ".rmc";
 constexpr int64_t kTouchAfterSeconds = 600;  // an access time per use would cost a write per use
 constexpr size_t kQuarantineKept = 16;
+constexpr uint64_t kQuarantineMaxBytes = uint64_t{64} << 20;  // 16 large ones were a second cache
 
 /// statfs types of file systems whose flock may be local to one machine.
 bool is_network(const std::string& path) {
@@ -210,7 +211,8 @@ void Store::quarantine(const ObjectInfo& info) const noexcept {
     const std::string folder = directory("quarantine");
     const std::string target =
         folder + "/" + std::to_string(time(nullptr)) + "-" + info.name.substr(0, 129);
-    if (rename(info.path.c_str(), target.c_str()) != 0) unlink(info.path.c_str());
+    const bool keep = info.size <= kQuarantineMaxBytes;
+    if (!keep || rename(info.path.c_str(), target.c_str()) != 0) unlink(info.path.c_str());
     std::vector<std::string> kept = names_in(folder);
     std::sort(kept.begin(), kept.end());  // names start with the time
     for (size_t i = 0; i + kQuarantineKept < kept.size(); ++i) {

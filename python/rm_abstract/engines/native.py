@@ -161,7 +161,12 @@ class NativeEngine:
     ) -> Variant:
         try:
             text, artefact, _ = self.artefacts.program(record.ir)
-            program = _core.Program(text, self._weights(record), self.artefacts.backends())
+            program = _core.Program(
+                text,
+                self._weights(record),
+                self.artefacts.backends(),
+                self._session.settings.text("force_kernel"),
+            )
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = Variant(record, program, past)

@@ -136,6 +136,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"cache_secret_file", "/x"},
                                                     {"cache_trust", "true"},
                                                     {"cache_salt", "s"},
+                                                    {"force_kernel", "gemm:x"},
                                                     {"log", "cache"},
                                                     {"dump_ir", "/x"}};
   for (const rm::OptionSpec& spec : rm::option_table()) {
