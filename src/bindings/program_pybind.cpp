@@ -85,6 +85,14 @@ class PyProgram {
     return out;
   }
 
+  std::vector<std::pair<std::string, double>> profile(const py::sequence& inputs, int rounds) {
+    if (rounds < 1) throw_invalid("[profile] expected at least one round, got " + std::to_string(rounds));
+    std::vector<engine::TensorView> views;
+    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
+    py::gil_scoped_release release;
+    return program_.profile(views, rounds);
+  }
+
   std::string describe(const py::sequence& inputs) {
     std::vector<ir::Layout> layouts;
     for (const auto& t : inputs) layouts.push_back(view_of(api_, t.ptr(), "an input").layout);
@@ -115,6 +123,8 @@ void bind_program(py::module_& m) {
       .def("run", &PyProgram::run, py::arg("inputs"))
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"))
       .def("report", &PyProgram::report)
+      .def("profile", &PyProgram::profile, py::arg("inputs"), py::arg("rounds") = 10,
+           "[(step, median nanoseconds)] over `rounds` runs; outputs are discarded.")
       .def("describe", &PyProgram::describe, py::arg("inputs"));
 }
 

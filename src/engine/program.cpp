@@ -1,6 +1,7 @@
 // Instances: substitute the shape, split off constants, lower, select, plan, verify.
 #include "engine/program.hpp"
 
+#include <algorithm>
 #include <chrono>
 
 #include "backend/status.hpp"
@@ -11,6 +12,7 @@
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
 #include "plan/lower.hpp"
+#include "runtime/aligned_memory.hpp"
 
 namespace rm::engine {
 namespace {
@@ -195,23 +197,59 @@ ProgramReport Program::report() const {
   return r;
 }
 
+namespace {
+
+std::string text(const plan::Ref& r) {
+  if (!r.present()) return "_";
+  std::string s(ir::name(r.layout.dtype));
+  for (size_t i = 0; i < r.layout.dims.size(); ++i) {
+    s += (i == 0 ? "[" : ",") + std::to_string(r.layout.dims[i]);
+  }
+  return s + (r.layout.dims.empty() ? "[]" : "]") + "@" + std::to_string(r.buffer);
+}
+
+std::string text(const plan::PlannedStep& p) {
+  std::string out = p.step.op + " (";
+  for (const auto& r : p.step.inputs) out += " " + text(r);
+  out += " ) ->";
+  for (const auto& r : p.step.outputs) out += " " + text(r);
+  return out + "  " + std::string(p.kernel->row->name());
+}
+
+}  // namespace
+
 std::string Program::describe(const std::vector<ir::Layout>& inputs) {
   std::shared_ptr<Instance> inst = instance(inputs);
   std::string out;
-  auto text = [](const plan::Ref& r) {
-    if (!r.present()) return std::string("_");
-    std::string s(ir::name(r.layout.dtype));
-    for (size_t i = 0; i < r.layout.dims.size(); ++i) {
-      s += (i == 0 ? "[" : ",") + std::to_string(r.layout.dims[i]);
-    }
-    return s + (r.layout.dims.empty() ? "[]" : "]") + "@" + std::to_string(r.buffer);
-  };
-  for (const auto& p : inst->plan->steps) {
-    out += p.step.op + " (";
-    for (const auto& r : p.step.inputs) out += " " + text(r);
-    out += " ) ->";
-    for (const auto& r : p.step.outputs) out += " " + text(r);
-    out += "  " + std::string(p.kernel->row->name()) + "\n";
+  for (const auto& p : inst->plan->steps) out += text(p) + "\n";
+  return out;
+}
+
+std::vector<std::pair<std::string, double>> Program::profile(const std::vector<TensorView>& inputs,
+                                                             int rounds) {
+  std::vector<ir::Layout> layouts;
+  for (const auto& t : inputs) layouts.push_back(t.layout);
+  std::shared_ptr<Instance> inst = instance(layouts);
+  runtime::ExecutionContext context(inst->plan, inst->constants);
+  std::vector<std::shared_ptr<void>> memory;
+  for (size_t i = 0; i < inputs.size(); ++i) context.bind_input(i, inputs[i].data);
+  for (size_t i = 0; i < inst->outputs.size(); ++i) {
+    memory.push_back(
+        runtime::allocate_host(static_cast<size_t>(inst->outputs[i].num_bytes())));
+    context.bind_output(i, memory.back().get());
+  }
+  context.run();  // warm
+  std::vector<std::vector<int64_t>> samples(inst->plan->steps.size());
+  for (int r = 0; r < rounds; ++r) {
+    std::vector<int64_t> ns;
+    context.run_timed(ns);
+    for (size_t s = 0; s < ns.size(); ++s) samples[s].push_back(ns[s]);
+  }
+  std::vector<std::pair<std::string, double>> out;
+  for (size_t s = 0; s < samples.size(); ++s) {
+    auto middle = samples[s].begin() + static_cast<std::ptrdiff_t>(samples[s].size() / 2);
+    std::nth_element(samples[s].begin(), middle, samples[s].end());
+    out.emplace_back(text(inst->plan->steps[s]), static_cast<double>(*middle));
   }
   return out;
 }

@@ -1,6 +1,8 @@
 // Pointers of arena and constants are resolved once; those of user tensors are patched per call.
 #include "runtime/execution_context.hpp"
 
+#include <chrono>
+
 #include "backend/status.hpp"
 #include "runtime/aligned_memory.hpp"
 
@@ -89,12 +91,24 @@ void ExecutionContext::bind(const std::vector<std::vector<Patch>>& table, size_t
   }
 }
 
+void ExecutionContext::launch(size_t step) {
+  const rm_kernel* kernel = plan_->steps[step].kernel->state->kernel();
+  if (rm_status* status = kernel->launch(&launches_[step]); status != nullptr) {
+    backend::check(status, std::string(backend::view(kernel->name)));
+  }
+}
+
 void ExecutionContext::run() {
+  for (size_t s = 0; s < launches_.size(); ++s) launch(s);
+}
+
+void ExecutionContext::run_timed(std::vector<int64_t>& step_ns) {
+  using Clock = std::chrono::steady_clock;
+  step_ns.resize(launches_.size());
   for (size_t s = 0; s < launches_.size(); ++s) {
-    const rm_kernel* kernel = plan_->steps[s].kernel->state->kernel();
-    if (rm_status* status = kernel->launch(&launches_[s]); status != nullptr) {
-      backend::check(status, std::string(backend::view(kernel->name)));
-    }
+    Clock::time_point start = Clock::now();
+    launch(s);
+    step_ns[s] += std::chrono::nanoseconds(Clock::now() - start).count();
   }
 }
 

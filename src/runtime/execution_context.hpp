@@ -31,8 +31,11 @@ class ExecutionContext {
   void bind_output(size_t index, void* data) { bind(outputs_, index, data); }
   /// Runs all steps in order. Throws the first kernel error (outputs are then undefined).
   void run();
+  /// run() with the clock read around every step; adds the nanoseconds of step i to step_ns[i].
+  void run_timed(std::vector<int64_t>& step_ns);
 
  private:
+  void launch(size_t step);
   struct Patch {
     size_t slot;           // into pointers_
     ptrdiff_t byte_offset;
