@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -56,7 +57,7 @@ struct RouteObject {
 
 State& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
 
-void count(State& s, std::string_view code, const std::string& detail) {
+void count(State& s, std::string_view code, std::string_view detail) {
   auto found = s.declined.find(code);
   if (found == s.declined.end()) found = s.declined.emplace(code, Tally{}).first;
   ++found->second.calls;
@@ -103,19 +104,20 @@ bool asked_for(std::string_view code) {
          code == code_of(Reason::kForeign);
 }
 
-PyObject* decline(State& s, std::string_view code, const std::string& detail, PyObject* module,
+PyObject* decline(State& s, std::string_view code, std::string_view detail, PyObject* module,
                   PyObject* args, PyObject* kwargs) {
   count(s, code, detail);
   if (!s.strict || asked_for(code)) return call_eager(module, args, kwargs);
   const std::string text = "[route] expected a routed call, got " + std::string(code) +
-                           (detail.empty() ? "" : ": " + detail) + "; try fallback='warn'";
+                           (detail.empty() ? "" : ": " + std::string(detail)) +
+                           "; try fallback='warn'";
   const py::handle type = PyTuple_GET_ITEM(s.error_types.get(), 0);
   const py::object error = type(text, py::arg("code") = std::string(code));
   PyErr_SetObject(type.ptr(), error.ptr());
   return nullptr;
 }
 
-PyObject* decline(State& s, Reason reason, const std::string& detail, PyObject* module,
+PyObject* decline(State& s, Reason reason, std::string_view detail, PyObject* module,
                   PyObject* args, PyObject* kwargs) {
   return decline(s, code_of(reason), detail, module, args, kwargs);
 }

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from rm_abstract import _core
 from rm_abstract.engines.base import Decline, Engine
@@ -109,9 +109,10 @@ class ArmedModel:
         self.compile_seconds = 0.0
         self.first_calls = 0  # served by the original while an entry was made
 
-    # The first line is for dynamo, which sees it as true and inlines the original.
+    # The first line is for dynamo, which sees it as true and inlines the original; every other
+    # kind of tracing is noticed in C.
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
+        if is_dynamo_compiling():
             return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         try:
             output = self._try(args, kwargs)
