@@ -7,6 +7,7 @@
 
 #include "backend/registry.hpp"
 #include "backend/status.hpp"
+#include "base/error.hpp"
 #include "bindings/bind.hpp"
 
 namespace py = pybind11;
@@ -91,6 +92,19 @@ py::list backend_list() {
   return out;
 }
 
+py::bytes fingerprint(const std::string& name, size_t device) {
+  backend::Backend* backend = backend::registry().find(name);
+  if (backend == nullptr) {
+    throw Error(RM_NOT_FOUND, "[backend] expected a loaded plugin, got '" + name + "'");
+  }
+  std::string out;
+  {
+    const py::gil_scoped_release release;
+    out = backend->fingerprint(device);
+  }
+  return out;
+}
+
 }  // namespace
 
 void bind_backend(py::module_& m) {
@@ -112,9 +126,21 @@ void bind_backend(py::module_& m) {
       py::arg("search_path"),
       "Load the files and folders of RM_BACKEND_PATH; failures are listed.");
   sub.def(
+      "fingerprint",
+      [](const std::string& name) {
+        backend::Backend* backend = backend::registry().find(name);
+        if (backend == nullptr)
+          throw_invalid("[backend] expected a loaded backend, got '" + name + "'");
+        return py::bytes(backend->fingerprint(0));
+      },
+      py::arg("name"),
+      "What besides the program shapes results on this machine: binaries, ISA, libraries (bytes).");
+  sub.def(
       "backends", &backend_list,
       "One dict a plugin, loaded or not: name, path, version, build_id, score, available, code, "
       "reason, devices.");
+  sub.def("fingerprint", &fingerprint, py::arg("name"), py::arg("device") = 0,
+          "Everything besides the program that changes an artefact of the device: for cache keys.");
 }
 
 }  // namespace rm::bindings

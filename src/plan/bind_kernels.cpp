@@ -20,12 +20,23 @@ std::shared_ptr<const Prepared> PreparedCache::get(const select::Problem& proble
   std::string op(problem.c().op.data, problem.c().op.size);
   if (forced_.rfind(op + ":", 0) == 0) forced = std::string_view(forced_).substr(op.size() + 1);
 
-  select::Selection choice = table_.select(problem, forced);
   auto prepared = std::make_shared<Prepared>();
-  const rm_kernel* kernel = choice.row->kernel;
   rm_kernel_state* state = nullptr;
-  backend::check(kernel->prepare(&problem.c(), choice.row->device, choice.config, &state),
-                 std::string(choice.row->name()));
+  select::Selection choice;
+  // A library may refuse only when asked to build its code: then the next row serves.
+  for (std::vector<const select::Row*> refused;; refused.push_back(choice.row)) {
+    choice = table_.select(problem, forced, refused);
+    try {
+      backend::check(choice.row->kernel->prepare(&problem.c(), choice.row->device, choice.config,
+                                                 &state),
+                     std::string(choice.row->name()));
+      break;
+    } catch (const Error& error) {
+      if ((choice.row->kernel->traits & RM_KERNEL_FALLBACK) != 0) throw;
+      log_info(LogTopic::kSelect, std::string(error.what()));
+    }
+  }
+  const rm_kernel* kernel = choice.row->kernel;
   prepared->row = choice.row;
   prepared->config = choice.config;
   prepared->state = std::make_shared<KernelState>(kernel, state);

@@ -29,7 +29,8 @@ std::vector<const Row*> KernelTable::candidates(std::string_view op) const {
 
 bool KernelTable::has_rows(std::string_view op) const { return !candidates(op).empty(); }
 
-Selection KernelTable::select(const Problem& problem, std::string_view forced) const {
+Selection KernelTable::select(const Problem& problem, std::string_view forced,
+                             const std::vector<const Row*>& refused) const {
   Selection best;
   double best_cost = std::numeric_limits<double>::infinity();
   std::string_view op(problem.c().op.data, problem.c().op.size);
@@ -37,6 +38,10 @@ Selection KernelTable::select(const Problem& problem, std::string_view forced) c
     const rm_kernel* k = row->kernel;
     rm_str why{"", 0};
     std::string label = row->backend + "/" + std::string(row->name());
+    if (std::find(refused.begin(), refused.end(), row) != refused.end()) {
+      best.reasons.push_back(label + ": no, it could not be prepared");
+      continue;
+    }
     if (k->supports != nullptr && k->supports(&problem.c(), row->device, &why) == 0) {
       best.reasons.push_back(label + ": no, " + std::string(why.data, why.size));
       continue;

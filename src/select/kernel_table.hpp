@@ -36,7 +36,9 @@ class KernelTable {
   /// Appends a row; `kernel` and `device` must outlive the table (plugins are never unloaded).
   void add(std::string backend, const rm_kernel* kernel, const rm_device_info* device);
   /// Throws rm::Error(RM_UNIMPLEMENTED) with the reasons when no row supports the problem.
-  Selection select(const Problem& problem, std::string_view forced = {}) const;
+  /// Rows in `refused` (their `prepare` failed for this problem) are passed over.
+  Selection select(const Problem& problem, std::string_view forced = {},
+                   const std::vector<const Row*>& refused = {}) const;
   bool has_rows(std::string_view op) const;
   /// "backend/name" and digest of every row: goes into the cache key of what is compiled with it.
   std::string fingerprint() const;

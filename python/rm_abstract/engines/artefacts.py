@@ -31,6 +31,7 @@ class Artefacts:
     def __init__(self, session: Session) -> None:
         self._settings = session.settings
         self._backend = session.resolved.backend
+        self._device_index = session.resolved.index
         self.cache = session.compile_cache()
         self._identity: str | None = None
         self._bypass = ""
@@ -121,10 +122,15 @@ class Artefacts:
             row["name"]: self._settings.text(row["name"]) for row in rows if row["affects_artefact"]
         }
 
-    def _backend_identity(self) -> dict[str, str]:
-        chosen = self.backends()
+    def _backend_identity(self) -> dict[str, bytes]:
+        """Build and fingerprint (ISA, libraries, vendor compiler) of what the kernels come from."""
         rows = {row["name"]: row for row in _core.backend.backends()}
-        return {name: str(rows[name].get("build_id", "")) for name in chosen}
+        identity = {}
+        for name in self.backends():
+            device = self._device_index if name == self._backend else 0
+            identity[f"{name} build"] = str(rows[name]["build_id"]).encode()
+            identity[f"{name} fingerprint"] = bytes(_core.backend.fingerprint(name, device))
+        return identity
 
     # ---- verdicts ----------------------------------------------------------------------------
 
@@ -151,7 +157,8 @@ class Artefacts:
     def _verdict_key(self, artefact: str, weights: dict[str, torch.Tensor]) -> Any:
         builder = self.cache.new_key("verdict")
         builder.set("program", artefact)
-        builder.set("backend", self._backend_identity())
+        # Another instruction set or library gives other numbers: a verdict is of this machine.
+        builder.set("backend", {n: _core.backend.fingerprint(n).hex() for n in self.backends()})
         builder.set("weights", weights_digest(weights))
         return builder.finish()
 
