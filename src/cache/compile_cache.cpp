@@ -157,6 +157,7 @@ EntryPtr CompileCache::publish(const Key& key, Artefact artefact, double compile
     return entry;
   }
   if (settings_.mode == Mode::kOff) return entry;
+  state().counters.add(Counter::kCompileMs, static_cast<uint64_t>(std::max(compile_ms, 0.0)));
   store(entry);
   state().memory.insert(entry);
   return entry;
