@@ -52,6 +52,9 @@ class Recorder:
             if kind is dict:
                 return ["dict", *items]
             return ["class", kind.__module__, kind.__qualname__, *items]
+        if isinstance(value, tuple) and kind.__module__ == "torch.return_types":
+            items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
+            return ["torch", kind.__name__, *items]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return ["named", kind.__module__, kind.__qualname__, *items]
@@ -120,6 +123,10 @@ def builder(structure: Structure) -> Build:
     if kind == "dict":
         pairs = [(k, builder(s)) for k, s in structure[1:]]
         return lambda tensors, leaves: {k: b(tensors, leaves) for k, b in pairs}
+    if kind == "torch":
+        result, items = getattr(torch.return_types, structure[1]), structure[2:]
+        parts = [builder(s) for s in items]
+        return lambda tensors, leaves: result([b(tensors, leaves) for b in parts])
     cls = _load_class(structure[1], structure[2])
     if kind == "named":
         items = [builder(s) for s in structure[3:]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rm_abstract.capture.dims import product
+from rm_abstract.capture.dims import plus, product
 from rm_abstract.capture.ir_builder import Value
 from rm_abstract.capture.op_map.call import Call, Handler
 
@@ -73,20 +73,18 @@ def _variance(root: bool) -> Handler:
         if correction is None:
             correction = 1 if c["unbiased"] in (None, True) else 0
         axes = c.axes("dim", x.rank)
-        sizes = [x.dims[a] for a in axes]
-        if not all(isinstance(s, int) for s in sizes) or x.dtype != "f32":
-            return None  # a symbolic count, or double rounding in a half type: left to the bridge
-        count = 1
-        for s in sizes:
-            count *= int(str(s))
+        if x.dtype != "f32":
+            return None  # double rounding in a half type: left to the bridge
+        count = product([x.dims[a] for a in axes])
+        if isinstance(count, int) and count <= correction:
+            return None
         mean = c.b.reduce("mean", x, axes, True, x.dtype)
         centred = c.b.binary("sub", x, mean)
         total = c.b.reduce(
             "sum", c.b.binary("mul", centred, centred), axes, bool(c["keepdim"]), x.dtype
         )
-        if count <= correction:
-            return None
-        y = c.b.binary("div", total, c.b.scalar(x.dtype, count - correction))
+        freedom = c.operand(plus(count, -int(correction)), x.dtype)
+        y = c.b.binary("div", total, freedom)
         return c.b.unary("sqrt", y) if root else y
 
     return handler

@@ -190,12 +190,16 @@ def _roll(c: Call) -> Value | None:
         axis = int(axis) % x.rank
         size = x.dims[axis]
         if not isinstance(size, int) or not isinstance(shift, int):
-            return None
+            return None  # a shift beyond a size unknown here wraps around
         cut = (-shift) % size if size else 0
         if cut:
             tail = c.b.slice(x, axis, cut, size - cut)
             x = c.b.concat([tail, c.b.slice(x, axis, 0, cut)], axis, x.dims)
     return x
+
+
+def _copy(c: Call) -> Value:
+    return c.finish(c.value("src"))
 
 
 def _triangle(upper: bool) -> Handler:
@@ -281,6 +285,7 @@ TABLE: dict[str, Handler] = {
     "constant_pad_nd.default": _pad,
     "pad.default": _pad,
     "roll.default": _roll,
+    "copy.default": _copy,
     "tril.default": _triangle(upper=False),
     "triu.default": _triangle(upper=True),
     "select_scatter.default": _select_scatter,

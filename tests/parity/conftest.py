@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import rm_abstract as rm
+
+
+@pytest.fixture
+def session() -> Iterator[rm.Session]:
+    """A session on the CPU that reports every failure as an error."""
+    with torch.no_grad():
+        yield rm.init("cpu", fallback="error:capture,compile,correctness")
+    rm.shutdown()
