@@ -47,7 +47,7 @@ def load_plugins(search_path: str = "") -> None:
                 continue
             _loaded_paths.add(path)
             try:
-                _core.backend.load_plugin(path)
+                _core.backend.load_plugin(path, _plugin_options(path))
             except _core.CoreError:
                 continue  # the core lists it with its reason; the others still load
         if "entry points" not in _loaded_paths:
@@ -69,6 +69,18 @@ def _package_plugins() -> list[str]:
     parents = [Path(__file__).resolve().parent, Path(_core.__file__).resolve().parent]
     folders = dict.fromkeys(parent / "backends" for parent in parents)
     return [str(path) for folder in folders for path in sorted(folder.glob("rm_backend_*.so"))]
+
+
+def _plugin_options(path: str) -> list[tuple[str, str]]:
+    """What a plugin's initialize() is told. The CPU plugin: where oneDNN lies, which its wheel puts
+    in the environment's `lib/`; without it the plugin's own kernels serve."""
+    from rm_abstract import _core
+
+    if not path.endswith("rm_backend_cpu.so"):
+        return []
+    prefixes = [Path(sys.prefix), *list(Path(_core.__file__).resolve().parents)[4:5]]
+    found = [lib for p in prefixes if (lib := p / "lib" / "libdnnl.so.3").is_file()]
+    return [("onednn_path", str(found[0]))] if found else []
 
 
 def import_torch_if_installed() -> bool:

@@ -70,6 +70,7 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
     store = store_;
   }
   ir::Graph graph = ir::substitute(graph_, bind_symbols(graph_, inputs));
+  ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =
       materialise_constants(graph, analysis, kernels_, *store);

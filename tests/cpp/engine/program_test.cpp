@@ -206,6 +206,21 @@ TEST_CASE("threads running one program at many shapes get the right numbers") {
   for (auto& t : threads) t.join();
 }
 
+TEST_CASE("sizes that differ although the program took them for equal are refused") {
+  std::mt19937 rng(25);
+  Case c = load(
+      "rmir 1\nsym s0 [1,64]\nsym s1 [1,64]\n"
+      "input %0 \"a\" : f32[s0,4]\ninput %1 \"b\" : f32[s1,4]\n"
+      "%2 = add(%0, %1) : f32[s0,4]\nreturn %2\n", rng);
+  Program program(c.graph, cpu_kernels());
+  program.set_weights({});
+  HostOutputs outputs;
+  HostTensor two = random_tensor(rng, ir::DType::kF32, {2, 4});
+  HostTensor three = random_tensor(rng, ir::DType::kF32, {3, 4});
+  program.run({view(two), view(two)}, outputs);
+  CHECK_THROWS_AS(program.run({view(two), view(three)}, outputs), Error);
+}
+
 TEST_CASE("symbols are solved through expressions") {
   ir::Graph g = ir::parse(
       "rmir 1\nsym s0 [0,100]\nsym s1 [0,100]\n"
