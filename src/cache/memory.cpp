@@ -1,10 +1,19 @@
 #include "cache/memory.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
 #include <mutex>
 
 namespace rm::cache {
+namespace {
+
+/// Time of use in nanoseconds: unlike a counter nothing that all threads would write to.
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
 
 std::vector<EntryPtr> MemoryTier::find(const Digest& key) {
   Shard& shard = shard_of(key);
@@ -12,9 +21,9 @@ std::vector<EntryPtr> MemoryTier::find(const Digest& key) {
   const std::shared_lock lock(shard.mutex);
   const auto found = shard.slots.find(key);
   if (found == shard.slots.end()) return out;
-  const uint64_t tick = tick_.fetch_add(1, std::memory_order_relaxed);
+  const uint64_t now = now_ns();
   for (Slot& slot : found->second) {
-    slot.used.store(tick, std::memory_order_relaxed);
+    slot.used.store(now, std::memory_order_relaxed);
     out.push_back(slot.entry);
   }
   return out;
@@ -30,14 +39,14 @@ void MemoryTier::insert(EntryPtr entry) {
     const auto same = std::find_if(slots.begin(), slots.end(), [&](const Slot& slot) {
       return slot.entry->guard_digest == entry->guard_digest;
     });
-    const uint64_t tick = tick_.fetch_add(1, std::memory_order_relaxed);
+    const uint64_t now = now_ns();
     bytes_.fetch_add(size, std::memory_order_relaxed);
     if (same == slots.end()) {
-      slots.emplace_back(std::move(entry), tick);
+      slots.emplace_back(std::move(entry), now);
       count_.fetch_add(1, std::memory_order_relaxed);
     } else {
       bytes_.fetch_sub(same->entry->stored_bytes, std::memory_order_relaxed);
-      *same = Slot(std::move(entry), tick);
+      *same = Slot(std::move(entry), now);
     }
   }
   while (bytes() > capacity_bytes_ && size_t{1} < count_.load(std::memory_order_relaxed)) {

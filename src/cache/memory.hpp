@@ -31,8 +31,8 @@ class MemoryTier {
  private:
   struct Slot {
     EntryPtr entry;
-    std::atomic<uint64_t> used;  // tick of the last use
-    Slot(EntryPtr e, uint64_t tick) : entry(std::move(e)), used(tick) {}
+    std::atomic<uint64_t> used;  // time of the last use, ns
+    Slot(EntryPtr e, uint64_t now) : entry(std::move(e)), used(now) {}
     Slot(Slot&& other) noexcept : entry(std::move(other.entry)), used(other.used.load()) {}
     Slot& operator=(Slot&& other) noexcept {
       entry = std::move(other.entry);
@@ -51,7 +51,7 @@ class MemoryTier {
 
   std::array<Shard, kShards> shards_;
   const uint64_t capacity_bytes_;
-  std::atomic<uint64_t> tick_{0}, bytes_{0}, dropped_{0};
+  std::atomic<uint64_t> bytes_{0}, dropped_{0};
   std::atomic<size_t> count_{0};
 };
 
