@@ -158,5 +158,8 @@ setup_environment() {
   install_system_packages "$1"
   make_venv
   install_torch
+  local tests=OFF # said each time: the build folder remembers what the other script chose
+  if [[ $1 == "test" ]]; then tests=ON; fi
+  export CMAKE_ARGS="${CMAKE_ARGS:-} -DRM_BUILD_TESTS=$tests"
   build_and_install "$1"
 }

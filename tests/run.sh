@@ -7,7 +7,6 @@ set -euo pipefail
 
 # shellcheck source=examples/setup_env.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../examples/setup_env.sh"
-export CMAKE_ARGS="${CMAKE_ARGS:-} -DRM_BUILD_TESTS=ON"
 setup_environment test
 
 RM_TEST_HOME="$(mktemp -d)" # no test may read or write the user's own cache
