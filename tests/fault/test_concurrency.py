@@ -16,6 +16,8 @@ from fault_worker import content, is_right, key
 
 from rm_abstract import _core
 
+pytestmark = pytest.mark.timeout(7200 if SOAK else 300)
+
 PROCESSES = 32
 KEYS = 20
 

@@ -13,6 +13,8 @@ from fault_worker import content, is_right, key
 
 from rm_abstract import _core
 
+pytestmark = pytest.mark.timeout(7200 if SOAK else 300)
+
 FLIPS = 20_000 if SOAK else 3_000  # all 1 280 of the header, the others at random
 
 

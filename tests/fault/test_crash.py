@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from fault_support import SOAK, objects
 
+pytestmark = pytest.mark.timeout(7200 if SOAK else 300)
+
 STEPS = ["open", "write", "fsync", "before_link", "after_link"]
 KILLS = 2000 if SOAK else 40
 
