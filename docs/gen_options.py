@@ -1,0 +1,52 @@
+"""Write docs/options.md from the options table of the core; --check says whether it is current."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rm_abstract.config import table
+
+PAGE = Path(__file__).resolve().parent / "options.md"
+GROUPS = {
+    "session": ("Session", "Arguments of `rm_abstract.init()`."),
+    "compile": ("Compile options", "Keys of `compile_options`."),
+    "cache": ("Compile cache", "See [cache.md](cache.md)."),
+    "debug": ("Looking inside", "For finding out what happens and why."),
+}
+
+
+def page() -> str:
+    """The Markdown of the table."""
+    out = [
+        "# Options",
+        "",
+        "Argument > environment > `rm_abstract.toml` > default; a value that is not understood is an",
+        "error. Every option that is not marked *no* changes artefacts: it is part of every cache key.",
+        "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
+    ]
+    for group, (title, text) in GROUPS.items():
+        out += ["", f"## {title}", "", text, ""]
+        out += [
+            "| option | environment | default | accepted | artefacts | |",
+            "|---|---|---|---|---|---|",
+        ]
+        for row in table():
+            if row["group"] != group:
+                continue
+            cells = [
+                f"`{row['name']}`",
+                f"`{row['env']}`" if row["env"] else "",
+                f"`{row['default']}`" if row["default"] else "",
+                row["accepted"].replace("|", "\\|"),
+                "yes" if row["affects_artefact"] else "*no*",
+                row["help"],
+            ]
+            out.append("| " + " | ".join(cells) + " |")
+    return "\n".join(out) + "\n"
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text() == page() else f"{PAGE} is not current: run {__file__}")
+    PAGE.write_text(page())
