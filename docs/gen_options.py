@@ -21,8 +21,8 @@ def page() -> str:
     out = [
         "# Options",
         "",
-        "Argument > environment > `rm_abstract.toml` > default; a value that is not understood is an",
-        "error. Every option that is not marked *no* changes artefacts: it is part of every cache key.",
+        "Argument > environment > `rm_abstract.toml` > default; a value that is not understood is",
+        "an error. Options that are not marked *no* change artefacts: they are part of every cache key.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
