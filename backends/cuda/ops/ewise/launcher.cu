@@ -1,0 +1,65 @@
+// The table of ewise and the launches of its program kernels.
+#include "ewise/kernels/ewise_chain_sm80.cuh"
+#include "ewise/kernels/ewise_interp_any.cuh"
+#include "ewise/plan.hpp"
+
+namespace rm::cuda_ops {
+namespace {
+
+double bytes_of(const Ewise& p) {
+  double bytes = static_cast<double>(numel(p.y)) * size_of(p.y.dtype);
+  for (const Tensor& t : p.operands) {
+    double n = size_of(t.dtype);
+    for (int d = 0; d < t.rank; ++d) n *= t.stride[d] == 0 ? 1.0 : static_cast<double>(t.shape[d]);
+    bytes += n;
+  }
+  return bytes;
+}
+
+const char* chain_why_not(const Ewise& p) {
+  EwiseArgs args;
+  int slots = 0;
+  return chain_args(p, &args, &slots);
+}
+
+Status launch_chain(const Ewise& p, Workspace, Stream stream) {
+  EwiseArgs args;
+  int slots = 0;
+  if (const char* why = chain_args(p, &args, &slots)) return unsupported(std::string("[ewise] ") + why);
+  const std::int64_t vectors = args.total / kChainVec;
+  const auto blocks = static_cast<unsigned>(
+      std::min<std::int64_t>(ceil_div(vectors, kChainThreads), 1 << 30));
+  const std::size_t shared = static_cast<std::size_t>(slots) * kChainVec * kChainThreads * 4;
+  ewise_chain<<<blocks, kChainThreads, shared, stream>>>(args);
+  return launch_status("ewise");
+}
+
+Status launch_interp(const Ewise& p, Workspace, Stream stream) {
+  const EwiseArgs args = interp_args(p);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(args.total, 128), 1 << 20));
+  ewise_interp<<<blocks, 128, 0, stream>>>(args);
+  return launch_status("ewise");
+}
+
+constexpr KernelRow<Ewise> kRows[] = {
+    {"ewise_direct_sm80", "one instruction over dense tensors of one float dtype", direct_why_not,
+     [](const Ewise& p) { return move_us(bytes_of(p)); }, launch_direct},
+    {"ewise_chain_sm80", "class f32 programs, dense or broadcast inner axis, multiple of 8",
+     chain_why_not, [](const Ewise& p) { return 1 + 1.1 * move_us(bytes_of(p)); }, launch_chain},
+    {"ewise_interp_any", "any program", [](const Ewise&) -> const char* { return nullptr; },
+     [](const Ewise& p) { return 10 * move_us(bytes_of(p)); }, launch_interp},
+};
+
+}  // namespace
+
+std::span<const KernelRow<Ewise>> ewise_rows() { return kRows; }
+
+Status ewise(const Ewise& p, const char* kernel, Stream stream) {
+  if (Status s = check_ewise(p); !s) return s;
+  if (numel(p.y) == 0) return {};
+  const KernelRow<Ewise>* row = nullptr;
+  if (Status s = select_row<Ewise>("ewise", kRows, p, kernel, &row); !s) return s;
+  return row->launch(p, {}, stream);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,202 @@
+// See plan.hpp. Pure functions of the problem: nothing here touches the device.
+#include "ewise/plan.hpp"
+
+#include "ewise/opcodes.hpp"
+
+namespace rm::cuda_ops {
+namespace {
+
+bool legal_int(int opcode) {
+  switch (opcode) {
+    case kConst: case kCopy: case kNeg: case kAbs: case kRelu: case kLogicalNot: case kSign:
+    case kIsNan: case kFloor: case kCeil: case kRound: case kTrunc: case kWhere: case kFma:
+      return true;
+    default:
+      return opcode >= kAdd && opcode <= kXor;
+  }
+}
+
+std::string at(std::size_t i) { return "[ewise] instruction " + std::to_string(i) + ": "; }
+
+bool is_boolean_result(int opcode) {
+  return gives_bool(opcode) || (opcode >= kAnd && opcode <= kXor);
+}
+
+}  // namespace
+
+Status check_ewise(const Ewise& p) {
+  const auto& code = p.program.code;
+  if (code.empty() || code.size() > kMaxInstructions || p.operands.size() > kMaxOperands) {
+    return unsupported("[ewise] expected 1 to 40 instructions over at most 12 operands, got " +
+                       std::to_string(code.size()) + " over " + std::to_string(p.operands.size()) +
+                       "; try splitting the chain");
+  }
+  for (const Tensor& t : p.operands) {
+    if (!same_shape(t, p.y)) return invalid("[ewise] expected operands of y's shape, got another; try expand");
+  }
+  for (std::size_t i = 0; i < code.size(); ++i) {
+    const auto& in = code[i];
+    const int arity = arity_of(in.opcode), limit = static_cast<int>(p.operands.size() + i);
+    if (arity < 0 || in.cls < 0 || in.cls > 2 || (in.cls == 2 && !legal_int(in.opcode))) {
+      return invalid(at(i) + "expected an opcode of docs/operators.md in a class that has it, got " +
+                     std::to_string(in.opcode) + " in class " + std::to_string(in.cls));
+    }
+    const int regs[] = {in.a, in.b, in.c};
+    for (int k = 0; k < arity; ++k) {
+      if (regs[k] < 0 || regs[k] >= limit) {
+        return invalid(at(i) + "expected a register below " + std::to_string(limit) + ", got " +
+                       std::to_string(regs[k]));
+      }
+    }
+    if (in.opcode == kConst && (in.a < 0 || in.a >= static_cast<int>(p.program.imm.size()) ||
+                                in.a >= kMaxInstructions)) {
+      return invalid(at(i) + "expected an index into imm, got " + std::to_string(in.a));
+    }
+  }
+  return {};
+}
+
+EwiseArgs interp_args(const Ewise& p) {
+  EwiseArgs a{};
+  a.y = p.y.data, a.y_dtype = p.y.dtype, a.total = numel(p.y);
+  a.operands = static_cast<int>(p.operands.size());
+  a.steps = static_cast<int>(p.program.code.size());
+  int rank = 0;  // axes taken so far, outermost first
+  for (int d = 0; d < p.y.rank; ++d) {
+    if (p.y.shape[d] == 1) continue;
+    bool merge = rank > 0 && a.y_stride[rank - 1] == p.y.stride[d] * p.y.shape[d];
+    for (int o = 0; merge && o < a.operands; ++o) {
+      merge = a.operand[o].stride[rank - 1] == p.operands[o].stride[d] * p.y.shape[d];
+    }
+    if (!merge) a.shape[rank++] = 1;
+    a.shape[rank - 1] *= p.y.shape[d];
+    a.y_stride[rank - 1] = p.y.stride[d];
+    for (int o = 0; o < a.operands; ++o) a.operand[o].stride[rank - 1] = p.operands[o].stride[d];
+  }
+  if (rank == 0) {
+    a.shape[0] = 1;
+    a.y_stride[0] = 1;
+    for (int o = 0; o < a.operands; ++o) a.operand[o].stride[0] = 1;
+    rank = 1;
+  }
+  a.rank = rank;
+  for (int o = 0; o < a.operands; ++o) {
+    a.operand[o].data = p.operands[o].data;
+    a.operand[o].dtype = p.operands[o].dtype;
+  }
+  for (int i = 0; i < a.steps; ++i) {
+    const auto& in = p.program.code[i];
+    a.step[i] = {static_cast<std::int16_t>(in.opcode), static_cast<std::int16_t>(in.cls),
+                 static_cast<std::int16_t>(in.a),      static_cast<std::int16_t>(in.b),
+                 static_cast<std::int16_t>(in.c),      -1, 0.0f};
+  }
+  for (std::size_t i = 0; i < p.program.imm.size() && i < kMaxInstructions; ++i) {
+    a.imm[i] = p.program.imm[i];
+  }
+  return a;
+}
+
+namespace {
+
+const char* chain_layout_why_not(const EwiseArgs& a) {
+  const int inner = a.rank - 1;
+  if (a.shape[inner] % 8 != 0) return "the inner axis is not a multiple of 8";
+  std::int64_t dense = 1;
+  for (int d = inner; d >= 0; --d) {
+    if (a.y_stride[d] != dense) return "y is not dense";
+    dense *= a.shape[d];
+  }
+  if (reinterpret_cast<std::uintptr_t>(a.y) % 16 != 0) return "y is not 16-byte aligned";
+  if (!is_float(a.y_dtype) && a.y_dtype != DType::boolean) return "y is neither float nor bool";
+  for (int o = 0; o < a.operands; ++o) {
+    const EwiseOperand& x = a.operand[o];
+    if (!is_float(x.dtype) && x.dtype != DType::boolean) return "an operand is neither float nor bool";
+    const std::int64_t s = x.stride[inner];
+    if (s != 0 && s != 1) return "an operand is strided along the inner axis";
+    if (s == 0) continue;
+    if (reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) return "an operand is not 16-byte aligned";
+    for (int d = 0; d < inner; ++d) {
+      if (x.stride[d] % 8 != 0) return "an operand's rows are not 16-byte aligned";
+    }
+  }
+  return nullptr;
+}
+
+/// Class i64 is taken only where all values are 0 or 1, which fp32 holds exactly.
+bool chain_class_ok(const Ewise& p, const EwiseInstruction& in) {
+  if (in.cls == 0) return true;
+  const bool logical = in.opcode == kLogicalNot || (in.opcode >= kAnd && in.opcode <= kXor);
+  if (in.cls != 2 || !logical) return false;
+  for (const int r : {in.a, in.opcode == kLogicalNot ? in.a : in.b}) {
+    const int n = static_cast<int>(p.operands.size());
+    const bool boolean = r < n ? p.operands[r].dtype == DType::boolean
+                               : is_boolean_result(p.program.code[r - n].opcode);
+    if (!boolean) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots) {
+  EwiseArgs& a = *out;
+  a = interp_args(p);
+  if (const char* why = chain_layout_why_not(a)) return why;
+  const int n = a.operands, steps = a.steps;
+  int last_use[kMaxInstructions], slot_of[kMaxInstructions];
+  for (int i = 0; i < steps; ++i) {
+    last_use[i] = i, slot_of[i] = -1;
+    const auto& in = p.program.code[i];
+    if (in.opcode != kConst && !chain_class_ok(p, in)) return "an instruction is not of class f32";
+    const int regs[] = {in.a, in.b, in.c};
+    for (int k = 0; k < arity_of(in.opcode); ++k) {
+      if (regs[k] >= n) last_use[regs[k] - n] = i;
+    }
+  }
+  bool busy[kMaxSlots] = {};
+  *slots = 0;
+  for (int i = 0; i < steps; ++i) {
+    const auto& in = p.program.code[i];
+    EwiseStep& s = a.step[i];
+    const auto from = [&](int r) -> std::int16_t {
+      if (r < n) return static_cast<std::int16_t>(r);
+      if (r - n == i - 1) return kFromAcc;
+      return static_cast<std::int16_t>(kFromSlot + slot_of[r - n]);
+    };
+    const int arity = arity_of(in.opcode);
+    if (in.opcode == kConst) s.imm = static_cast<float>(p.program.imm[in.a]);
+    if (arity >= 1) s.a = from(in.a);
+    if (arity >= 2) s.b = from(in.b);
+    if (arity >= 3) s.c = from(in.c);
+    for (int j = 0; j < i; ++j) {
+      if (slot_of[j] >= 0 && last_use[j] == i) busy[slot_of[j]] = false;
+    }
+    if (last_use[i] <= i + 1) continue;  // only the next step reads it
+    int slot = 0;
+    while (slot < kMaxSlots && busy[slot]) ++slot;
+    if (slot == kMaxSlots) return "more than 8 results live at once";
+    busy[slot] = true, slot_of[i] = slot;
+    s.dst = static_cast<std::int16_t>(slot);
+    *slots = std::max(*slots, slot + 1);
+  }
+  return nullptr;
+}
+
+const char* direct_why_not(const Ewise& p) {
+  if (p.program.code.size() != 1) return "more than one instruction";
+  const auto& in = p.program.code[0];
+  const int arity = arity_of(in.opcode);
+  if (in.cls != 0 || arity < 1 || arity > 2) return "not a unary or binary instruction of class f32";
+  const int regs[] = {in.a, in.b};
+  for (int k = 0; k < arity; ++k) {
+    const Tensor& t = p.operands[regs[k]];
+    if (!is_float(p.y.dtype) || t.dtype != p.y.dtype) return "dtypes differ";
+    if (!is_contiguous(t) || !is_contiguous(p.y)) return "a tensor is not dense";
+    if (!is_aligned(t.data, 0, t.dtype, 16) || !is_aligned(p.y.data, 0, p.y.dtype, 16)) {
+      return "a tensor is not 16-byte aligned";
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace rm::cuda_ops

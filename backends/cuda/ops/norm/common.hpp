@@ -1,0 +1,91 @@
+// Checks that forward and backward share, and how a row is spread over threads.
+#pragma once
+
+#include "_shim/dispatch_shim.hpp"
+#include "norm/api.hpp"
+
+namespace rm::cuda_ops {
+
+inline const char* name_of(Norm kind) { return kind == Norm::rms ? "rmsnorm" : "layernorm"; }
+
+/// `t` is an operand that must look like `x` (same dtype and shape, dense last axis).
+inline Status check_like(const char* op, const char* what, const Tensor& t, const Tensor& x) {
+  if (t.dtype != x.dtype || !same_shape(t, x)) {
+    return invalid(std::string("[") + op + "] expected " + what + " of x's shape and dtype (" +
+                   name_of(x.dtype) + "), got " + name_of(t.dtype) + " of rank " +
+                   std::to_string(t.rank) + "; try matching x");
+  }
+  if (!rows_of(t).valid) {
+    return invalid(std::string("[") + op + "] expected " + what +
+                   " with a dense last axis and leading axes of one pitch, got other strides; try a "
+                   "contiguous tensor");
+  }
+  return {};
+}
+
+inline Status check_vector(const char* op, const char* what, const Tensor& t, const Tensor& x) {
+  const std::int64_t n = x.shape[x.rank - 1];
+  if (t.dtype != x.dtype || t.rank != 1 || t.shape[0] != n || !is_contiguous(t)) {
+    return invalid(std::string("[") + op + "] expected " + what + " dense [" + std::to_string(n) +
+                   "] of " + name_of(x.dtype) + ", got " + name_of(t.dtype) + " of rank " +
+                   std::to_string(t.rank) + "; try matching x's last axis");
+  }
+  return {};
+}
+
+inline Status check_base(const char* op, const Tensor& x) {
+  if (!is_float(x.dtype) || x.rank < 1) {
+    return invalid(std::string("[") + op + "] expected float32, bfloat16 or float16 of rank >= 1, "
+                   "got " + name_of(x.dtype) + " of rank " + std::to_string(x.rank) + "; try a cast");
+  }
+  if (x.shape[x.rank - 1] > 0x7fffffff) {
+    return unsupported(std::string("[") + op + "] expected a last axis below 2^31; try splitting it");
+  }
+  return {};
+}
+
+inline bool vector_ready(const Tensor& t) {
+  return is_aligned(t.data, rows_of(t).pitch, t.dtype, 16);
+}
+
+/// How the vector kernels spread a row: a warp or a block a row, `per` vectors a thread.
+struct NormShape {
+  bool warp;
+  int per, threads;  // threads of a block
+  std::int64_t blocks, teams;
+};
+
+inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, int blocks_per_sm) {
+  const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
+  NormShape s{};
+  s.warp = vectors <= 128;
+  if (s.warp) {
+    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+    s.threads = 128;
+  } else {
+    s.per = vectors <= 512 ? 1 : vectors <= 2048 ? 2 : 4;
+    s.threads = static_cast<int>(std::min<std::int64_t>(1024, ceil_div(ceil_div(vectors, s.per), 32) * 32));
+  }
+  const int teams_a_block = s.warp ? 4 : 1;
+  const std::int64_t resident =
+      static_cast<std::int64_t>(std::max(1, multiprocessors())) * blocks_per_sm *
+      (s.warp ? 2 : std::max(1, 512 / s.threads));
+  s.blocks = std::max<std::int64_t>(1, std::min(ceil_div(rows, teams_a_block), resident));
+  s.teams = s.blocks * teams_a_block;
+  return s;
+}
+
+inline bool fits_registers(const Tensor& x) {
+  return x.shape[x.rank - 1] * size_of(x.dtype) / 16 <= 4 * 1024;
+}
+
+/// fn(bool_constant<warp>, integral_constant<per>) for the shape.
+template <class Fn>
+void dispatch_shape(const NormShape& s, Fn&& fn) {
+  dispatch_at_least<1, 2, 4>(s.per, [&](auto per) {
+    s.warp ? fn(std::true_type{}, per) : fn(std::false_type{}, per);
+    return 0;
+  });
+}
+
+}  // namespace rm::cuda_ops

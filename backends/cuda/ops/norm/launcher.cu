@@ -1,0 +1,113 @@
+// The forward table of layer_norm and rms_norm: checks, choice and launches.
+#include "norm/common.hpp"
+#include "norm/kernels/norm_naive_any.cuh"
+#include "norm/kernels/norm_vector_sm80.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+NormForwardArgs args_of(const NormForward& p) {
+  NormForwardArgs a{};
+  const Rows x = rows_of(p.x);
+  a.x = p.x.data, a.y = p.y.data;
+  a.rows = x.rows, a.n = static_cast<int>(x.n), a.x_pitch = x.pitch, a.y_pitch = rows_of(p.y).pitch;
+  if (p.weight) a.weight = p.weight->data;
+  if (p.bias) a.bias = p.bias->data;
+  if (p.residual) a.residual = p.residual->data, a.residual_pitch = rows_of(*p.residual).pitch;
+  if (p.sum) a.sum = p.sum->data, a.sum_pitch = rows_of(*p.sum).pitch;
+  a.eps = p.eps, a.weight_offset = p.weight_offset;
+  return a;
+}
+
+const char* vector_why_not(const NormForward& p) {
+  if (!fits_registers(p.x)) return "the row does not fit a block's registers (64 KiB)";
+  for (const Tensor* t : {&p.x, &p.y, p.residual, p.sum}) {
+    if (t && !vector_ready(*t)) return "rows are not 16-byte aligned";
+  }
+  if (p.x.shape[p.x.rank - 1] * size_of(p.x.dtype) % 16 != 0) return "rows are not whole vectors";
+  for (const Tensor* t : {p.weight, p.bias}) {
+    if (t && !is_aligned(t->data, 0, t->dtype, 16)) return "weight or bias is not 16-byte aligned";
+  }
+  return nullptr;
+}
+
+double vector_cost(const NormForward& p) {
+  return move_us(static_cast<double>(numel(p.x)) * size_of(p.x.dtype) *
+                 (2 + (p.residual ? 1 : 0) + (p.sum ? 1 : 0)));
+}
+
+template <bool kRms>
+Status launch_vector_kind(const NormForward& p, Stream stream) {
+  const NormForwardArgs a = args_of(p);
+  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, 4);
+  dispatch_float(p.x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    dispatch_shape(s, [&](auto warp, auto per) {
+      norm_forward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
+          <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+    });
+  });
+  return launch_status(name_of(p.kind));
+}
+
+Status launch_vector(const NormForward& p, Workspace, Stream stream) {
+  return p.kind == Norm::rms ? launch_vector_kind<true>(p, stream)
+                             : launch_vector_kind<false>(p, stream);
+}
+
+Status launch_naive(const NormForward& p, Workspace, Stream stream) {
+  const NormForwardArgs a = args_of(p);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.rows, 1 << 20));
+  const int threads = a.n <= 256 ? 64 : 256;
+  dispatch_float(p.x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (p.kind == Norm::rms) {
+      norm_forward_naive<T, true><<<blocks, threads, 0, stream>>>(a);
+    } else {
+      norm_forward_naive<T, false><<<blocks, threads, 0, stream>>>(a);
+    }
+  });
+  return launch_status(name_of(p.kind));
+}
+
+constexpr KernelRow<NormForward> kRows[] = {
+    {"norm_vector_sm80", "rows of whole 16-byte vectors up to 64 KiB", vector_why_not, vector_cost,
+     launch_vector},
+    {"norm_naive_any", "any row", [](const NormForward&) -> const char* { return nullptr; },
+     [](const NormForward& p) { return 4 * vector_cost(p); }, launch_naive},
+};
+
+Status check(const NormForward& p) {
+  const char* op = name_of(p.kind);
+  if (Status s = check_base(op, p.x); !s) return s;
+  if (Status s = check_like(op, "x", p.x, p.x); !s) return s;
+  if (Status s = check_like(op, "y", p.y, p.x); !s) return s;
+  if (p.residual) {
+    if (Status s = check_like(op, "residual", *p.residual, p.x); !s) return s;
+  }
+  if (p.sum) {
+    if (Status s = check_like(op, "sum", *p.sum, p.x); !s) return s;
+  }
+  if (p.weight) {
+    if (Status s = check_vector(op, "weight", *p.weight, p.x); !s) return s;
+  }
+  if (p.bias) {
+    if (p.kind == Norm::rms) return invalid("[rmsnorm] expected no bias, got one; try layernorm");
+    return check_vector(op, "bias", *p.bias, p.x);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const KernelRow<NormForward>> norm_forward_rows() { return kRows; }
+
+Status norm_forward(const NormForward& p, const char* kernel, Stream stream) {
+  if (Status s = check(p); !s) return s;
+  if (numel(p.x) == 0) return {};
+  const KernelRow<NormForward>* row = nullptr;
+  if (Status s = select_row<NormForward>(name_of(p.kind), kRows, p, kernel, &row); !s) return s;
+  return row->launch(p, {}, stream);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,103 @@
+// Rows kept in registers, one warp or one block (a "team") a row, read once in 16-byte vectors; the
+// next row is asked for before this one is reduced. For n a multiple of the vector.
+#pragma once
+
+#include "_shim/device_shim.cuh"
+#include "softmax/kernels/softmax_args.hpp"
+
+namespace rm::cuda_ops {
+
+template <class T, bool kLog, bool kWarp, int kPer>
+__global__ void softmax_forward_vector(const SoftmaxArgs p) {
+  constexpr int V = kVec<T>, kTeam = kWarp ? 32 : 1024;
+  const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
+  const int thread = threadIdx.x % threads;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
+  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
+  Pack<T, V> x[kPer];
+  const auto load = [&](std::int64_t r) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (thread + k * threads) * V;
+      if (i < p.n) {
+        x[k] = *reinterpret_cast<const Pack<T, V>*>(static_cast<const T*>(p.x) + r * p.x_pitch + i);
+      }
+    }
+  };
+  if (row < p.rows) load(row);
+  for (; row < p.rows; row += step) {
+    float v[kPer][V];
+    float top = Max::kIdentity;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const bool inside = (thread + k * threads) * V < p.n;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        v[k][j] = inside ? to_float(x[k].v[j]) : Max::kIdentity;
+        top = Max{}(top, v[k][j]);
+      }
+    }
+    if (row + step < p.rows) load(row + step);
+    top = team_reduce<Max, kTeam>(top);
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const bool inside = (thread + k * threads) * V < p.n;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float e = inside ? __expf(v[k][j] - top) : 0.0f;
+        total += e;
+        v[k][j] = kLog ? v[k][j] - top : e;
+      }
+    }
+    total = team_reduce<Sum, kTeam>(total);
+    const float scale = kLog ? logf(total) : 1.0f / total;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (thread + k * threads) * V;
+      if (i >= p.n) continue;
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[k][j] = kLog ? v[k][j] - scale : v[k][j] * scale;
+      store_vec(static_cast<T*>(p.out) + row * p.out_pitch + i, v[k]);
+    }
+  }
+}
+
+template <class T, bool kLog, bool kWarp, int kPer>
+__global__ void softmax_backward_vector(const SoftmaxArgs p) {
+  constexpr int V = kVec<T>, kTeam = kWarp ? 32 : 1024;
+  const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
+  const int thread = threadIdx.x % threads;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
+       row < p.rows; row += step) {
+    float y[kPer][V], d[kPer][V];
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (thread + k * threads) * V;
+      if (i >= p.n) continue;
+      load_vec(static_cast<const T*>(p.x) + row * p.x_pitch + i, y[k]);
+      load_vec(static_cast<const T*>(p.dy) + row * p.dy_pitch + i, d[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      if ((thread + k * threads) * V >= p.n) continue;
+#pragma unroll
+      for (int j = 0; j < V; ++j) total += kLog ? d[k][j] : d[k][j] * y[k][j];
+    }
+    total = team_reduce<Sum, kTeam>(total);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (thread + k * threads) * V;
+      if (i >= p.n) continue;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        y[k][j] = kLog ? d[k][j] - __expf(y[k][j]) * total : y[k][j] * (d[k][j] - total);
+      }
+      store_vec(static_cast<T*>(p.out) + row * p.out_pitch + i, y[k]);
+    }
+  }
+}
+
+}  // namespace rm::cuda_ops

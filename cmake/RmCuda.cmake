@@ -1,0 +1,65 @@
+# The CUDA part: RM_CUDA = AUTO (built when nvcc is found), ON (an error without nvcc), OFF.
+# Sets RM_HAVE_CUDA, and add_standalone_op(). RM_CUDA_ARCHITECTURES is CMake's list of architectures:
+# "90a" is Hopper; add "80;86;89;100" where a build may take longer.
+set(RM_CUDA_ARCHITECTURES "90a" CACHE STRING "GPU architectures of the CUDA part")
+set(RM_HAVE_CUDA OFF)
+
+if(NOT RM_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # -real: machine code alone. Without it each kernel is compiled a second time, to PTX.
+    list(TRANSFORM RM_CUDA_ARCHITECTURES APPEND "-real" OUTPUT_VARIABLE CMAKE_CUDA_ARCHITECTURES)
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    if(RM_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${RM_CCACHE})
+    endif()
+    find_package(CUDAToolkit REQUIRED)
+    set(RM_HAVE_CUDA ON)
+    message(STATUS "CUDA: ${CMAKE_CUDA_COMPILER_VERSION}, architectures ${RM_CUDA_ARCHITECTURES}")
+  elseif(RM_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "RM_CUDA=ON, but nvcc was not found: put it on PATH or set CUDACXX")
+  else()
+    message(STATUS "CUDA: nvcc not found, the CUDA part is not built")
+  endif()
+endif()
+
+# add_standalone_op(<module> [FROM <folder>] [LIBS <libraries>]): rm_abstract.ops._ops_<module> from
+# src/bindings/ops/<module>_pybind.cpp, and the object library rm_cuda_<folder> of backends/cuda/ops/
+# <folder>, which the CUDA plugin shares. Only the CUDA runtime is linked, statically, so a module
+# imports where no CUDA library and no driver is.
+function(add_standalone_op module)
+  cmake_parse_arguments(A "" "FROM" "LIBS" ${ARGN})
+  if(NOT A_FROM)
+    set(A_FROM ${module})
+  endif()
+  set(ops ${RM_CUDA_SOURCE_DIR}/ops)
+  if(NOT TARGET rm_cuda_${A_FROM})
+    file(GLOB sources CONFIGURE_DEPENDS ${ops}/${A_FROM}/*.cu ${ops}/${A_FROM}/*.cpp)
+    add_library(rm_cuda_${A_FROM} OBJECT ${sources})
+    target_include_directories(rm_cuda_${A_FROM} PUBLIC ${ops})
+    target_link_libraries(rm_cuda_${A_FROM} PUBLIC CUDA::cudart_static ${A_LIBS})
+    set_target_properties(rm_cuda_${A_FROM} PROPERTIES POSITION_INDEPENDENT_CODE ON
+      CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+    target_compile_options(rm_cuda_${A_FROM} PRIVATE
+      $<$<COMPILE_LANGUAGE:CUDA>:--threads=1 -Xcompiler=-Wall>
+      $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+  endif()
+  if(NOT TARGET rm_ops_kit AND COMMAND pybind11_add_module)
+    add_library(rm_ops_kit OBJECT ${RM_OPS_BINDINGS_DIR}/module_kit.cpp)
+    target_include_directories(rm_ops_kit PUBLIC ${ops} ${RM_OPS_BINDINGS_DIR})
+    target_link_libraries(rm_ops_kit PUBLIC rm_headers pybind11::module CUDA::cudart_static)
+    set_target_properties(rm_ops_kit PROPERTIES POSITION_INDEPENDENT_CODE ON
+      CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  endif()
+  if(TARGET rm_ops_kit)
+    pybind11_add_module(_ops_${module} NO_EXTRAS ${RM_OPS_BINDINGS_DIR}/${module}_pybind.cpp)
+    target_link_libraries(_ops_${module} PRIVATE rm_ops_kit rm_cuda_${A_FROM})
+    set_target_properties(_ops_${module} PROPERTIES
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/rm_abstract/ops)
+    target_link_options(_ops_${module} PRIVATE -Wl,--exclude-libs,ALL)  # its own runtime, unseen
+    install(TARGETS _ops_${module} DESTINATION rm_abstract/ops)
+  endif()
+endfunction()

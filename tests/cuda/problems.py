@@ -1,0 +1,56 @@
+"""Random problems and tolerances that the operator tests share.
+
+A tolerance is one rounding of the result's dtype plus fp32 accumulation over the reduction, in units
+of the largest magnitude that was summed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def tolerance(dtype: str, reduction: int, roundings: int = 1) -> float:
+    """Relative to the magnitude of the terms: result roundings and a pairwise-like fp32 sum."""
+    return roundings * EPSILON[dtype] + (8 + np.sqrt(reduction)) * 2.0**-23
+
+
+def assert_close(
+    got: torch.Tensor, expected: torch.Tensor, bound: float, scale: float, what: str
+) -> None:
+    """|got - expected| <= bound * (|expected| + scale), NaN and Inf in the same places."""
+    got, expected = got.double().cpu(), expected.double().cpu()
+    finite = torch.isfinite(expected)
+    assert torch.equal(torch.isnan(got), torch.isnan(expected)), f"{what}: NaNs differ"
+    difference = (got - expected).abs()[finite]
+    limit = (bound * (expected.abs() + scale))[finite]
+    worst = (difference - limit).max().item() if difference.numel() else 0.0
+    assert worst <= 0, f"{what}: off by {difference.max().item():.3e}, {worst:.3e} above the bound"
+    same = (got == expected) | torch.isnan(expected) | finite
+    assert bool(same.all()), f"{what}: infinities differ"
+
+
+def row_shapes(rng: np.random.Generator, count: int, longest: int) -> list[tuple[int, int]]:
+    """(rows, n): odd sizes, whole vectors, one-element and long rows."""
+    shapes = []
+    for k in range(count):
+        n = int(np.exp(rng.uniform(0, np.log(longest))))
+        if k % 2 == 0:
+            n = max(8, n // 8 * 8)
+        shapes.append((int(rng.integers(1, max(2, min(300, 400_000 // n)))), n))
+    return shapes
+
+
+def to_numpy(t: torch.Tensor) -> np.ndarray:
+    """Host arrays as the modules take them: bfloat16 as its bit patterns."""
+    t = t.cpu().contiguous()
+    return t.view(torch.int16).numpy().view(np.uint16) if t.dtype == torch.bfloat16 else t.numpy()
+
+
+def from_numpy(a: np.ndarray) -> torch.Tensor:
+    if a.dtype == np.uint16:
+        return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(a)

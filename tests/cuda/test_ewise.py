@@ -1,0 +1,194 @@
+"""Elementwise programs against float64: every opcode, every kernel, chains, dtypes, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from problems import DTYPES, EPSILON, assert_close, from_numpy, to_numpy
+from programs import OPCODES, apply, chains, run
+
+pytestmark = pytest.mark.cuda
+KERNELS = ("ewise_direct_sm80", "ewise_chain_sm80", "ewise_interp_any")
+UNARY = [name for name, code in OPCODES.items() if 1 <= code <= 27]
+BINARY = [name for name, code in OPCODES.items() if 40 <= code <= 57]
+POSITIVE = ("log", "sqrt", "rsqrt", "log1p", "pow")
+
+
+def inputs(name: str, dtype: str, count: int, n: int) -> list[torch.Tensor]:
+    out = []
+    for _ in range(count):
+        x = torch.randn(n, device="cuda") * 2
+        if name in POSITIVE:
+            x = x.abs() + 0.05
+        elif name in ("and", "or", "xor", "logical_not", "where"):
+            x = x * (torch.rand_like(x) < 0.5)
+        elif name == "div":
+            x = x.sign() * (x.abs() + 0.1)
+        x = x.to(DTYPES[dtype])
+        x[x == 0] = 0  # no negative zeros: torch's integer-like operators disagree with themselves
+        out.append(x)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_opcode_equals_float64(
+    module: Callable[[str], ModuleType], dtype: str, kernel: str, seed: int
+) -> None:
+    m = module("ewise")
+    torch.manual_seed(seed)
+    for name in [*UNARY, *BINARY, "where", "fma"]:
+        arity = 1 if name in UNARY else 2 if name in BINARY else 3
+        if arity == 3 and kernel == "ewise_direct_sm80":
+            continue
+        for n in (8, 1000, 70_000):
+            x = inputs(name, dtype, arity, n)
+            y = torch.empty_like(x[0])
+            registers = [0, 1, 2][:arity] + [-1] * (3 - arity)
+            m.forward([OPCODES[name], 0, *registers], [], x, y=y, kernel=kernel)
+            expected = apply(OPCODES[name], *(v.double() for v in x)).double()
+            steps = ("floor_div", "remainder", "sign", "trunc", "floor", "ceil", "round")
+            exact = name in steps or OPCODES[name] in range(49, 58)
+            # library functions are within a few units of the last place of fp32
+            relative = EPSILON[dtype] + (0 if exact else 8 * 2.0**-23)
+            if name == "pow":
+                relative += 2.0**-19
+            if name in ("floor_div", "remainder"):
+                a, b = (v.double() for v in x)
+                near = (a / b - (a / b).round()).abs() < 1e-5 * (1 + (a / b).abs())
+                y[near], expected[near] = 0, 0
+            scale = 2.0**-14 if dtype == "float16" else 1e-6
+            if name in ("gelu", "gelu_tanh", "softplus", "silu", "fma", "sub", "add", "remainder"):
+                scale = 0.5 if dtype == "float32" else 1.0
+            expected = expected.to(y.dtype).double() if name == "pow" else expected
+            assert_close(y, expected, relative, scale, f"{name}, n {n}, {kernel}, seed {seed}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS[1:])
+def test_random_chains_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, kernel: str, seed: int
+) -> None:
+    m = module("ewise")
+    torch.manual_seed(seed)
+    for k, (code, imm, count) in enumerate(chains(seed, 120)):
+        shape = (int(np.random.default_rng(seed + k).integers(1, 40)), 48)
+        # operands broadcast along either axis, like biases and per-row scales
+        shapes = [shape, (48,), (shape[0], 1), shape]
+        x = [torch.randn(shapes[i], device="cuda").to(DTYPES[dtype]) for i in range(count)]
+        y = torch.empty(shape, dtype=DTYPES[dtype], device="cuda")
+        m.forward(code, imm, x, y=y, kernel=kernel)
+        wide = [v.double().broadcast_to(shape) for v in x]
+        expected = run(code, imm, wide)
+        # fp32 intermediates: perturb the operands to learn how much the chain amplifies
+        nudged = run(code, imm, [v * (1 + 2.0**-20) + 2.0**-20 for v in wide])
+        amplified = (nudged - expected).abs().max().item() + 2.0**-18
+        assert_close(y, expected, EPSILON[dtype] + 4 * amplified, 1.0, f"chain {k}, seed {seed}")
+
+
+def test_chain_and_interpreter_agree_where_a_result_is_read_again_later(
+    module: Callable[[str], ModuleType],
+) -> None:
+    m = module("ewise")
+    x = torch.randn(3, 64, device="cuda")
+    # t = tanh x; u = sigmoid x; v = t * u; w = v + t; y = fma(w, u, t)
+    code = [10, 0, 0, -1, -1, 12, 0, 0, -1, -1, 42, 0, 1, 2, -1, 40, 0, 3, 1, -1, 71, 0, 4, 2, 1]
+    results = []
+    for kernel in KERNELS[1:]:
+        y = torch.empty_like(x)
+        m.forward(code, [], [x], y=y, kernel=kernel)
+        results.append(y)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    "source", ["float32", "float64", "bfloat16", "float16", "int64", "int32", "bool"]
+)
+@pytest.mark.parametrize(
+    "target", ["float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool"]
+)
+def test_a_cast_is_torchs(module: Callable[[str], ModuleType], source: str, target: str) -> None:
+    m = module("ewise")
+    x = (torch.arange(-60, 60, device="cuda") / (1 if "int" in source else 8)).to(
+        getattr(torch, source)
+    )
+    if target == "uint8":
+        x = x.abs()
+    cls = 1 if "float64" in (source, target) else 2 if "int" in source and "int" in target else 0
+    y = torch.empty(x.shape, dtype=getattr(torch, target), device="cuda")
+    m.forward([1, cls, 0, -1, -1], [], [x], y=y)
+    assert torch.equal(y, x.to(y.dtype))
+
+
+def test_any_strides_are_read_and_written(module: Callable[[str], ModuleType]) -> None:
+    m = module("ewise")
+    x = torch.randn(5, 7, 6, device="cuda").permute(2, 0, 1)
+    b = torch.randn(7, device="cuda")[None, None, ::1]
+    y = torch.zeros(6, 5, 14, device="cuda")[:, :, ::2]
+    m.forward([40, 0, 0, 1, -1], [], [x, b], y=y)
+    assert torch.equal(y, x + b)
+
+
+def test_integers_wrap_and_divide_as_in_torch(
+    module: Callable[[str], ModuleType], seed: int
+) -> None:
+    m = module("ewise")
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(-100, 100, (2, 1000))
+    b[b == 0] = 7
+    for name in ("add", "sub", "mul", "floor_div", "remainder", "minimum", "maximum", "lt", "eq"):
+        got = m.forward_numpy([OPCODES[name], 2, 0, 1, -1], [], [a, b], dtype=np.dtype("int64"))
+        expected = apply(OPCODES[name], torch.from_numpy(a), torch.from_numpy(b))
+        assert np.array_equal(got, expected.numpy().astype("int64")), name
+    top = np.array([2**63 - 1])
+    assert m.forward_numpy([40, 2, 0, 0, -1], [], [top], dtype=top.dtype)[0] == -2
+
+
+def test_nan_and_inf_are_those_of_torch(module: Callable[[str], ModuleType]) -> None:
+    m = module("ewise")
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, 1.0, -2.0, 1e30, -0.0])
+    a, b = (v.contiguous().cuda() for v in (special.repeat(8), special.repeat_interleave(8)))
+    for name in ("add", "mul", "minimum", "maximum", "div", "relu", "exp", "tanh", "sigmoid", "eq"):
+        arity = 1 if name in UNARY else 2
+        expected = apply(OPCODES[name], *(a.double(), b.double())[:arity]).float()
+        for kernel in KERNELS:
+            y = torch.empty_like(a)
+            m.forward([OPCODES[name], 0, 0, 1 if arity == 2 else -1, -1], [], [a, b][:arity], y=y,
+                      kernel=kernel)  # fmt: skip
+            torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-38, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_numpy_form_runs_the_gradient_too(
+    module: Callable[[str], ModuleType], dtype: str
+) -> None:
+    m = module("ewise")
+    x, dy = torch.randn(2, 96).to(DTYPES[dtype])
+    silu = [OPCODES["silu"], 0, 0, -1, -1]
+    y = from_numpy(m.forward_numpy(silu, [], [to_numpy(x)], dtype=to_numpy(x).dtype))
+    assert_close(y, torch.nn.functional.silu(x.double()), EPSILON[dtype] + 2.0**-20, 1e-3, "silu")
+    leaf = x.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(torch.nn.functional.silu(leaf), leaf, dy.double())
+    (got,) = m.backward_numpy(silu, [], [to_numpy(x)], to_numpy(dy))
+    assert_close(from_numpy(got), wanted, EPSILON[dtype] + 2.0**-19, 1e-2, "silu gradient")
+
+
+def test_launches_are_captured_in_a_graph(module: Callable[[str], ModuleType]) -> None:
+    ewise, norm, softmax = module("ewise"), module("rmsnorm"), module("softmax")
+    x = torch.randn(4, 256, device="cuda")
+    y, z, w = torch.empty(3, 4, 256, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        ewise.forward([OPCODES["silu"], 0, 0, -1, -1], [], [x], y=y, stream=stream)
+        norm.forward(y, y=z, stream=stream)
+        softmax.forward(z, y=w, stream=stream)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    silu = torch.nn.functional.silu(x)
+    expected = torch.softmax(silu * torch.rsqrt(silu.square().mean(-1, True) + 1e-5), -1)
+    torch.testing.assert_close(w, expected)
