@@ -70,6 +70,10 @@ class Encoder:
         module = rm_abstract.accelerate(copy.deepcopy(self.model))
         forward = self.forward_of(module)
         forward()  # captured, compiled, compared with eager
+        forward()
+        report = rm_abstract.explain(module).to_dict()
+        if not report["routed"]:
+            raise RuntimeError(f"[bench] expected a routed call, got eager:\n{report}")
         return forward
 
     def compiled(self) -> Forward:
@@ -170,7 +174,7 @@ def run_case(case: Case, against: list[str], rounds: int, round_seconds: float) 
     """Times one case; every figure comes with its 95 % interval."""
     import torch
 
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: changes of inference tensors cannot be seen
         encoder = Encoder(case)
         expected = encoder.eager()()
         wanted = ["eager", "rm_abstract", *(name for name in against if name != "torch")]
