@@ -5,6 +5,7 @@ Every candidate's output is compared with eager's before anything is timed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import tempfile
@@ -174,7 +175,11 @@ def run_case(case: Case, against: list[str], rounds: int, round_seconds: float) 
     """Times one case; every figure comes with its 95 % interval."""
     import torch
 
-    with torch.no_grad():  # not inference_mode: changes of inference tensors cannot be seen
+    import rm_abstract
+
+    # Not inference_mode: changes of inference tensors cannot be seen, so they are not routed.
+    with torch.no_grad(), contextlib.ExitStack() as stack:
+        stack.callback(rm_abstract.shutdown)  # the next case's eager model is not ours
         encoder = Encoder(case)
         expected = encoder.eager()()
         wanted = ["eager", "rm_abstract", *(name for name in against if name != "torch")]
