@@ -1,7 +1,7 @@
 """Random problems and tolerances that the operator tests share.
 
-A tolerance is one rounding of the result's dtype plus fp32 accumulation over the reduction, in units
-of the largest magnitude that was summed.
+A tolerance is one rounding of the result's dtype plus fp32 accumulation over the reduction, in
+units of the largest magnitude that was summed.
 """
 
 from __future__ import annotations

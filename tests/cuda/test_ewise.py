@@ -64,7 +64,8 @@ def test_every_opcode_equals_float64(
             scale = 2.0**-14 if dtype == "float16" else 1e-6
             if name in ("gelu", "gelu_tanh", "softplus", "silu", "fma", "sub", "add", "remainder"):
                 scale = 0.5 if dtype == "float32" else 1.0
-            expected = expected.to(y.dtype).double() if name == "pow" else expected
+            rounded = expected.to(y.dtype).double()
+            expected = torch.where(rounded.isinf(), rounded, expected)  # beyond fp16's range
             assert_close(y, expected, relative, scale, f"{name}, n {n}, {kernel}, seed {seed}")
 
 

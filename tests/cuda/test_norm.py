@@ -39,7 +39,7 @@ def problems(seed: int, dtype: str) -> list[dict[str, torch.Tensor]]:
 def runs(m: ModuleType, kernel: str, x: torch.Tensor) -> bool:
     """The vector kernels take whole 16-byte vectors only, and say so."""
     vectors = x.shape[1] * x.element_size()
-    return kernel.endswith("_any") or (vectors % 16 == 0 and vectors <= 64 * 1024)
+    return kernel.endswith("_any") or (vectors % 16 == 0 and vectors <= 32 * 1024)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -36,7 +36,7 @@ def test_softmax_equals_float64(
     for k, x in enumerate(rows_of(seed, dtype, 100_000)):
         size = x.shape[1] * x.element_size()
         vector = kernel.startswith("softmax_vector")
-        if vector and (size % 16 or size > 128 * 1024):
+        if vector and (size % 16 or size > 64 * 1024):
             with pytest.raises(m.Unsupported, match="softmax_vector_sm80"):
                 m.forward(x, y=torch.empty_like(x), kernel=kernel)
             continue
@@ -47,7 +47,7 @@ def test_softmax_equals_float64(
         # e to a difference d is off by |d| roundings of fp32; fp16 results may be subnormal
         bound = tolerance(dtype, x.shape[1]) + 32 * 2.0**-23
         assert_close(y, expected, bound, 1.0 if log else 2.0**-14, what)
-        if vector and size > 64 * 1024:
+        if vector and size > 32 * 1024:
             continue
         dy = torch.randn_like(y)
         dx = torch.empty_like(y)
@@ -83,8 +83,10 @@ def test_cross_entropy_equals_float64(
         (wanted,) = torch.autograd.grad(expected, leaf, dloss.double())
         dx = x.clone()
         m.backward(dloss, dx, target, lse, dlogits=dx, kernel=kernel)  # in place
-        # fp32 lse carries |lse| roundings into every exponential
-        assert_close(dx, wanted, tolerance(dtype, 1) + 64 * 2.0**-23, 2.0**-14, what + ", dlogits")
+        # fp32 lse carries |lse| roundings into every exponential, whatever the result's dtype
+        bound = tolerance(dtype, 1) + 64 * 2.0**-23
+        scale = 64 * 2.0**-23 / bound + 2.0**-14
+        assert_close(dx, wanted, bound, scale, what + ", dlogits")
 
 
 def test_special_values_are_those_of_torch(module: Callable[[str], ModuleType]) -> None:

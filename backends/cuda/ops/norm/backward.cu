@@ -29,7 +29,7 @@ NormBackwardArgs args_of(const NormBackward& p, Workspace workspace) {
 }
 
 const char* vector_why_not(const NormBackward& p) {
-  if (!fits_registers(p.h)) return "the row does not fit a block's registers (64 KiB)";
+  if (!fits_registers(p.h)) return "the row does not fit a block's registers (32 KiB)";
   for (const Tensor* t : {&p.h, &p.dy, &p.dx, p.dsum}) {
     if (t && !vector_ready(*t)) return "rows are not 16-byte aligned";
   }
@@ -85,7 +85,7 @@ Status launch_naive(const NormBackward& p, Workspace workspace, Stream stream) {
 }
 
 constexpr KernelRow<NormBackward> kRows[] = {
-    {"norm_vector_sm80", "rows of whole 16-byte vectors up to 64 KiB", vector_why_not, vector_cost,
+    {"norm_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not, vector_cost,
      launch_vector},
     {"norm_naive_any", "any row", [](const NormBackward&) -> const char* { return nullptr; },
      [](const NormBackward& p) { return 4 * vector_cost(p); }, launch_naive},

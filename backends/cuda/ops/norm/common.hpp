@@ -63,8 +63,8 @@ inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, int bloc
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     s.threads = 128;
   } else {
-    s.per = vectors <= 512 ? 1 : vectors <= 2048 ? 2 : 4;
-    s.threads = static_cast<int>(std::min<std::int64_t>(1024, ceil_div(ceil_div(vectors, s.per), 32) * 32));
+    s.per = vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4;
+    s.threads = static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const int teams_a_block = s.warp ? 4 : 1;
   const std::int64_t resident =
@@ -76,7 +76,7 @@ inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, int bloc
 }
 
 inline bool fits_registers(const Tensor& x) {
-  return x.shape[x.rank - 1] * size_of(x.dtype) / 16 <= 4 * 1024;
+  return x.shape[x.rank - 1] * size_of(x.dtype) / 16 <= 4 * 512;
 }
 
 /// fn(bool_constant<warp>, integral_constant<per>) for the shape.

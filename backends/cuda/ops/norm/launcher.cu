@@ -20,7 +20,7 @@ NormForwardArgs args_of(const NormForward& p) {
 }
 
 const char* vector_why_not(const NormForward& p) {
-  if (!fits_registers(p.x)) return "the row does not fit a block's registers (64 KiB)";
+  if (!fits_registers(p.x)) return "the row does not fit a block's registers (32 KiB)";
   for (const Tensor* t : {&p.x, &p.y, p.residual, p.sum}) {
     if (t && !vector_ready(*t)) return "rows are not 16-byte aligned";
   }
@@ -71,7 +71,7 @@ Status launch_naive(const NormForward& p, Workspace, Stream stream) {
 }
 
 constexpr KernelRow<NormForward> kRows[] = {
-    {"norm_vector_sm80", "rows of whole 16-byte vectors up to 64 KiB", vector_why_not, vector_cost,
+    {"norm_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not, vector_cost,
      launch_vector},
     {"norm_naive_any", "any row", [](const NormForward&) -> const char* { return nullptr; },
      [](const NormForward& p) { return 4 * vector_cost(p); }, launch_naive},

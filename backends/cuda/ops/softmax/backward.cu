@@ -49,14 +49,14 @@ Status launch_naive(const SoftmaxBackward& p, Workspace, Stream stream) {
 
 /// Two rows live in registers here, so half of the forward's limit.
 const char* vector_why_not(const SoftmaxBackward& p) {
-  if (p.y.shape[p.y.rank - 1] * size_of(p.y.dtype) > 64 * 1024) {
-    return "the rows do not fit a block's registers (64 KiB each)";
+  if (p.y.shape[p.y.rank - 1] * size_of(p.y.dtype) > 32 * 1024) {
+    return "the rows do not fit a block's registers (32 KiB each)";
   }
   return softmax_vector_why_not({&p.y, &p.dy, &p.dx});
 }
 
 constexpr KernelRow<SoftmaxBackward> kRows[] = {
-    {"softmax_vector_sm80", "rows of whole 16-byte vectors up to 64 KiB", vector_why_not,
+    {"softmax_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not,
      [](const SoftmaxBackward& p) { return softmax_cost(p.y, 3); }, launch_vector},
     {"softmax_naive_any", "any row", [](const SoftmaxBackward&) -> const char* { return nullptr; },
      [](const SoftmaxBackward& p) { return 2 * softmax_cost(p.y, 5); }, launch_naive},

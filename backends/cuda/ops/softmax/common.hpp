@@ -33,9 +33,9 @@ inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t) {
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     s.threads = 128;
   } else {
-    s.per = vectors <= 512 ? 1 : vectors <= 2048 ? 2 : vectors <= 4096 ? 4 : 8;
+    s.per = vectors <= 512 ? 1 : vectors <= 1024 ? 2 : vectors <= 2048 ? 4 : 8;
     s.threads = static_cast<int>(
-        std::min<std::int64_t>(1024, ceil_div(ceil_div(vectors, s.per), 32) * 32));
+        std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const std::int64_t resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
                                 (s.warp ? 12 : std::max(1, 2048 / s.threads));
@@ -49,7 +49,7 @@ inline const char* softmax_vector_why_not(std::initializer_list<const Tensor*> t
     if (!is_aligned(t->data, rows_of(*t).pitch, t->dtype, 16)) return "rows are not 16-byte aligned";
     const std::int64_t bytes = t->shape[t->rank - 1] * size_of(t->dtype);
     if (bytes % 16 != 0) return "rows are not whole vectors";
-    if (bytes > 128 * 1024) return "the row does not fit a block's registers (128 KiB)";
+    if (bytes > 64 * 1024) return "the row does not fit a block's registers (64 KiB)";
   }
   return nullptr;
 }

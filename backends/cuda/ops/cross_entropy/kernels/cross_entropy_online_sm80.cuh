@@ -81,7 +81,8 @@ __global__ void cross_entropy_join(const CrossEntropyArgs p) {
   } else if (t < 0 || t >= p.n) {
     p.loss[row] = __int_as_float(0x7fc00000);
   } else {
-    p.loss[row] = lse - to_float(static_cast<const T*>(p.logits)[row * p.pitch + t]);
+    const float x = to_float(static_cast<const T*>(p.logits)[row * p.pitch + t]);
+    p.loss[row] = (top - x) + logf(total);  // not lse - x: that loses the logarithm in large logits
   }
 }
 

@@ -40,7 +40,7 @@ struct RowPacks {
 };
 
 template <class T, bool kRms, bool kWarp, int kPer>
-__global__ void norm_forward_vector(const NormForwardArgs p) {
+__global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const NormForwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
   RowPacks<T, kPer> x, r, w, b;
@@ -105,7 +105,7 @@ __global__ void norm_forward_vector(const NormForwardArgs p) {
 
 /// dx of each row; each team's share of dweight and dbias goes to its own row of p.partial.
 template <class T, bool kRms, bool kWarp, int kPer>
-__global__ void norm_backward_vector(const NormBackwardArgs p) {
+__global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const NormBackwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
   RowPacks<T, kPer> w;

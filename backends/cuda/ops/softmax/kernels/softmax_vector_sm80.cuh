@@ -8,7 +8,7 @@
 namespace rm::cuda_ops {
 
 template <class T, bool kLog, bool kWarp, int kPer>
-__global__ void softmax_forward_vector(const SoftmaxArgs p) {
+__global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_forward_vector(const SoftmaxArgs p) {
   constexpr int V = kVec<T>, kTeam = kWarp ? 32 : 1024;
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
@@ -64,7 +64,7 @@ __global__ void softmax_forward_vector(const SoftmaxArgs p) {
 }
 
 template <class T, bool kLog, bool kWarp, int kPer>
-__global__ void softmax_backward_vector(const SoftmaxArgs p) {
+__global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_backward_vector(const SoftmaxArgs p) {
   constexpr int V = kVec<T>, kTeam = kWarp ? 32 : 1024;
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
