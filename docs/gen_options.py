@@ -21,8 +21,9 @@ def page() -> str:
     out = [
         "# Options",
         "",
-        "Argument > environment > `rm_abstract.toml` > default; a value that is not understood is",
-        "an error. Options that are not marked *no* change artefacts: they are part of every cache key.",
+        "Argument > environment > `rm_abstract.toml` > default; what is not understood raises.",
+        "Options not marked *no* change artefacts: they are part of every cache key. Of an option",
+        "marked *not yet* only the default has an effect; setting another value warns.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
@@ -40,7 +41,7 @@ def page() -> str:
                 f"`{row['default']}`" if row["default"] else "",
                 row["accepted"].replace("|", "\\|"),
                 "yes" if row["affects_artefact"] else "*no*",
-                row["help"],
+                row["help"] + ("" if row["built"] else " (*not yet*)"),
             ]
             out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"

@@ -65,6 +65,7 @@ def init(
             "verify": verify,
         }
     )
+    config.apply_log(settings)
     with session.lock():
         active = session.current()
         if active is not None and active.owned_by_this_process:

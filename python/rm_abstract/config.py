@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rm_abstract.errors import ConfigError, from_core
+from rm_abstract.errors import ConfigError, RoutingWarning, from_core
 
 FILE_NAME = "rm_abstract.toml"
 
@@ -87,7 +88,28 @@ def resolve(arguments: Mapping[str, Any]) -> Settings:
         _core.control.parse_device(text)
     except _core.CoreError as error:
         raise ConfigError(f"{error} from {source}; try device='auto'") from None
+    _warn_of_unbuilt(resolved)
     return Settings({name: (text, source) for name, (text, source) in resolved.items()})
+
+
+def _warn_of_unbuilt(resolved: Mapping[str, tuple[str, str]]) -> None:
+    """An option that does nothing yet must not look as if it did."""
+    for row in table():
+        text, source = resolved[row["name"]]
+        if not row["built"] and text != row["default"]:
+            warnings.warn(
+                f"[options] {row['name']}={text!r} from {source} has no effect in this version; "
+                f"only {row['default']!r} is built",
+                RoutingWarning,
+                stacklevel=4,
+            )
+
+
+def apply_log(settings: Settings) -> None:
+    """Diagnostics of the core at the levels these settings ask for."""
+    from rm_abstract import _core
+
+    _core.options.configure_log(settings.text("log"))
 
 
 def table() -> list[dict[str, Any]]:

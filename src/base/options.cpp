@@ -13,9 +13,12 @@ namespace {
 using enum OptionType;
 using enum OptionGroup;
 
+// What a row without this last word says is built; a row with it is checked, and its user told.
+constexpr bool kNotYet = false;
+
 // clang-format off
 constexpr OptionSpec kTable[] = {
-    // name, env, group, type, default, accepted, affects_artefact, help
+    // name, env, group, type, default, accepted, affects_artefact, help, built
     //
     // Where and how to run. The device is in the key as target and backend identity, not by name.
     {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N]", false,
@@ -23,19 +26,19 @@ constexpr OptionSpec kTable[] = {
     {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch|onnxruntime|vllm", false,
      "engine that serves a model; torch passes calls through"},
     {"engine_options", "RM_ENGINE_OPTIONS", kSession, kJson, "{}", "a JSON object", true,
-     "options handed to the engine"},
+     "options handed to the engine", kNotYet},
     {"fallback", "RM_FALLBACK", kSession, kFallback, "warn", "warn, allow or error[:group,...] with groups routing, capture, compile, device, correctness, cache", false,
      "what happens when something cannot be accelerated"},
     {"verify", "RM_VERIFY", kSession, kVerify, "first", "off, first, always, a number of calls, or p=<probability>", false,
-     "which calls are compared with the original"},
+     "which calls are compared with the original", kNotYet},
     {"guard", "RM_GUARD", kSession, kChoice, "default", "default|strict", false,
-     "strict also samples weights for writes that change neither pointer nor version"},
+     "strict also samples weights for writes that change neither pointer nor version", kNotYet},
     {"compile_mode", "RM_COMPILE", kSession, kChoice, "sync", "sync|async", false,
-     "async serves the original until the plan is ready"},
+     "async serves the original until the plan is ready", kNotYet},
     {"disable", "RM_DISABLE", kSession, kBool, "false", "", false,
      "leave every model alone"},
     {"verbose", "RM_VERBOSE", kSession, kInt, "0", "0..3", false,
-     "how much is told on stderr"},
+     "how much is told on stderr", kNotYet},
     {"backend_path", "RM_BACKEND_PATH", kSession, kText, "", "absolute paths separated by ':'", false,
      "more folders or files to load backend plugins from"},
     {"sim_npu", "RM_SIM_NPU", kSession, kBool, "false", "", false,
@@ -45,25 +48,25 @@ constexpr OptionSpec kTable[] = {
     {"optimization_level", "RM_OPTIMIZATION_LEVEL", kCompile, kInt, "2", "0..3", true,
      "0 runs operators one by one, 1 fuses, 2 also packs weights, 3 also searches"},
     {"precision", "RM_PRECISION", kCompile, kChoice, "auto", "auto|fp32|fp16|bf16|int8|int4", true,
-     "auto keeps the model's dtype; int4 is weight-only"},
+     "auto keeps the model's dtype; int4 is weight-only", kNotYet},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
-     "batch sizes to compile for; empty: as they come"},
+     "batch sizes to compile for; empty: as they come", kNotYet},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,
-     "sequence lengths to compile for; empty: as they come"},
+     "sequence lengths to compile for; empty: as they come", kNotYet},
     {"dynamic", "RM_DYNAMIC", kCompile, kBool, "true", "", true,
-     "capture with symbolic sizes where the device allows it"},
+     "capture with symbolic sizes where the device allows it", kNotYet},
     {"autotune", "RM_AUTOTUNE", kCompile, kChoice, "off", "off|quick|full", true,
-     "measure kernels instead of trusting the cost model"},
+     "measure kernels instead of trusting the cost model", kNotYet},
     {"deterministic", "RM_DETERMINISTIC", kCompile, kBool, "false", "", true,
-     "only kernels whose result does not depend on scheduling"},
+     "only kernels whose result does not depend on scheduling", kNotYet},
     {"memory_budget", "RM_MEMORY_BUDGET", kCompile, kBytes, "0", "bytes, with K, M, G or T; 0 is no limit", true,
-     "most memory a plan may use"},
+     "most memory a plan may use", kNotYet},
     {"timeout_s", "RM_TIMEOUT_S", kCompile, kNumber, "0", "0..86400", false,
-     "give up compiling after that many seconds; 0 is never"},
+     "give up compiling after that many seconds; 0 is never", kNotYet},
     {"rbln", "", kCompile, kJson, "{}", "a JSON object", true,
-     "options of the Rebellions compiler"},
+     "options of the Rebellions compiler", kNotYet},
     {"furiosa", "", kCompile, kJson, "{}", "a JSON object", true,
-     "options of the FuriosaAI compiler"},
+     "options of the FuriosaAI compiler", kNotYet},
 
     // The compile cache
     {"cache_dir", "RM_CACHE_DIR", kCache, kPath, "", "a directory", false,

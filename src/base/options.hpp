@@ -41,6 +41,7 @@ struct OptionSpec {
   std::string_view accepted;  // meaning depends on the type; shown in messages and documentation
   bool affects_artefact;
   std::string_view help;
+  bool built = true;  // false: accepted and checked, but only the default has an effect so far
 };
 
 /// All rows, in documentation order.

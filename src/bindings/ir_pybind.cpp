@@ -2,7 +2,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <string>
+
 #include "base/hash.hpp"
+#include "base/options.hpp"
 #include "bindings/bind.hpp"
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
@@ -31,12 +35,14 @@ void bind_ir(py::module_& m) {
     graph.compact();
     return ir::print(graph);
   }, py::arg("text"), "Checked, dead values dropped, renumbered: equal programs, equal text.");
-  ir_module.def("run_passes", [](const std::string& text) {
+  using Texts = std::map<std::string, std::string>;
+  ir_module.def("run_passes", [](const std::string& text, const Texts& options) {
     ir::Graph graph = parse_checked(text);
-    passes::PassContext context;
-    passes::run_pipeline(graph, passes::inference_pipeline(), context);
+    const Options resolved = Options::resolve({options.begin(), options.end()});
+    passes::run_pipeline(graph, passes::inference_pipeline(), passes::context_from(resolved));
     return ir::print(graph);
-  }, py::arg("text"), "The inference pipeline applied to a program.");
+  }, py::arg("text"), py::arg("options") = Texts(),
+     "The inference pipeline applied to a program; options left out come from the environment.");
   m.def("digest", [](const py::bytes& data) {
     Digest d = hash_bytes(std::string_view(data));
     return py::bytes(reinterpret_cast<const char*>(d.bytes.data()), d.bytes.size());

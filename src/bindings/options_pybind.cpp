@@ -36,6 +36,7 @@ py::list table() {
     row["accepted"] = accepted_values(spec);
     row["affects_artefact"] = spec.affects_artefact;
     row["help"] = spec.help;
+    row["built"] = spec.built;
     out.append(row);
   }
   return out;

@@ -111,7 +111,8 @@ class Artefacts:
         key = builder.finish()
 
         def compile_text() -> dict[str, bytes]:
-            return {"rmir": _core.ir.run_passes(ir).encode()}
+            options = {name: text for name, (text, _) in self._settings.values.items()}
+            return {"rmir": _core.ir.run_passes(ir, options).encode()}
 
         entry, source = self.cache.get_or_compile(key, compile_text)
         return bytes(entry.section("rmir")).decode(), key.hex, source
