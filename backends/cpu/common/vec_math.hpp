@@ -53,7 +53,8 @@ RM_INLINE vf vexp_nonpositive(vf x) {
 RM_INLINE vf vlog(vf x) {
   const vi subnormal = x < 1.17549435e-38f;
   const vf scaled = subnormal ? x * 8388608.0f : x;
-  const vi bits = as_int(scaled) - 0x3f3504f3;  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2))
+  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2)); unsigned, because NaN may wrap.
+  const vi bits = reinterpret_cast<vi>(reinterpret_cast<vu>(scaled) - 0x3f3504f3u);
   const vi e = (bits >> 23) + (subnormal ? vi{} - 23 : vi{});
   const vf f = as_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
   vf p = vset(0.0674659182f);
