@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace rm::cuda_ops {
 
@@ -50,6 +51,17 @@ __device__ __forceinline__ void store_vec(T* dst, const float (&in)[V]) {
 #pragma unroll
   for (int i = 0; i < V; ++i) p.v[i] = from_float<T>(in[i]);
   *reinterpret_cast<Pack<T, V>*>(dst) = p;
+}
+
+/// Makes the compiler convert a pack again at its next use: rows wait in registers as 16-byte packs, not
+/// as the fp32 values of the last pass, which leaves registers for more loads in flight.
+template <class T, int V>
+__device__ __forceinline__ void forget_values(Pack<T, V>& p) {
+  static_assert(sizeof(p) == 16);
+  unsigned w[4];
+  memcpy(w, &p, 16);
+  asm volatile("" : "+r"(w[0]), "+r"(w[1]), "+r"(w[2]), "+r"(w[3]));
+  memcpy(&p, w, 16);
 }
 
 struct Sum {

@@ -10,7 +10,7 @@ bool wants_columns(const NormBackward& p) { return p.dweight || p.dbias; }
 
 NormShape shape_of(const NormBackward& p) {
   const Rows r = rows_of(p.h);
-  return norm_shape(r.rows, r.n, p.h.dtype, 2);
+  return norm_shape(r.rows, r.n, p.h.dtype, true);
 }
 
 NormBackwardArgs args_of(const NormBackward& p, Workspace workspace) {
@@ -48,12 +48,14 @@ Status launch_vector_kind(const NormBackward& p, const NormBackwardArgs& a, Stre
   dispatch_float(p.h.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {
-      norm_backward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
-          <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+      if constexpr (decltype(per)::value <= 4) {
+        norm_backward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
+            <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+      }
     });
     if (wants_columns(p)) {
-      norm_columns_vector<T><<<static_cast<unsigned>(ceil_div(a.n, 32)), dim3(32, 8), 0, stream>>>(
-          a, static_cast<int>(s.teams));
+      norm_columns_vector<T><<<static_cast<unsigned>(ceil_div(a.n, 32)), dim3(32, 32), 0, stream>>>(
+          a, static_cast<int>(s.blocks));
     }
   });
   return launch_status(name_of(p.kind));
@@ -124,7 +126,7 @@ std::span<const KernelRow<NormBackward>> norm_backward_rows() { return kRows; }
 std::size_t norm_backward_workspace(const NormBackward& p) {
   if (!wants_columns(p) || p.h.rank == 0 || numel(p.h) == 0) return 0;
   const Rows h = rows_of(p.h);  // enough for either row
-  return std::max<std::size_t>(static_cast<std::size_t>(shape_of(p).teams * h.n) * 8,
+  return std::max<std::size_t>(static_cast<std::size_t>(shape_of(p).blocks * h.n) * 8,
                                static_cast<std::size_t>(h.rows) * 8);
 }
 

@@ -49,29 +49,28 @@ inline bool vector_ready(const Tensor& t) {
 }
 
 /// How the vector kernels spread a row: a warp or a block a row, `per` vectors a thread.
+/// Backward keeps sums of weight gradients in registers: fewer vectors a thread, fewer blocks.
 struct NormShape {
   bool warp;
   int per, threads;  // threads of a block
-  std::int64_t blocks, teams;
+  std::int64_t blocks;
 };
 
-inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, int blocks_per_sm) {
+inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   NormShape s{};
-  s.warp = vectors <= 128;
+  s.warp = vectors <= (backward ? 128 : 256);
   if (s.warp) {
-    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4;
+    s.per = backward && vectors <= 1024 ? 2 : 4;
     s.threads = static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const int teams_a_block = s.warp ? 4 : 1;
-  const std::int64_t resident =
-      static_cast<std::int64_t>(std::max(1, multiprocessors())) * blocks_per_sm *
-      (s.warp ? 2 : std::max(1, 512 / s.threads));
+  const auto resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
+                        std::max(1, (backward ? 512 : 2048) / s.threads);
   s.blocks = std::max<std::int64_t>(1, std::min(ceil_div(rows, teams_a_block), resident));
-  s.teams = s.blocks * teams_a_block;
   return s;
 }
 
@@ -82,7 +81,7 @@ inline bool fits_registers(const Tensor& x) {
 /// fn(bool_constant<warp>, integral_constant<per>) for the shape.
 template <class Fn>
 void dispatch_shape(const NormShape& s, Fn&& fn) {
-  dispatch_at_least<1, 2, 4>(s.per, [&](auto per) {
+  dispatch_at_least<1, 2, 4, 8>(s.per, [&](auto per) {
     s.warp ? fn(std::true_type{}, per) : fn(std::false_type{}, per);
     return 0;
   });

@@ -39,12 +39,14 @@ double vector_cost(const NormForward& p) {
 template <bool kRms>
 Status launch_vector_kind(const NormForward& p, Stream stream) {
   const NormForwardArgs a = args_of(p);
-  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, 4);
+  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, false);
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {
-      norm_forward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
-          <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+      if constexpr (decltype(warp)::value || decltype(per)::value == 4) {
+        norm_forward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
+            <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+      }
     });
   });
   return launch_status(name_of(p.kind));

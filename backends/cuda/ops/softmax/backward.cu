@@ -15,7 +15,7 @@ SoftmaxArgs args_of(const SoftmaxBackward& p) {
 template <bool kLog>
 void launch_vector_kind(const SoftmaxBackward& p, Stream stream) {
   const SoftmaxArgs a = args_of(p);
-  const SoftmaxShape s = softmax_shape(a.rows, a.n, p.y.dtype);
+  const SoftmaxShape s = softmax_shape(a.rows, a.n, p.y.dtype, true);
   dispatch_float(p.y.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_softmax(s, [&](auto warp, auto per) {

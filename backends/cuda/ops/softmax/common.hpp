@@ -25,20 +25,20 @@ struct SoftmaxShape {
   unsigned blocks;
 };
 
-inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t) {
+inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   SoftmaxShape s{};
-  s.warp = vectors <= 128;
+  s.warp = vectors <= (backward ? 128 : 256);
   if (s.warp) {
-    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = vectors <= 512 ? 1 : vectors <= 1024 ? 2 : vectors <= 2048 ? 4 : 8;
+    s.per = backward ? (vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4) : vectors <= 2048 ? 4 : 8;
     s.threads = static_cast<int>(
         std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const std::int64_t resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
-                                (s.warp ? 12 : std::max(1, 2048 / s.threads));
+                                (s.warp ? 16 : std::max(1, 2048 / s.threads));
   s.blocks = static_cast<unsigned>(
       std::max<std::int64_t>(1, std::min(ceil_div(rows, s.warp ? 4 : 1), resident)));
   return s;
@@ -54,15 +54,12 @@ inline const char* softmax_vector_why_not(std::initializer_list<const Tensor*> t
   return nullptr;
 }
 
+/// Forward rows wait as packs, so a thread takes many; backward holds two rows as fp32 values.
 /// fn(bool_constant<warp>, integral_constant<per>) for the shape.
 template <class Fn>
 void dispatch_softmax(const SoftmaxShape& s, Fn&& fn) {
   dispatch_at_least<1, 2, 4, 8>(s.per, [&](auto per) {
-    if constexpr (decltype(per)::value <= 4) {
-      s.warp ? fn(std::true_type{}, per) : fn(std::false_type{}, per);
-    } else {
-      fn(std::false_type{}, per);
-    }
+    s.warp ? fn(std::true_type{}, per) : fn(std::false_type{}, per);
     return 0;
   });
 }

@@ -15,7 +15,7 @@ SoftmaxArgs args_of(const SoftmaxForward& p) {
 template <bool kLog>
 void launch_vector_kind(const SoftmaxForward& p, Stream stream) {
   const SoftmaxArgs a = args_of(p);
-  const SoftmaxShape s = softmax_shape(a.rows, a.n, p.x.dtype);
+  const SoftmaxShape s = softmax_shape(a.rows, a.n, p.x.dtype, false);
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_softmax(s, [&](auto warp, auto per) {

@@ -31,28 +31,40 @@ __device__ __forceinline__ void chain_load(const EwiseOperand& o, std::int64_t a
   }
 }
 
-__device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index, std::int64_t vector,
+/// Where a vector lies: its row (over all outer axes) and its first column.
+struct ChainPlace {
+  std::int64_t row, column;
+};
+
+__device__ __forceinline__ ChainPlace chain_place(const EwiseArgs& p, std::int64_t vector) {
+  if (p.rank == 1) return {0, vector * kChainVec};
+  const std::int64_t per_row = p.shape[p.rank - 1] / kChainVec;
+  std::int64_t row;
+  if (p.total <= 0x7fffffff) {  // 32-bit division is several times cheaper
+    row = static_cast<std::uint32_t>(vector) / static_cast<std::uint32_t>(per_row);
+  } else {
+    row = vector / per_row;
+  }
+  return {row, (vector - row * per_row) * kChainVec};
+}
+
+__device__ __forceinline__ std::int64_t chain_offset(const EwiseArgs& p, const EwiseOperand& o,
+                                                     ChainPlace place) {
+  const int inner = p.rank - 1;
+  std::int64_t at = place.column * o.stride[inner];
+  if (inner == 0) return at;
+  for (int d = inner - 1; d > 0; --d) {
+    at += place.row % p.shape[d] * o.stride[d];
+    place.row /= p.shape[d];
+  }
+  return at + place.row * o.stride[0];
+}
+
+__device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index, const ChainPlace& place,
                                               float (&out)[kChainVec]) {
   const EwiseOperand& o = p.operand[index];
   const int inner = p.rank - 1;
-  std::int64_t at = 0;
-  if (inner == 0) {
-    at = vector * kChainVec * o.stride[0];
-  } else {
-    const std::int64_t per_row = p.shape[inner] / kChainVec;
-    std::int64_t row;
-    if (p.total <= 0x7fffffff) {  // 32-bit division is several times cheaper
-      row = static_cast<std::uint32_t>(vector) / static_cast<std::uint32_t>(per_row);
-    } else {
-      row = vector / per_row;
-    }
-    at = (vector - row * per_row) * kChainVec * o.stride[inner];
-    for (int d = inner - 1; d > 0; --d) {
-      at += row % p.shape[d] * o.stride[d];
-      row /= p.shape[d];
-    }
-    at += row * o.stride[0];
-  }
+  const std::int64_t at = chain_offset(p, o, place);
   const bool dense = o.stride[inner] != 0;
   switch (o.dtype) {
     case DType::f32: return chain_load<float>(o, at, dense, out);
@@ -118,6 +130,7 @@ __global__ void __launch_bounds__(kChainThreads, 8) ewise_chain(const __grid_con
   const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * kChainThreads;
   for (std::int64_t vector = blockIdx.x * static_cast<std::int64_t>(kChainThreads) + threadIdx.x;
        vector < vectors; vector += grid) {
+    const ChainPlace place = chain_place(p, vector);
     float acc[kChainVec] = {};
     const auto fetch = [&](int from, float (&out)[kChainVec]) {
       if (from == kFromAcc) {
@@ -129,7 +142,7 @@ __global__ void __launch_bounds__(kChainThreads, 8) ewise_chain(const __grid_con
           out[j] = slots[((from - kFromSlot) * kChainVec + j) * kChainThreads + threadIdx.x];
         }
       } else {
-        chain_operand(p, from, vector, out);
+        chain_operand(p, from, place, out);
       }
     };
     for (int k = 0; k < p.steps; ++k) {

@@ -27,6 +27,10 @@ __device__ __forceinline__ F floor_div_of(F a, F b) {
   return f;
 }
 
+/// For divisors >= 1: two units of the last place in fp32, a third of the instructions of a / b.
+__device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
+__device__ __forceinline__ double quotient(double a, double b) { return a / b; }
+
 template <int Op, class F>
 __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kCopy) return a;
@@ -40,13 +44,13 @@ __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kCos) return cos(a);
   if constexpr (Op == kTanh) return tanh(a);
   if constexpr (Op == kErf) return erf(a);
-  if constexpr (Op == kSigmoid) return F(1) / (F(1) + exp(-a));
+  if constexpr (Op == kSigmoid) return quotient(F(1), F(1) + exp(-a));
   if constexpr (Op == kRelu) return a < 0 ? F(0) : a;
   if constexpr (Op == kGelu) return F(0.5) * a * (F(1) + erf(a * F(0.70710678118654752440)));
   if constexpr (Op == kGeluTanh) {
     return F(0.5) * a * (F(1) + tanh(F(0.79788456080286535588) * (a + F(0.044715) * a * a * a)));
   }
-  if constexpr (Op == kSilu) return a / (F(1) + exp(-a));
+  if constexpr (Op == kSilu) return quotient(a, F(1) + exp(-a));
   if constexpr (Op == kLogicalNot) return a == 0 ? F(1) : F(0);
   if constexpr (Op == kReciprocal) return F(1) / a;
   if constexpr (Op == kFloor) return floor(a);

@@ -1,5 +1,6 @@
-// Rows kept in registers: a warp or a block (a "team") takes rows in turn, reads each once in 16-byte
-// vectors and asks for the next row before it reduces this one. For n a multiple of the vector.
+// Rows kept in registers: a warp or a block (a "team") takes rows in turn and reads each once in
+// 16-byte vectors. Many small blocks hide each other's reductions (measured faster than asking for the
+// next row early). For n a multiple of the vector.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -43,118 +44,120 @@ template <class T, bool kRms, bool kWarp, int kPer>
 __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const NormForwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
-  RowPacks<T, kPer> x, r, w, b;
-  if (p.weight) w.load(p.weight, 0, team.thread, team.threads, p.n);
-  if (p.bias) b.load(p.bias, 0, team.thread, team.threads, p.n);
-  std::int64_t row = team.first;
-  if (row < p.rows) {
+  const float inv_n = 1.0f / static_cast<float>(p.n);
+  for (std::int64_t row = team.first; row < p.rows; row += team.step) {
+    RowPacks<T, kPer> x, r;
     x.load(p.x, row * p.x_pitch, team.thread, team.threads, p.n);
     if (p.residual) r.load(p.residual, row * p.residual_pitch, team.thread, team.threads, p.n);
-  }
-  const float inv_n = 1.0f / static_cast<float>(p.n);
-  for (; row < p.rows; row += team.step) {
-    float v[kPer][V];
+    const auto value = [&](int k, int j) {
+      return to_float(x.v[k].v[j]) + (p.residual ? to_float(r.v[k].v[j]) : 0.0f);
+    };
     float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      const bool inside = (team.thread + k * team.threads) * V < p.n;
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        v[k][j] = inside ? to_float(x.v[k].v[j]) : 0.0f;
-        if (inside && p.residual) v[k][j] += to_float(r.v[k].v[j]);
-        total += kRms ? v[k][j] * v[k][j] : v[k][j];
-      }
-      if (inside && p.sum) {
-        store_vec(static_cast<T*>(p.sum) + row * p.sum_pitch + (team.thread + k * team.threads) * V,
-                  v[k]);
-      }
-    }
-    const std::int64_t next = row + team.step;
-    if (next < p.rows) {
-      x.load(p.x, next * p.x_pitch, team.thread, team.threads, p.n);
-      if (p.residual) r.load(p.residual, next * p.residual_pitch, team.thread, team.threads, p.n);
-    }
-    total = team.sum(total) * inv_n;
-    float mean = 0.0f, square = total;
-    if constexpr (!kRms) {
-      mean = total;
-      square = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        if ((team.thread + k * team.threads) * V >= p.n) continue;
-#pragma unroll
-        for (int j = 0; j < V; ++j) square += (v[k][j] - mean) * (v[k][j] - mean);
-      }
-      square = team.sum(square) * inv_n;
-    }
-    const float rstd = rsqrtf(square + p.eps);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const int i = (team.thread + k * team.threads) * V;
       if (i >= p.n) continue;
+      float h[V];
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        v[k][j] = (v[k][j] - mean) * rstd;
-        if (p.weight) v[k][j] *= to_float(w.v[k].v[j]) + p.weight_offset;
-        if (p.bias) v[k][j] += to_float(b.v[k].v[j]);
+        h[j] = value(k, j);
+        total += kRms ? h[j] * h[j] : h[j];
       }
-      store_vec(static_cast<T*>(p.y) + row * p.y_pitch + i, v[k]);
+      if (p.sum) store_vec(static_cast<T*>(p.sum) + row * p.sum_pitch + i, h);
+      forget_values(x.v[k]);
+    }
+    total = team.sum(total) * inv_n;
+    const float mean = kRms ? 0.0f : total;
+    if constexpr (!kRms) {
+      total = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        if ((team.thread + k * team.threads) * V >= p.n) continue;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const float d = value(k, j) - mean;
+          total += d * d;
+        }
+        forget_values(x.v[k]);
+      }
+      total = team.sum(total) * inv_n;
+    }
+    const float rstd = rsqrtf(total + p.eps);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (team.thread + k * team.threads) * V;
+      if (i >= p.n) continue;
+      float y[V], w[V], b[V];
+      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
+      if (p.bias) load_vec(static_cast<const T*>(p.bias) + i, b);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        y[j] = (value(k, j) - mean) * rstd;
+        if (p.weight) y[j] *= w[j] + p.weight_offset;
+        if (p.bias) y[j] += b[j];
+      }
+      store_vec(static_cast<T*>(p.y) + row * p.y_pitch + i, y);
     }
   }
 }
 
-/// dx of each row; each team's share of dweight and dbias goes to its own row of p.partial.
+/// dx of each row; each block's share of dweight and dbias goes to its own row of p.partial.
 template <class T, bool kRms, bool kWarp, int kPer>
 __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const NormBackwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
-  RowPacks<T, kPer> w;
-  if (p.weight) w.load(p.weight, 0, team.thread, team.threads, p.n);
   float dw[kPer][V] = {}, db[kPer][V] = {};
   const float inv_n = 1.0f / static_cast<float>(p.n);
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
     RowPacks<T, kPer> h, dy;
     h.load(p.h, row * p.h_pitch, team.thread, team.threads, p.n);
     dy.load(p.dy, row * p.dy_pitch, team.thread, team.threads, p.n);
-    float v[kPer][V];
     float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      const bool inside = (team.thread + k * team.threads) * V < p.n;
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        v[k][j] = inside ? to_float(h.v[k].v[j]) : 0.0f;
-        total += kRms ? v[k][j] * v[k][j] : v[k][j];
-      }
-    }
-    total = team.sum(total) * inv_n;
-    float mean = 0.0f, square = total;
-    if constexpr (!kRms) {
-      mean = total;
-      square = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        if ((team.thread + k * team.threads) * V >= p.n) continue;
-#pragma unroll
-        for (int j = 0; j < V; ++j) square += (v[k][j] - mean) * (v[k][j] - mean);
-      }
-      square = team.sum(square) * inv_n;
-    }
-    const float rstd = rsqrtf(square + p.eps);
-    float sum_g = 0.0f, sum_gx = 0.0f;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       if ((team.thread + k * team.threads) * V >= p.n) continue;
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        v[k][j] = (v[k][j] - mean) * rstd;
-        const float d = to_float(dy.v[k].v[j]);
-        const float g = p.weight ? d * (to_float(w.v[k].v[j]) + p.weight_offset) : d;
-        dw[k][j] += d * v[k][j];
+        const float x = to_float(h.v[k].v[j]);
+        total += kRms ? x * x : x;
+      }
+      forget_values(h.v[k]);
+    }
+    total = team.sum(total) * inv_n;
+    const float mean = kRms ? 0.0f : total;
+    if constexpr (!kRms) {
+      total = 0.0f;
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        if ((team.thread + k * team.threads) * V >= p.n) continue;
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+          const float d = to_float(h.v[k].v[j]) - mean;
+          total += d * d;
+        }
+        forget_values(h.v[k]);
+      }
+      total = team.sum(total) * inv_n;
+    }
+    const float rstd = rsqrtf(total + p.eps);
+    float sum_g = 0.0f, sum_gx = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int i = (team.thread + k * team.threads) * V;
+      if (i >= p.n) continue;
+      float w[V];
+      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        const float x = (to_float(h.v[k].v[j]) - mean) * rstd, d = to_float(dy.v[k].v[j]);
+        const float g = p.weight ? d * (w[j] + p.weight_offset) : d;
+        dw[k][j] += d * x;
         db[k][j] += d;
         sum_g += g;
-        sum_gx += g * v[k][j];
+        sum_gx += g * x;
       }
+      forget_values(h.v[k]);
+      forget_values(dy.v[k]);
     }
     if constexpr (!kRms) sum_g = team.sum(sum_g) * inv_n;
     sum_gx = team.sum(sum_gx) * inv_n;
@@ -162,47 +165,61 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const 
     for (int k = 0; k < kPer; ++k) {
       const int i = (team.thread + k * team.threads) * V;
       if (i >= p.n) continue;
-      float extra[V] = {};
-      if (p.dsum) load_vec(static_cast<const T*>(p.dsum) + row * p.dsum_pitch + i, extra);
+      float out[V] = {}, w[V];
+      if (p.dsum) load_vec(static_cast<const T*>(p.dsum) + row * p.dsum_pitch + i, out);
+      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const float d = to_float(dy.v[k].v[j]);
-        const float g = p.weight ? d * (to_float(w.v[k].v[j]) + p.weight_offset) : d;
-        v[k][j] = rstd * (g - (kRms ? 0.0f : sum_g) - v[k][j] * sum_gx) + extra[j];
+        const float x = (to_float(h.v[k].v[j]) - mean) * rstd, d = to_float(dy.v[k].v[j]);
+        const float g = p.weight ? d * (w[j] + p.weight_offset) : d;
+        out[j] += rstd * (g - (kRms ? 0.0f : sum_g) - x * sum_gx);
       }
-      store_vec(static_cast<T*>(p.dx) + row * p.dx_pitch + i, v[k]);
+      store_vec(static_cast<T*>(p.dx) + row * p.dx_pitch + i, out);
     }
   }
   if (p.partial == nullptr) return;
-  float* mine = p.partial + team.first * 2 * p.n;
+  float* mine = p.partial + blockIdx.x * 2 * static_cast<std::int64_t>(p.n);
+  const int warps = kWarp ? blockDim.x / 32 : 1, warp = kWarp ? threadIdx.x / 32 : 0;
+  for (int turn = 0; turn < warps; ++turn) {  // the warps of a block add up, one after the other
+    if (turn == warp) {
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) {
-    const int i = (team.thread + k * team.threads) * V;
-    if (i >= p.n) continue;
+      for (int k = 0; k < kPer; ++k) {
+        const int i = (team.thread + k * team.threads) * V;
+        if (i >= p.n) continue;
 #pragma unroll
-    for (int j = 0; j < V; ++j) mine[i + j] = dw[k][j], mine[p.n + i + j] = db[k][j];
+        for (int j = 0; j < V; ++j) {
+          mine[i + j] = dw[k][j] + (turn > 0 ? mine[i + j] : 0.0f);
+          if (p.dbias) mine[p.n + i + j] = db[k][j] + (turn > 0 ? mine[p.n + i + j] : 0.0f);
+        }
+      }
+    }
+    if (kWarp) __syncthreads();
   }
 }
 
-/// dweight and dbias from the teams' shares, in a fixed order. Blocks of 32 columns x 8 lanes.
+/// dweight and dbias from the blocks' shares, in a fixed order. Blocks of 32 columns x 32 lanes.
 template <class T>
-__global__ void norm_columns_vector(const NormBackwardArgs p, int teams) {
-  __shared__ float part[2][8][33];
+__global__ void __launch_bounds__(1024) norm_columns_vector(const NormBackwardArgs p, int shares) {
+  __shared__ float part[2][32][33];
   const int column = blockIdx.x * 32 + threadIdx.x;
   float dw = 0.0f, db = 0.0f;
   if (column < p.n) {
-    for (int t = threadIdx.y; t < teams; t += 8) {
-      dw += p.partial[static_cast<std::int64_t>(t) * 2 * p.n + column];
-      db += p.partial[static_cast<std::int64_t>(t) * 2 * p.n + p.n + column];
+    const std::int64_t pitch = 2 * static_cast<std::int64_t>(p.n);
+#pragma unroll 4
+    for (int t = threadIdx.y; t < shares; t += 32) {
+      dw += p.partial[t * pitch + column];
+      if (p.dbias) db += p.partial[t * pitch + p.n + column];
     }
   }
   part[0][threadIdx.y][threadIdx.x] = dw;
   part[1][threadIdx.y][threadIdx.x] = db;
   __syncthreads();
-  if (threadIdx.y != 0 || column >= p.n) return;
-  for (int k = 1; k < 8; ++k) dw += part[0][k][threadIdx.x], db += part[1][k][threadIdx.x];
-  if (p.dweight) static_cast<T*>(p.dweight)[column] = from_float<T>(dw);
-  if (p.dbias) static_cast<T*>(p.dbias)[column] = from_float<T>(db);
+  dw = warp_reduce<Sum>(part[0][threadIdx.x][threadIdx.y]);  // a warp adds one column's lanes
+  db = warp_reduce<Sum>(part[1][threadIdx.x][threadIdx.y]);
+  const int mine = blockIdx.x * 32 + threadIdx.y;
+  if (threadIdx.x != 0 || mine >= p.n) return;
+  if (p.dweight) static_cast<T*>(p.dweight)[mine] = from_float<T>(dw);
+  if (p.dbias) static_cast<T*>(p.dbias)[mine] = from_float<T>(db);
 }
 
 }  // namespace rm::cuda_ops

@@ -1,5 +1,6 @@
-// Rows kept in registers, one warp or one block (a "team") a row, read once in 16-byte vectors; the
-// next row is asked for before this one is reduced. For n a multiple of the vector.
+// Rows kept in registers, one warp or one block (a "team") a row, read once in 16-byte vectors. Many
+// small blocks hide each other's reductions (measured faster than asking for the next row early).
+// For n a multiple of the vector.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -13,42 +14,31 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_forward_vector(cons
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
-  std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
-  Pack<T, V> x[kPer];
-  const auto load = [&](std::int64_t r) {
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
+       row < p.rows; row += step) {
+    Pack<T, V> x[kPer];
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const int i = (thread + k * threads) * V;
-      if (i < p.n) {
-        x[k] = *reinterpret_cast<const Pack<T, V>*>(static_cast<const T*>(p.x) + r * p.x_pitch + i);
-      }
+      const T* source = static_cast<const T*>(p.x) + row * p.x_pitch + i;
+      if (i < p.n) x[k] = *reinterpret_cast<const Pack<T, V>*>(source);
     }
-  };
-  if (row < p.rows) load(row);
-  for (; row < p.rows; row += step) {
-    float v[kPer][V];
     float top = Max::kIdentity;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const bool inside = (thread + k * threads) * V < p.n;
+      if ((thread + k * threads) * V >= p.n) continue;
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        v[k][j] = inside ? to_float(x[k].v[j]) : Max::kIdentity;
-        top = Max{}(top, v[k][j]);
-      }
+      for (int j = 0; j < V; ++j) top = Max{}(top, to_float(x[k].v[j]));
+      forget_values(x[k]);
     }
-    if (row + step < p.rows) load(row + step);
     top = team_reduce<Max, kTeam>(top);
     float total = 0.0f;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const bool inside = (thread + k * threads) * V < p.n;
+      if ((thread + k * threads) * V >= p.n) continue;
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const float e = inside ? __expf(v[k][j] - top) : 0.0f;
-        total += e;
-        v[k][j] = kLog ? v[k][j] - top : e;
-      }
+      for (int j = 0; j < V; ++j) total += __expf(to_float(x[k].v[j]) - top);
+      forget_values(x[k]);
     }
     total = team_reduce<Sum, kTeam>(total);
     const float scale = kLog ? logf(total) : 1.0f / total;
@@ -56,9 +46,13 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_forward_vector(cons
     for (int k = 0; k < kPer; ++k) {
       const int i = (thread + k * threads) * V;
       if (i >= p.n) continue;
+      float v[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) v[k][j] = kLog ? v[k][j] - scale : v[k][j] * scale;
-      store_vec(static_cast<T*>(p.out) + row * p.out_pitch + i, v[k]);
+      for (int j = 0; j < V; ++j) {
+        const float d = to_float(x[k].v[j]) - top;
+        v[j] = kLog ? d - scale : __expf(d) * scale;
+      }
+      store_vec(static_cast<T*>(p.out) + row * p.out_pitch + i, v);
     }
   }
 }
