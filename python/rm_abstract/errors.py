@@ -76,6 +76,15 @@ def from_core(error: BaseException, kind: type[Error] = Error) -> Error:
     return kind(str(error), code=reason or None)
 
 
+def internal(error: Exception, where: str) -> Error:
+    """The public form of an exception that our own code should not have raised."""
+    return CompileError(
+        f"[{where}] expected our own code to work, got {type(error).__name__}: {error}; "
+        "try rm_abstract.disabled() around this call, and report it",
+        code="RM301",
+    )
+
+
 def _remedy_of(message: str) -> str:
     return message.rpartition("; try ")[2] if "; try " in message else ""
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rm_abstract import _core
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, FlatCall, call_module
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.variant import Variant
-from rm_abstract.errors import Error
+from rm_abstract.errors import CompileError, Error, from_core, internal
 
 if TYPE_CHECKING:
     from rm_abstract.engines.native import NativeEngine
@@ -67,6 +68,15 @@ def snapshot(spec: CallSpec, leaves: tuple[Any, ...]) -> FlatCall:
                 raise held
             copies.append(kv_cache.make(len(leaf.layers), held))
     return FlatCall(spec, copies)
+
+
+def _ours(error: Exception) -> Error | Decline:
+    """An exception of ours as policy and report know it; a stray one becomes RM301."""
+    if isinstance(error, (Error, Decline)):
+        return error
+    if isinstance(error, _core.CoreError):
+        return from_core(error, CompileError)
+    return internal(error, "compile")
 
 
 class CompiledCall:
@@ -137,12 +147,12 @@ class CompiledCall:
                 else:
                     variant = known or self._engine.make_variant(before, pattern, past)
                 self._engine.gate(variant, before, tensors, (output, after))
-            except (Error, Decline) as error:
-                code = getattr(error, "code", "") or "RM301"
-                self.refused[pattern] = Decline(code, str(error))
+            except Exception as error:  # the call was served: whatever we did wrong, it stays so
+                failure = _ours(error)
+                self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
                 if raises:
-                    raise
-                self._engine.report_failure(error)
+                    raise failure from error
+                self._engine.report_failure(failure)
                 return output
             found.append(variant)
             return output
@@ -161,11 +171,12 @@ class CompiledCall:
             if variant is not None:
                 self._engine.trusted(variant)
             return variant
-        except Error as error:
-            self.refused[pattern] = Decline(error.code or "RM301", str(error))
+        except Exception as error:  # nothing of the user's runs here
+            failure = _ours(error)
+            self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
             if raises:
-                raise
-            self._engine.report_failure(error)
+                raise failure from error
+            self._engine.report_failure(failure)
             raise self.refused[pattern] from error
 
     def all_variants(self) -> list[Variant]:

@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rm_abstract import _core
 from rm_abstract.engines.base import Decline, Engine
-from rm_abstract.errors import Error, ExecutionError, from_core
+from rm_abstract.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.hooks.scope import disabled_var
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class ArmedModel:
             self.route.refuse(key, decline.code, decline.detail)
             self._note(decline.code, decline.detail)
             return eager()
-        except (Error, _core.CoreError) as error:
+        except Exception as error:
             if eager.error is not None:
                 raise eager.error from None
             self._report(key, error)
@@ -294,8 +294,12 @@ class ArmedModel:
 
     def _report(self, key: bytes, error: Exception) -> None:
         """An error of ours: refuse this key from now on; raise it when the policy says so."""
-        failure = error if isinstance(error, Error) else from_core(error)
-        code = failure.code or "RM301"
+        failure = error
+        if isinstance(error, _core.CoreError):
+            failure = from_core(error)
+        elif not isinstance(error, Error):
+            failure = internal(error, "route")
+        code = failure.code = failure.code or "RM301"
         self.route.refuse(key, code, str(failure))
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
@@ -305,10 +309,12 @@ class ArmedModel:
         """An entry failed while serving. Replayed on the original only when nothing was changed."""
         if isinstance(error, ExecutionError) and error.committed:
             raise error
+        # The original judges the call first: what it refuses too is the user's error, not ours.
+        output = self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         described = self.route.describe(args, kwargs)
         if len(described) == 3:
             self._report(described[1], error)
-        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        return output
 
 
 def _parameters(module: Any) -> tuple[tuple[str, ...], int]:

@@ -1,0 +1,119 @@
+"""Scripts as strangers write them, with and without us: same results, exceptions, true reports.
+
+Every case runs on a small random model and compares with the same call under `rm.disabled()`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+import rm_abstract as rm
+from rm_abstract.engines.native import NativeEngine
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "vocab_size": 50,
+    "max_position_embeddings": 32,
+}
+IDS = torch.tensor([[3, 4, 5, 6], [7, 8, 9, 2]])
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[Any]:
+    torch.manual_seed(0)
+    yield rm.init()
+    rm.shutdown()
+
+
+def routed(model: nn.Module) -> int:
+    """Calls of this model that our program served."""
+    for armed in rm.session.current().armed():
+        if armed.module_ref() is model:
+            return int(armed.route.stats()["routed"])
+    raise AssertionError(f"{type(model).__name__} is not armed")
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call gave: its result, or the exception it raised."""
+    try:
+        with torch.no_grad():
+            return call()
+    except Exception as error:
+        return error
+
+
+def check_same(call: Callable[[], Any], times: int = 3) -> None:
+    """The call gives what it gives without us, the first time and later."""
+    with rm.disabled():
+        expected = outcome(call)
+    for _ in range(times):
+        actual = outcome(call)
+        assert type(actual) is type(expected), repr(actual)
+        if isinstance(expected, Exception):
+            assert str(actual) == str(expected)
+        else:
+            torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-5)
+
+
+def test_wrong_labels_raise_the_users_error_and_later_calls_stay_routed() -> None:
+    model = BertForSequenceClassification._from_config(BertConfig(**TINY)).eval()
+    check_same(lambda: model(IDS, labels=torch.tensor([0, 1])).loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rm.errors.RoutingWarning)
+        check_same(lambda: model(IDS, labels=torch.tensor([0, 7])).loss)
+    before = routed(model)
+    check_same(lambda: model(IDS, labels=torch.tensor([1, 1])).loss)
+    assert routed(model) == before + 3
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.tensor([[3, 50]]), torch.tensor([[3, -1]]), torch.ones(1, 33, dtype=torch.long)]
+)
+def test_bad_token_ids_raise_what_eager_raises(ids: torch.Tensor) -> None:
+    model = BertModel._from_config(BertConfig(**TINY)).eval()
+    check_same(lambda: model(torch.ones(1, 8, dtype=torch.long)).last_hidden_state)
+    check_same(lambda: model(ids).last_hidden_state)
+    before = routed(model)
+    check_same(lambda: model(torch.full((1, 9), 3)).last_hidden_state)
+    assert routed(model) > before
+
+
+def test_a_mistake_of_ours_while_compiling_is_a_warning_with_a_code_not_the_users_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(NativeEngine, "make_variant", broken)
+    model = BertModel._from_config(BertConfig(**TINY)).eval()
+    with pytest.warns(rm.errors.RoutingWarning, match=r"RM301.*KeyError.*a mistake of ours"):
+        check_same(lambda: model(IDS).last_hidden_state)
+    assert routed(model) == 0
+    assert "RM301" in str(rm.explain(model))
+
+
+def test_a_mistake_of_ours_at_a_later_size_leaves_the_served_sizes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = BertModel._from_config(BertConfig(**TINY)).eval()
+    check_same(lambda: model(IDS).last_hidden_state)
+
+    def broken(*_: Any) -> Any:
+        raise AssertionError("a mistake of ours")
+
+    monkeypatch.setattr(NativeEngine, "make_variant", broken)
+    with pytest.warns(rm.errors.RoutingWarning, match="RM301"):
+        check_same(lambda: model(IDS[:1, :1]).last_hidden_state)
+    before = routed(model)
+    check_same(lambda: model(IDS).last_hidden_state)
+    assert routed(model) == before + 3
