@@ -208,7 +208,8 @@ def tiny_cases() -> list[Case]:
         pair("tiny silu 2048 bfloat16", 0,
              lambda k: ewise.forward(silu, [], [x], y=y, stream=stream()), F.silu, lambda k: (x,),
              calls),
-        pair("tiny softmax 1 x 2048 bfloat16", 0, lambda k: softmax.forward(x, y=y, stream=stream()),
+        pair("tiny softmax 1 x 2048 bfloat16", 0,
+             lambda k: softmax.forward(x, y=y, stream=stream()),
              lambda t: torch.softmax(t, -1), lambda k: (x,), calls),
     ]  # fmt: skip
 

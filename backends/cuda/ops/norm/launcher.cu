@@ -43,9 +43,15 @@ Status launch_vector_kind(const NormForward& p, Stream stream) {
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {
-      if constexpr (decltype(warp)::value || decltype(per)::value == 4) {
-        norm_forward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
-            <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
+      if constexpr (decltype(warp)::value || decltype(per)::value % 3 == 1) {  // a block: 1 or 4
+        constexpr bool kWarp = decltype(warp)::value;
+        constexpr int kPer = decltype(per)::value;
+        const auto blocks = static_cast<unsigned>(s.blocks);
+        if (a.residual) {
+          norm_forward_vector<T, kRms, true, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
+        } else {
+          norm_forward_vector<T, kRms, false, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
+        }
       }
     });
   });

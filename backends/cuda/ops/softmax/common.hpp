@@ -28,12 +28,13 @@ struct SoftmaxShape {
 inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   SoftmaxShape s{};
-  s.warp = vectors <= (backward ? 128 : 256);
+  const bool few = rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
+  s.warp = !few && vectors <= (backward ? 128 : 256);
   if (s.warp) {
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = backward ? (vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4) : vectors <= 2048 ? 4 : 8;
+    s.per = few ? 1 : backward ? (vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4) : vectors <= 2048 ? 4 : 8;
     s.threads = static_cast<int>(
         std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }

@@ -16,7 +16,7 @@ struct NormForwardArgs {
 struct NormBackwardArgs {
   const void *dy, *h, *weight, *dsum;
   void *dx, *dweight, *dbias;
-  float* partial;  // vector: [teams, 2, n]; naive: [rows, 2] of mean and reciprocal deviation
+  float* partial;  // vector: [blocks, 2, n]; naive: [rows, 2] of mean and reciprocal deviation
   std::int64_t rows, dy_pitch, h_pitch, dx_pitch, dsum_pitch;
   int n;
   float eps, weight_offset;

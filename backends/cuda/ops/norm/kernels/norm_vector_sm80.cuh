@@ -40,7 +40,15 @@ struct RowPacks {
   }
 };
 
-template <class T, bool kRms, bool kWarp, int kPer>
+/// The row of a weight or bias, or `missing` where there is none.
+template <class T, int V>
+__device__ __forceinline__ void load_or(const void* base, int i, float missing, float (&out)[V]) {
+  if (base) return load_vec(static_cast<const T*>(base) + i, out);
+#pragma unroll
+  for (int j = 0; j < V; ++j) out[j] = missing;
+}
+
+template <class T, bool kRms, bool kResidual, bool kWarp, int kPer>
 __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const NormForwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
@@ -48,9 +56,10 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
     RowPacks<T, kPer> x, r;
     x.load(p.x, row * p.x_pitch, team.thread, team.threads, p.n);
-    if (p.residual) r.load(p.residual, row * p.residual_pitch, team.thread, team.threads, p.n);
+    if constexpr (kResidual) r.load(p.residual, row * p.residual_pitch, team.thread, team.threads, p.n);
     const auto value = [&](int k, int j) {
-      return to_float(x.v[k].v[j]) + (p.residual ? to_float(r.v[k].v[j]) : 0.0f);
+      if constexpr (kResidual) return to_float(x.v[k].v[j]) + to_float(r.v[k].v[j]);
+      return to_float(x.v[k].v[j]);
     };
     float total = 0.0f;
 #pragma unroll
@@ -88,13 +97,11 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
       const int i = (team.thread + k * team.threads) * V;
       if (i >= p.n) continue;
       float y[V], w[V], b[V];
-      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
-      if (p.bias) load_vec(static_cast<const T*>(p.bias) + i, b);
+      load_or<T>(p.weight, i, 1.0f - p.weight_offset, w);
+      load_or<T>(p.bias, i, 0.0f, b);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        y[j] = (value(k, j) - mean) * rstd;
-        if (p.weight) y[j] *= w[j] + p.weight_offset;
-        if (p.bias) y[j] += b[j];
+        y[j] = (value(k, j) - mean) * rstd * (w[j] + p.weight_offset) + b[j];
       }
       store_vec(static_cast<T*>(p.y) + row * p.y_pitch + i, y);
     }
@@ -146,11 +153,11 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const 
       const int i = (team.thread + k * team.threads) * V;
       if (i >= p.n) continue;
       float w[V];
-      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
+      load_or<T>(p.weight, i, 1.0f - p.weight_offset, w);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const float x = (to_float(h.v[k].v[j]) - mean) * rstd, d = to_float(dy.v[k].v[j]);
-        const float g = p.weight ? d * (w[j] + p.weight_offset) : d;
+        const float g = d * (w[j] + p.weight_offset);
         dw[k][j] += d * x;
         db[k][j] += d;
         sum_g += g;
@@ -167,11 +174,11 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const 
       if (i >= p.n) continue;
       float out[V] = {}, w[V];
       if (p.dsum) load_vec(static_cast<const T*>(p.dsum) + row * p.dsum_pitch + i, out);
-      if (p.weight) load_vec(static_cast<const T*>(p.weight) + i, w);
+      load_or<T>(p.weight, i, 1.0f - p.weight_offset, w);
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const float x = (to_float(h.v[k].v[j]) - mean) * rstd, d = to_float(dy.v[k].v[j]);
-        const float g = p.weight ? d * (w[j] + p.weight_offset) : d;
+        const float g = d * (w[j] + p.weight_offset);
         out[j] += rstd * (g - (kRms ? 0.0f : sum_g) - x * sum_gx);
       }
       store_vec(static_cast<T*>(p.dx) + row * p.dx_pitch + i, out);
