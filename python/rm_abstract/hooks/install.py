@@ -27,6 +27,9 @@ def install(session: Session) -> None:
         {
             "torch.nn.modules.module": lambda module: _patch_module(session, module),
             "transformers.modeling_utils": lambda module: _patch_transformers(session, module),
+            "sentence_transformers.base.modules.transformer": (
+                lambda module: _patch_sentence_transformers(session, module)
+            ),
         }
     )
     session.watch.install()
@@ -74,6 +77,17 @@ def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
             functools.partial(_arming_constructor, session, source=name),
             why,
         )
+
+
+def _patch_sentence_transformers(session: Session, module: ModuleType) -> None:
+    from rm_abstract.hooks.direct import transformer_forward
+
+    session.patches.replace(
+        module.Transformer,
+        "forward",
+        transformer_forward,
+        "it calls model.forward itself, which would pass the router by",
+    )
 
 
 def _active(session: Session) -> bool:
