@@ -5,71 +5,89 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from architectures import ARCHITECTURES, make
+
+import rm_abstract as rm
+from rm_abstract.engines import native
 
 HERE = Path(__file__).parent
-SCRIPT = """
-    import json, sys
-    sys.path.insert(0, {here!r})
-    import torch
-    from architectures import ARCHITECTURES, make
-    import rm_abstract as rm
-    import rm_abstract.engines.native as native
-    captures = []
+CHILD = "import sys, json; sys.path.insert(0, {here!r}); import test_cached_captures as t; {run}"
+
+
+def run(model_seed: int = 1, edit: Callable[[Any], None] | None = None) -> list[Any]:
+    """One session: [captures made, error to eager, the entry's report]."""
+    captures: list[int] = []
     plain = native.capture_flat
-    native.capture_flat = lambda *a: captures.append(1) or plain(*a)
-    rm.init("cpu", fallback="error:capture,compile,correctness")
-    torch.set_grad_enabled(False)
-    model = make("bert", {model_seed})
-    {edit}
-    rm.accelerate(model)
-    torch.manual_seed(3)
-    inputs = ARCHITECTURES["bert"].inputs(2, 7)
-    with rm.disabled():
-        expected = model(**inputs)[0]
-    error = float((model(**inputs)[0] - expected).abs().max())
-    (found,) = rm.explain(model).to_dict()["models"]
-    print(json.dumps([len(captures), error, found["entries"]]))
-"""
 
+    def counted(*arguments: Any) -> Any:
+        captures.append(1)
+        return plain(*arguments)
 
-def run(model_seed: int = 1, edit: str = "pass") -> tuple[int, float, list[dict[str, Any]]]:
-    script = textwrap.dedent(SCRIPT).format(here=str(HERE), model_seed=model_seed, edit=edit)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    captures, error, entries = json.loads(done.stdout.splitlines()[-1])
-    return captures, error, entries
+    native.capture_flat = counted
+    try:
+        rm.init("cpu", fallback="error:capture,compile,correctness")
+        with torch.no_grad():
+            model = make("bert", model_seed)
+            if edit is not None:
+                edit(model)
+            rm.accelerate(model)
+            inputs = ARCHITECTURES["bert"].inputs(2, 7)
+            with rm.disabled():
+                expected = model(**inputs)[0]
+            error = float((model(**inputs)[0] - expected).abs().max())
+            (found,) = rm.explain(model).to_dict()["models"]
+            (entry,) = found["entries"]
+            return [len(captures), error, entry]
+    finally:
+        rm.shutdown()
+        native.capture_flat = plain
 
 
 def test_the_second_process_captures_nothing() -> None:
-    captures, _, (entry,) = run()
+    captures, _, entry = run()
     assert captures == 1 and entry["cache"] == "miss" and entry["parity"] == "passed"
-    captures, error, (entry,) = run()
+    script = CHILD.format(here=str(HERE), run="print(json.dumps(t.run()))")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    captures, error, entry = json.loads(done.stdout.splitlines()[-1])
     assert captures == 0 and entry["cache"] == "hit" and entry["parity"] == "stored verdict"
     assert entry["calls"] == 1, "the first call is served by the plan"
     assert 0 <= error < 1e-4
-    captures, error, (entry,) = run(model_seed=2)  # other weights: same program, a new verdict
-    assert captures == 0 and entry["cache"] == "hit" and entry["parity"] == "passed"
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        "model.config.layer_norm_eps = 0.5; model.embeddings.LayerNorm.eps = 0.5",
-        "model.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.ReLU()",
-        "model.pooler = None",
-    ],
-    ids=["an attribute", "an activation", "a missing part"],
-)
-def test_another_structure_is_captured_anew(edit: str) -> None:
+def test_other_weights_use_the_capture_but_not_the_verdict() -> None:
     run()
-    captures, error, (entry,) = run(edit=edit)
+    captures, error, entry = run(model_seed=2)
+    assert captures == 0 and entry["cache"] == "hit" and entry["parity"] == "passed"
+    assert error == 0, "the original served the call that was compared"
+
+
+def other_eps(model: Any) -> None:
+    model.embeddings.LayerNorm.eps = 0.5
+
+
+def other_activation(model: Any) -> None:
+    model.encoder.layer[0].intermediate.intermediate_act_fn = torch.nn.ReLU()
+
+
+def no_pooler(model: Any) -> None:
+    model.pooler = None
+
+
+@pytest.mark.parametrize("edit", [other_eps, other_activation, no_pooler])
+def test_another_structure_is_captured_anew(edit: Callable[[Any], None]) -> None:
+    run()
+    captures, _, entry = run(edit=edit)
     assert captures == 1 and entry["cache"] == "miss"
-    assert error < 1e-4
+    captures, error, entry = run(edit=edit)
+    assert captures == 0 and entry["cache"] == "hit"
+    assert error < 1e-4, "the hit computes what the edited model computes"
 
 
 def test_a_corrupt_cache_is_recompiled(own_cache: Path) -> None:
@@ -81,7 +99,7 @@ def test_a_corrupt_cache_is_recompiled(own_cache: Path) -> None:
         path.chmod(0o600)
         path.write_bytes(data)
         damaged += 1
-    assert damaged >= 3
-    captures, error, (entry,) = run()
+    assert damaged >= 3, "a front record, a program and a verdict"
+    captures, error, entry = run()
     assert captures == 1 and entry["parity"] == "passed"
     assert error < 1e-4

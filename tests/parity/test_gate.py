@@ -76,6 +76,8 @@ def test_a_wrong_program_is_quarantined_and_the_model_stays_eager(
             for _ in range(3):
                 assert torch.equal(model(**inputs)[0], expected)
             monkeypatch.setattr(_core, "Program", genuine)
+            rm.shutdown()
+            rm.init("cpu")
             again = make("bert", seed)  # the stored verdict keeps the same artefact out
             rm.accelerate(again)
             with pytest.warns(rm.RoutingWarning, match="stored verdict"):
