@@ -2,10 +2,10 @@
 
     python benchmarks/cuda_ops.py [--json FILE] [--markdown FILE] [--rounds N]
 
-Every variant runs in a CUDA graph over several sets of buffers, so that no set is in the L2 cache; the
-variants of a case take turns and the median of the rounds counts. The probe is a device-to-device copy
-of 64 MiB measured in the same turns; "of probe" is the case's own bytes over its time, over the probe's
-bandwidth.
+Every variant runs in a CUDA graph over several sets of buffers, so that no set is in the L2
+cache; the variants of a case take turns and the median of the rounds counts. The probe is a
+device-to-device copy of 64 MiB measured in the same turns; "of probe" is the case's own bytes
+over its time, over the probe's bandwidth.
 """
 
 from __future__ import annotations

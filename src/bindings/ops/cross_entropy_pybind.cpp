@@ -14,16 +14,18 @@ std::size_t forward_workspace(py::handle logits) {
   return cross_entropy_workspace(p);
 }
 
-void forward(py::handle logits, py::handle target, py::handle loss, py::handle lse, py::handle workspace,
-             std::int64_t ignore_index, std::uintptr_t stream, const char* kernel) {
+void forward(py::handle logits, py::handle target, py::handle loss, py::handle lse,
+             py::handle workspace, std::int64_t ignore_index, std::uintptr_t stream,
+             const char* kernel) {
   check(cross_entropy_forward(
       {device_tensor(kOp, "logits", logits), device_tensor(kOp, "target", target),
        device_tensor(kOp, "loss", loss), device_tensor(kOp, "lse", lse), ignore_index},
       kernel, workspace_of(kOp, workspace), stream_of(stream)));
 }
 
-void backward(py::handle dloss, py::handle logits, py::handle target, py::handle lse, py::handle dlogits,
-              std::int64_t ignore_index, std::uintptr_t stream, const char* kernel) {
+void backward(py::handle dloss, py::handle logits, py::handle target, py::handle lse,
+              py::handle dlogits, std::int64_t ignore_index, std::uintptr_t stream,
+              const char* kernel) {
   check(cross_entropy_backward(
       {device_tensor(kOp, "logits", logits), device_tensor(kOp, "target", target),
        device_tensor(kOp, "lse", lse), device_tensor(kOp, "dloss", dloss),
@@ -36,8 +38,10 @@ py::tuple forward_numpy(py::handle logits, py::handle target, std::int64_t ignor
   HostCall call(kOp);
   CrossEntropyForward p;
   p.logits = call.upload("logits", logits), p.target = call.upload("target", target);
-  const std::vector<py::ssize_t> rows = {p.logits.rank ? static_cast<py::ssize_t>(p.logits.shape[0]) : 1};
-  p.loss = call.output(rows, py::dtype::of<float>()), p.lse = call.output(rows, py::dtype::of<float>());
+  const std::vector<py::ssize_t> rows = {p.logits.rank ? static_cast<py::ssize_t>(p.logits.shape[0])
+                                                       : 1};
+  p.loss = call.output(rows, py::dtype::of<float>()),
+  p.lse = call.output(rows, py::dtype::of<float>());
   p.ignore_index = ignore_index;
   check(cross_entropy_forward(p, kernel, call.workspace(cross_entropy_workspace(p)), nullptr));
   return py::make_tuple(call.download(p.loss), call.download(p.lse));
@@ -60,21 +64,25 @@ py::array backward_numpy(py::handle dloss, py::handle logits, py::handle target,
 PYBIND11_MODULE(_ops_cross_entropy, m) {
   m.doc() = "Cross entropy against class ids on CUDA, the vocabulary in chunks, with gradients.";
   add_exceptions(m);
-  m.def("kernels", [] { return describe(cross_entropy_forward_rows()); },
-        "[(name, range)] of the forward kernels.");
-  m.def("backward_kernels", [] { return describe(cross_entropy_backward_rows()); },
-        "[(name, range)] of the backward kernels.");
+  m.def(
+      "kernels", [] { return describe(cross_entropy_forward_rows()); },
+      "[(name, range)] of the forward kernels.");
+  m.def(
+      "backward_kernels", [] { return describe(cross_entropy_backward_rows()); },
+      "[(name, range)] of the backward kernels.");
   m.def("forward_workspace", forward_workspace, py::arg("logits"), "Bytes that forward needs.");
   m.def("forward", forward, py::arg("logits"), py::arg("target"), py::kw_only(), py::arg("loss"),
         py::arg("lse"), py::arg("workspace") = py::none(), py::arg("ignore_index") = -100,
         py::arg("stream") = 0, py::arg("kernel") = "",
-        "loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target is ignore_index, NaN where\n"
-        "it is outside the vocabulary. DLPack tensors on the device: logits [R, V] float32, bfloat16 or\n"
+        "loss[r] = logsumexp(logits[r]) - logits[r, target[r]], 0 where target is ignore_index, "
+        "NaN where\n"
+        "it is outside the vocabulary. DLPack tensors on the device: logits [R, V] float32, "
+        "bfloat16 or\n"
         "float16, target [R] int64, loss and lse [R] float32. On `stream`, without copies or\n"
         "synchronisation. Raises InvalidArgument, Unsupported, NoDevice, DeviceError.");
-  m.def("backward", backward, py::arg("dloss"), py::arg("logits"), py::arg("target"), py::arg("lse"),
-        py::kw_only(), py::arg("dlogits"), py::arg("ignore_index") = -100, py::arg("stream") = 0,
-        py::arg("kernel") = "",
+  m.def("backward", backward, py::arg("dloss"), py::arg("logits"), py::arg("target"),
+        py::arg("lse"), py::kw_only(), py::arg("dlogits"), py::arg("ignore_index") = -100,
+        py::arg("stream") = 0, py::arg("kernel") = "",
         "dlogits = (softmax(logits) - onehot(target)) * dloss[r]; dlogits may be logits itself.");
   m.def("forward_numpy", forward_numpy, py::arg("logits"), py::arg("target"), py::kw_only(),
         py::arg("ignore_index") = -100, py::arg("kernel") = "",

@@ -27,7 +27,10 @@ bool from_dlpack(DLDataType t, DType* out) {
       *out = DType::bf16;
       return t.bits == 16;
     case kDLInt:
-      *out = t.bits == 64 ? DType::i64 : t.bits == 32 ? DType::i32 : t.bits == 16 ? DType::i16 : DType::i8;
+      *out = t.bits == 64   ? DType::i64
+             : t.bits == 32 ? DType::i32
+             : t.bits == 16 ? DType::i16
+                            : DType::i8;
       return true;
     case kDLUInt:
       *out = DType::u8;
@@ -47,8 +50,10 @@ Tensor from_dl(const char* op, const char* what, const DLTensor& dl) {
                           std::to_string(dl.device.device_type) + "; try forward_numpy or .cuda()");
   }
   if (!from_dlpack(dl.dtype, &t.dtype) || dl.ndim > cuda_ops::kMaxRank) {
-    raise_invalid(op, std::string("expected ") + what + " of a supported dtype and rank <= 8, got DLPack "
-                          "dtype " + std::to_string(dl.dtype.code) + "/" + std::to_string(dl.dtype.bits) +
+    raise_invalid(op, std::string("expected ") + what +
+                          " of a supported dtype and rank <= 8, got DLPack "
+                          "dtype " +
+                          std::to_string(dl.dtype.code) + "/" + std::to_string(dl.dtype.bits) +
                           " of rank " + std::to_string(dl.ndim));
   }
   t.data = static_cast<char*>(dl.data) + dl.byte_offset;
@@ -77,7 +82,8 @@ const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
     if (header == nullptr) PyErr_Clear();
     for (; header != nullptr && api == nullptr; header = header->prev_api) {
       auto* table = reinterpret_cast<const DLPackExchangeAPI*>(header);
-      if (header->version.major == DLPACK_MAJOR_VERSION && table->dltensor_from_py_object_no_sync) api = table;
+      if (header->version.major == DLPACK_MAJOR_VERSION && table->dltensor_from_py_object_no_sync)
+        api = table;
     }
   }
   known_type = type;
@@ -102,7 +108,8 @@ DType dtype_of_numpy(const char* op, const char* what, const py::dtype& d) {
   if (name == "bfloat16") return DType::bf16;
   raise_invalid(op, std::string("expected ") + what +
                         " of float32, float16, uint16 (bfloat16 bits), float64, an integer type or "
-                        "bool, got numpy's " + name);
+                        "bool, got numpy's " +
+                        name);
 }
 
 void check_cuda(const char* op, cudaError_t e, const char* what) {
@@ -125,9 +132,10 @@ void add_exceptions(py::module_& m) {
     m.add_object(short_name, py::reinterpret_borrow<py::object>(e));
     return e;  // the module keeps one reference, this table the other
   };
-  exceptions.invalid = add("InvalidArgument", PyExc_ValueError, "An operand or attribute is not legal.");
-  exceptions.unsupported =
-      add("Unsupported", PyExc_NotImplementedError, "No kernel takes the problem; the message says why.");
+  exceptions.invalid =
+      add("InvalidArgument", PyExc_ValueError, "An operand or attribute is not legal.");
+  exceptions.unsupported = add("Unsupported", PyExc_NotImplementedError,
+                               "No kernel takes the problem; the message says why.");
   exceptions.no_device = add("NoDevice", PyExc_RuntimeError, "There is no CUDA device or driver.");
   exceptions.device = add("DeviceError", PyExc_RuntimeError, "The CUDA runtime reported an error.");
 }
@@ -190,7 +198,8 @@ Tensor HostCall::upload(const char* what, py::handle object) {
     raise_invalid(op_, std::string("expected a numpy array for ") + what + ", got " +
                            Py_TYPE(object.ptr())->tp_name);
   }
-  if (source.ndim() > cuda_ops::kMaxRank) raise_invalid(op_, std::string("expected rank <= 8 for ") + what);
+  if (source.ndim() > cuda_ops::kMaxRank)
+    raise_invalid(op_, std::string("expected rank <= 8 for ") + what);
   Tensor t;
   t.dtype = dtype_of_numpy(op_, what, source.dtype());
   t.rank = static_cast<int>(source.ndim());
@@ -201,8 +210,10 @@ Tensor HostCall::upload(const char* what, py::handle object) {
     dense *= t.shape[d];
   }
   t.data = allocate(static_cast<std::size_t>(source.nbytes()));
-  check_cuda(op_, cudaMemcpy(t.data, source.data(), static_cast<std::size_t>(source.nbytes()),
-                             cudaMemcpyHostToDevice), "a copy to the device");
+  check_cuda(op_,
+             cudaMemcpy(t.data, source.data(), static_cast<std::size_t>(source.nbytes()),
+                        cudaMemcpyHostToDevice),
+             "a copy to the device");
   return t;
 }
 
@@ -238,16 +249,16 @@ Workspace HostCall::workspace(std::size_t bytes) {
 py::array HostCall::download(const Tensor& t) {
   for (auto& [data, host] : outputs_) {
     if (data != t.data) continue;
-    check_cuda(op_, cudaMemcpy(host.mutable_data(), data, static_cast<std::size_t>(host.nbytes()),
-                               cudaMemcpyDeviceToHost), "a finished kernel");
+    check_cuda(op_,
+               cudaMemcpy(host.mutable_data(), data, static_cast<std::size_t>(host.nbytes()),
+                          cudaMemcpyDeviceToHost),
+               "a finished kernel");
     return host;
   }
   throw py::value_error("no output of this call");
 }
 
-std::vector<py::ssize_t> shape_of(const Tensor& t) {
-  return {t.shape, t.shape + t.rank};
-}
+std::vector<py::ssize_t> shape_of(const Tensor& t) { return {t.shape, t.shape + t.rank}; }
 
 py::dtype dtype_of(py::handle array) {
   const py::array a = py::array::ensure(array);

@@ -1,5 +1,6 @@
 // What the operator modules' bindings share: tensors from DLPack or numpy, and typed exceptions.
-// DLPack operands are neither copied nor synchronised; numpy operands are copied to the device and back.
+// DLPack operands are neither copied nor synchronised; numpy operands are copied to the device and
+// back.
 #pragma once
 
 #include <pybind11/numpy.h>

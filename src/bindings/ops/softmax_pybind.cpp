@@ -15,9 +15,9 @@ void forward(py::handle x, py::handle y, bool log, std::uintptr_t stream, const 
 
 void backward(py::handle dy, py::handle y, py::handle dx, bool log, std::uintptr_t stream,
               const char* kernel) {
-  check(softmax_backward({device_tensor(kOp, "dy", dy), device_tensor(kOp, "y", y),
-                          device_tensor(kOp, "dx", dx), log},
-                         kernel, stream_of(stream)));
+  check(softmax_backward(
+      {device_tensor(kOp, "dy", dy), device_tensor(kOp, "y", y), device_tensor(kOp, "dx", dx), log},
+      kernel, stream_of(stream)));
 }
 
 py::array forward_numpy(py::handle x, bool log, const char* kernel) {
@@ -43,12 +43,16 @@ py::array backward_numpy(py::handle dy, py::handle y, bool log, const char* kern
 PYBIND11_MODULE(_ops_softmax, m) {
   m.doc() = "softmax and log_softmax over the last axis on CUDA, with gradients.";
   add_exceptions(m);
-  m.def("kernels", [] { return describe(softmax_forward_rows()); }, "[(name, range)] of the forward kernels.");
-  m.def("backward_kernels", [] { return describe(softmax_backward_rows()); },
-        "[(name, range)] of the backward kernels.");
+  m.def(
+      "kernels", [] { return describe(softmax_forward_rows()); },
+      "[(name, range)] of the forward kernels.");
+  m.def(
+      "backward_kernels", [] { return describe(softmax_backward_rows()); },
+      "[(name, range)] of the backward kernels.");
   m.def("forward", forward, py::arg("x"), py::kw_only(), py::arg("y"), py::arg("log") = false,
         py::arg("stream") = 0, py::arg("kernel") = "",
-        "y = softmax(x) or log_softmax(x). DLPack tensors [*, N] on the device, float32, bfloat16 or\n"
+        "y = softmax(x) or log_softmax(x). DLPack tensors [*, N] on the device, float32, bfloat16 "
+        "or\n"
         "float16, any row pitch; on `stream` (a cudaStream_t as an integer) without copies or\n"
         "synchronisation. Raises InvalidArgument, Unsupported, NoDevice, DeviceError.");
   m.def("backward", backward, py::arg("dy"), py::arg("y"), py::kw_only(), py::arg("dx"),

@@ -1,5 +1,6 @@
 // Device primitives shared by the operators: 16-byte vectors of any float dtype as fp32 values, and
-// sums and maxima over a warp or a block. Every value is widened to fp32 and rounded once at the end.
+// sums and maxima over a warp or a block. Every value is widened to fp32 and rounded once at the
+// end.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -53,8 +54,8 @@ __device__ __forceinline__ void store_vec(T* dst, const float (&in)[V]) {
   *reinterpret_cast<Pack<T, V>*>(dst) = p;
 }
 
-/// Makes the compiler convert a pack again at its next use: rows wait in registers as 16-byte packs, not
-/// as the fp32 values of the last pass, which leaves registers for more loads in flight.
+/// Makes the compiler convert a pack again at its next use: rows wait in registers as 16-byte
+/// packs, not as the fp32 values of the last pass, which leaves registers for more loads in flight.
 template <class T, int V>
 __device__ __forceinline__ void forget_values(Pack<T, V>& p) {
   static_assert(sizeof(p) == 16);
@@ -94,7 +95,7 @@ __device__ __forceinline__ float block_reduce(float x) {
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
   __syncthreads();
   return warp_reduce<Op>(static_cast<int>(threadIdx.x % 32) < warps ? part[threadIdx.x % 32]
-                                                                     : Op::kIdentity);
+                                                                    : Op::kIdentity);
 }
 
 /// Over Threads threads: a warp of a block (32) or the whole block.

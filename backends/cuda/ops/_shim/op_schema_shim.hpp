@@ -34,8 +34,8 @@ struct Workspace {
 /// One kernel of an operator over problems of type P.
 template <class P>
 struct KernelRow {
-  const char* name;   // "<op>_<algorithm>_<arch>"
-  const char* range;  // the problems it is for, for people
+  const char* name;                  // "<op>_<algorithm>_<arch>"
+  const char* range;                 // the problems it is for, for people
   const char* (*why_not)(const P&);  // null: supported; else a static reason
   double (*cost_us)(const P&);       // a rough estimate; only its order counts
   Status (*launch)(const P&, Workspace, Stream);

@@ -42,9 +42,7 @@ inline const char* name_of(DType t) {
 }
 
 /// What the fast kernels take: fp32, bf16 and fp16 (accumulated in fp32).
-inline bool is_float(DType t) {
-  return t == DType::f32 || t == DType::bf16 || t == DType::f16;
-}
+inline bool is_float(DType t) { return t == DType::f32 || t == DType::bf16 || t == DType::f16; }
 
 inline std::int64_t numel(const Tensor& t) {
   std::int64_t n = 1;

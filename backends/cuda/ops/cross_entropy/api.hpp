@@ -1,6 +1,6 @@
 // Cross entropy of logits [R, V] against class ids [R]: one loss and one log-sum-exp a row, fp32.
-// The vocabulary is taken in chunks, online: nothing of size [R, V] is ever made. A row whose target
-// is ignore_index has loss 0 and gradient 0; any other target outside [0, V) gives NaN.
+// The vocabulary is taken in chunks, online: nothing of size [R, V] is ever made. A row whose
+// target is ignore_index has loss 0 and gradient 0; any other target outside [0, V) gives NaN.
 #pragma once
 
 #include "_shim/op_schema_shim.hpp"

@@ -51,7 +51,8 @@ Status cross_entropy_backward(const CrossEntropyBackward& p, const char* kernel,
   if (Status s = check_per_row("dloss", p.dloss, DType::f32, p.logits); !s) return s;
   if (numel(p.logits) == 0) return {};
   const KernelRow<CrossEntropyBackward>* row = nullptr;
-  if (Status s = select_row<CrossEntropyBackward>("cross_entropy", kRows, p, kernel, &row); !s) return s;
+  if (Status s = select_row<CrossEntropyBackward>("cross_entropy", kRows, p, kernel, &row); !s)
+    return s;
   return row->launch(p, {}, stream);
 }
 

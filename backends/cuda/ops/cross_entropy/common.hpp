@@ -22,7 +22,8 @@ inline Status check_logits(const char* what, const Tensor& t, const Tensor& logi
 }
 
 inline Status check_per_row(const char* what, const Tensor& t, DType dtype, const Tensor& logits) {
-  if (t.dtype == dtype && t.rank == 1 && t.shape[0] == logits.shape[0] && is_contiguous(t)) return {};
+  if (t.dtype == dtype && t.rank == 1 && t.shape[0] == logits.shape[0] && is_contiguous(t))
+    return {};
   return invalid(std::string("[cross_entropy] expected ") + what + " dense [R = " +
                  std::to_string(logits.shape[0]) + "] of " + name_of(dtype) + ", got " +
                  name_of(t.dtype) + " of rank " + std::to_string(t.rank) + "; try one entry a row");
@@ -36,14 +37,17 @@ struct Split {
 /// Few rows: several blocks a row, so that the card is full; at least 4096 elements a block.
 inline Split split_vocabulary(std::int64_t rows, std::int64_t n) {
   const std::int64_t wanted = ceil_div(8 * 132, std::max<std::int64_t>(1, rows));
-  const std::int64_t chunks = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, n / 4096));
+  const std::int64_t chunks =
+      std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, n / 4096));
   const std::int64_t chunk = ceil_div(ceil_div(n, chunks), 8) * 8;
-  return {static_cast<int>(std::max<std::int64_t>(1, ceil_div(n, chunk))), std::max<std::int64_t>(chunk, 8)};
+  return {static_cast<int>(std::max<std::int64_t>(1, ceil_div(n, chunk))),
+          std::max<std::int64_t>(chunk, 8)};
 }
 
 inline const char* cross_entropy_vector_why_not(std::initializer_list<const Tensor*> tensors) {
   for (const Tensor* t : tensors) {
-    if (!is_aligned(t->data, rows_of(*t).pitch, t->dtype, 16)) return "rows are not 16-byte aligned";
+    if (!is_aligned(t->data, rows_of(*t).pitch, t->dtype, 16))
+      return "rows are not 16-byte aligned";
     if (t->shape[1] * size_of(t->dtype) % 16 != 0) return "rows are not whole vectors";
   }
   return nullptr;

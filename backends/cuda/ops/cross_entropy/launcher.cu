@@ -66,7 +66,8 @@ Status cross_entropy_forward(const CrossEntropyForward& p, const char* kernel, W
   if (Status s = check(p, workspace); !s) return s;
   if (p.logits.shape[0] == 0) return {};
   const KernelRow<CrossEntropyForward>* row = nullptr;
-  if (Status s = select_row<CrossEntropyForward>("cross_entropy", kRows, p, kernel, &row); !s) return s;
+  if (Status s = select_row<CrossEntropyForward>("cross_entropy", kRows, p, kernel, &row); !s)
+    return s;
   return row->launch(p, workspace, stream);
 }
 

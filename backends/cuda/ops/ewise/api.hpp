@@ -33,6 +33,7 @@ Status ewise(const Ewise& p, const char* kernel, Stream stream);
 
 /// The program of dL/d operand, over the operands and then dy; empty code: the gradient is zero.
 /// Every instruction must be of class f32 or f64 (comparisons stop the gradient).
-Status ewise_gradient(const EwiseProgram& program, int num_operands, int operand, EwiseProgram* out);
+Status ewise_gradient(const EwiseProgram& program, int num_operands, int operand,
+                      EwiseProgram* out);
 
 }  // namespace rm::cuda_ops

@@ -13,8 +13,8 @@ void launch(const Ewise& p, Stream stream) {
   const std::int64_t n = numel(p.y), vectors = n / kVec<T>;
   const auto blocks = static_cast<unsigned>(
       std::max<std::int64_t>(1, ceil_div(vectors, 256 * (Arity == 1 ? 4 : 2))));
-  ewise_direct<T, Op, Arity><<<blocks, 256, 0, stream>>>(a, b, static_cast<T*>(p.y.data), vectors,
-                                                         n % kVec<T>);
+  ewise_direct<T, Op, Arity>
+      <<<blocks, 256, 0, stream>>>(a, b, static_cast<T*>(p.y.data), vectors, n % kVec<T>);
 }
 
 template <class T>

@@ -33,19 +33,32 @@ class Emitter {
 /// d result / d a times g, or -1 when it is zero. r is the result.
 int unary_gradient(Emitter& e, int opcode, int a, int r, int g) {
   switch (opcode) {
-    case kCopy: return g;
-    case kNeg: return e.emit(kNeg, g);
-    case kAbs: return e.mul(g, e.emit(kSign, a));
-    case kExp: return e.mul(g, r);
-    case kLog: return e.emit(kDiv, g, a);
-    case kSqrt: return e.emit(kDiv, e.scaled(g, 0.5), r);
-    case kRsqrt: return e.mul(e.scaled(g, -0.5), e.mul(r, e.mul(r, r)));
-    case kSin: return e.mul(g, e.emit(kCos, a));
-    case kCos: return e.mul(g, e.emit(kNeg, e.emit(kSin, a)));
-    case kTanh: return e.mul(g, e.one_minus(e.mul(r, r)));
-    case kErf: return e.mul(e.scaled(g, 1.12837916709551257390), e.emit(kExp, e.emit(kNeg, e.mul(a, a))));
-    case kSigmoid: return e.mul(g, e.mul(r, e.one_minus(r)));
-    case kRelu: return e.masked(e.emit(kGt, a, e.constant(0.0)), g);
+    case kCopy:
+      return g;
+    case kNeg:
+      return e.emit(kNeg, g);
+    case kAbs:
+      return e.mul(g, e.emit(kSign, a));
+    case kExp:
+      return e.mul(g, r);
+    case kLog:
+      return e.emit(kDiv, g, a);
+    case kSqrt:
+      return e.emit(kDiv, e.scaled(g, 0.5), r);
+    case kRsqrt:
+      return e.mul(e.scaled(g, -0.5), e.mul(r, e.mul(r, r)));
+    case kSin:
+      return e.mul(g, e.emit(kCos, a));
+    case kCos:
+      return e.mul(g, e.emit(kNeg, e.emit(kSin, a)));
+    case kTanh:
+      return e.mul(g, e.one_minus(e.mul(r, r)));
+    case kErf:
+      return e.mul(e.scaled(g, 1.12837916709551257390), e.emit(kExp, e.emit(kNeg, e.mul(a, a))));
+    case kSigmoid:
+      return e.mul(g, e.mul(r, e.one_minus(r)));
+    case kRelu:
+      return e.masked(e.emit(kGt, a, e.constant(0.0)), g);
     case kGelu: {
       const int cdf = e.scaled(e.plus(e.emit(kErf, e.scaled(a, 0.70710678118654752440)), 1.0), 0.5);
       const int pdf = e.scaled(e.emit(kExp, e.scaled(e.mul(a, a), -0.5)), 0.39894228040143267794);
@@ -55,7 +68,8 @@ int unary_gradient(Emitter& e, int opcode, int a, int r, int g) {
       const int square = e.mul(a, a);
       const int t = e.emit(kTanh, e.mul(e.scaled(a, 0.79788456080286535588),
                                         e.plus(e.scaled(square, 0.044715), 1.0)));
-      const int slope = e.scaled(e.plus(e.scaled(square, 3 * 0.044715), 1.0), 0.79788456080286535588);
+      const int slope =
+          e.scaled(e.plus(e.scaled(square, 3 * 0.044715), 1.0), 0.79788456080286535588);
       const int right = e.mul(e.mul(e.scaled(a, 0.5), e.one_minus(e.mul(t, t))), slope);
       return e.mul(g, e.emit(kAdd, e.scaled(e.plus(t, 1.0), 0.5), right));
     }
@@ -63,11 +77,16 @@ int unary_gradient(Emitter& e, int opcode, int a, int r, int g) {
       const int s = e.emit(kSigmoid, a);
       return e.mul(g, e.mul(s, e.plus(e.mul(a, e.one_minus(s)), 1.0)));
     }
-    case kReciprocal: return e.emit(kNeg, e.mul(g, e.mul(r, r)));
-    case kSoftplus: return e.mul(g, e.emit(kSigmoid, a));
-    case kLog1p: return e.emit(kDiv, g, e.plus(a, 1.0));
-    case kExpm1: return e.mul(g, e.plus(r, 1.0));
-    default: return -1;  // floor, ceil, round, sign, trunc, logical_not, isnan
+    case kReciprocal:
+      return e.emit(kNeg, e.mul(g, e.mul(r, r)));
+    case kSoftplus:
+      return e.mul(g, e.emit(kSigmoid, a));
+    case kLog1p:
+      return e.emit(kDiv, g, e.plus(a, 1.0));
+    case kExpm1:
+      return e.mul(g, e.plus(r, 1.0));
+    default:
+      return -1;  // floor, ceil, round, sign, trunc, logical_not, isnan
   }
 }
 
@@ -80,9 +99,12 @@ int extremum_gradient(Emitter& e, int better, int a, int b, int g) {
 int operand_gradient(Emitter& e, const EwiseInstruction& in, int which, int r, int g) {
   const int a = in.a, b = in.b;
   switch (in.opcode) {
-    case kAdd: return g;
-    case kSub: return which == 0 ? g : e.emit(kNeg, g);
-    case kMul: return e.mul(g, which == 0 ? b : a);
+    case kAdd:
+      return g;
+    case kSub:
+      return which == 0 ? g : e.emit(kNeg, g);
+    case kMul:
+      return e.mul(g, which == 0 ? b : a);
     case kDiv: {
       const int q = e.emit(kDiv, g, b);
       return which == 0 ? q : e.emit(kNeg, e.mul(q, r));
@@ -90,15 +112,19 @@ int operand_gradient(Emitter& e, const EwiseInstruction& in, int which, int r, i
     case kPow:
       if (which == 0) return e.mul(g, e.mul(b, e.emit(kPow, a, e.plus(b, -1.0))));
       return e.mul(g, e.mul(r, e.emit(kLog, a)));
-    case kMinimum: return extremum_gradient(e, kLt, which == 0 ? a : b, which == 0 ? b : a, g);
-    case kMaximum: return extremum_gradient(e, kGt, which == 0 ? a : b, which == 0 ? b : a, g);
+    case kMinimum:
+      return extremum_gradient(e, kLt, which == 0 ? a : b, which == 0 ? b : a, g);
+    case kMaximum:
+      return extremum_gradient(e, kGt, which == 0 ? a : b, which == 0 ? b : a, g);
     case kRemainder:
       return which == 0 ? g : e.emit(kNeg, e.mul(g, e.emit(kFloorDiv, a, b)));
     case kWhere:
       if (which == 0) return -1;
       return which == 1 ? e.masked(a, g) : e.emit(kWhere, a, e.constant(0.0), g);
-    case kFma: return which == 2 ? g : e.mul(g, which == 0 ? b : a);
-    default: return arity_of(in.opcode) == 1 ? unary_gradient(e, in.opcode, a, r, g) : -1;
+    case kFma:
+      return which == 2 ? g : e.mul(g, which == 0 ? b : a);
+    default:
+      return arity_of(in.opcode) == 1 ? unary_gradient(e, in.opcode, a, r, g) : -1;
   }
 }
 
@@ -139,8 +165,9 @@ Status ewise_gradient(const EwiseProgram& program, int n, int operand, EwiseProg
   const auto shifted = [n](int r) { return r < n ? r : r + 1; };
   for (EwiseInstruction in : program.code) {
     if (in.cls == 2 && !gives_bool(in.opcode) && !(in.opcode >= kAnd && in.opcode <= kXor)) {
-      return unsupported("[ewise] expected float instructions in a program to differentiate, got class "
-                         "i64; try detaching the integer part");
+      return unsupported(
+          "[ewise] expected float instructions in a program to differentiate, got class "
+          "i64; try detaching the integer part");
     }
     if (in.opcode != kConst) in.a = shifted(in.a), in.b = shifted(in.b), in.c = shifted(in.c);
     all.code.push_back(in);

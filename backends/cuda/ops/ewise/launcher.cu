@@ -25,10 +25,11 @@ const char* chain_why_not(const Ewise& p) {
 Status launch_chain(const Ewise& p, Workspace, Stream stream) {
   EwiseArgs args;
   int slots = 0;
-  if (const char* why = chain_args(p, &args, &slots)) return unsupported(std::string("[ewise] ") + why);
+  if (const char* why = chain_args(p, &args, &slots))
+    return unsupported(std::string("[ewise] ") + why);
   const std::int64_t vectors = args.total / kChainVec;
-  const auto blocks = static_cast<unsigned>(
-      std::min<std::int64_t>(ceil_div(vectors, kChainThreads), 1 << 30));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(ceil_div(vectors, kChainThreads), 1 << 30));
   const std::size_t shared = static_cast<std::size_t>(slots) * kChainVec * kChainThreads * 4;
   ewise_chain<<<blocks, kChainThreads, shared, stream>>>(args);
   return launch_status("ewise");
@@ -36,7 +37,8 @@ Status launch_chain(const Ewise& p, Workspace, Stream stream) {
 
 Status launch_interp(const Ewise& p, Workspace, Stream stream) {
   const EwiseArgs args = interp_args(p);
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(args.total, 128), 1 << 20));
+  const auto blocks =
+      static_cast<unsigned>(std::min<std::int64_t>(ceil_div(args.total, 128), 1 << 20));
   ewise_interp<<<blocks, 128, 0, stream>>>(args);
   return launch_status("ewise");
 }

@@ -8,8 +8,20 @@ namespace {
 
 bool legal_int(int opcode) {
   switch (opcode) {
-    case kConst: case kCopy: case kNeg: case kAbs: case kRelu: case kLogicalNot: case kSign:
-    case kIsNan: case kFloor: case kCeil: case kRound: case kTrunc: case kWhere: case kFma:
+    case kConst:
+    case kCopy:
+    case kNeg:
+    case kAbs:
+    case kRelu:
+    case kLogicalNot:
+    case kSign:
+    case kIsNan:
+    case kFloor:
+    case kCeil:
+    case kRound:
+    case kTrunc:
+    case kWhere:
+    case kFma:
       return true;
     default:
       return opcode >= kAdd && opcode <= kXor;
@@ -32,13 +44,15 @@ Status check_ewise(const Ewise& p) {
                        "; try splitting the chain");
   }
   for (const Tensor& t : p.operands) {
-    if (!same_shape(t, p.y)) return invalid("[ewise] expected operands of y's shape, got another; try expand");
+    if (!same_shape(t, p.y))
+      return invalid("[ewise] expected operands of y's shape, got another; try expand");
   }
   for (std::size_t i = 0; i < code.size(); ++i) {
     const auto& in = code[i];
     const int arity = arity_of(in.opcode), limit = static_cast<int>(p.operands.size() + i);
     if (arity < 0 || in.cls < 0 || in.cls > 2 || (in.cls == 2 && !legal_int(in.opcode))) {
-      return invalid(at(i) + "expected an opcode of docs/operators.md in a class that has it, got " +
+      return invalid(at(i) +
+                     "expected an opcode of docs/operators.md in a class that has it, got " +
                      std::to_string(in.opcode) + " in class " + std::to_string(in.cls));
     }
     const int regs[] = {in.a, in.b, in.c};
@@ -48,8 +62,8 @@ Status check_ewise(const Ewise& p) {
                        std::to_string(regs[k]));
       }
     }
-    if (in.opcode == kConst && (in.a < 0 || in.a >= static_cast<int>(p.program.imm.size()) ||
-                                in.a >= kMaxInstructions)) {
+    if (in.opcode == kConst &&
+        (in.a < 0 || in.a >= static_cast<int>(p.program.imm.size()) || in.a >= kMaxInstructions)) {
       return invalid(at(i) + "expected an index into imm, got " + std::to_string(in.a));
     }
   }
@@ -86,9 +100,13 @@ EwiseArgs interp_args(const Ewise& p) {
   }
   for (int i = 0; i < a.steps; ++i) {
     const auto& in = p.program.code[i];
-    a.step[i] = {static_cast<std::int16_t>(in.opcode), static_cast<std::int16_t>(in.cls),
-                 static_cast<std::int16_t>(in.a),      static_cast<std::int16_t>(in.b),
-                 static_cast<std::int16_t>(in.c),      -1, 0.0f};
+    a.step[i] = {static_cast<std::int16_t>(in.opcode),
+                 static_cast<std::int16_t>(in.cls),
+                 static_cast<std::int16_t>(in.a),
+                 static_cast<std::int16_t>(in.b),
+                 static_cast<std::int16_t>(in.c),
+                 -1,
+                 0.0f};
   }
   for (std::size_t i = 0; i < p.program.imm.size() && i < kMaxInstructions; ++i) {
     a.imm[i] = p.program.imm[i];
@@ -110,11 +128,13 @@ const char* chain_layout_why_not(const EwiseArgs& a) {
   if (!is_float(a.y_dtype) && a.y_dtype != DType::boolean) return "y is neither float nor bool";
   for (int o = 0; o < a.operands; ++o) {
     const EwiseOperand& x = a.operand[o];
-    if (!is_float(x.dtype) && x.dtype != DType::boolean) return "an operand is neither float nor bool";
+    if (!is_float(x.dtype) && x.dtype != DType::boolean)
+      return "an operand is neither float nor bool";
     const std::int64_t s = x.stride[inner];
     if (s != 0 && s != 1) return "an operand is strided along the inner axis";
     if (s == 0) continue;
-    if (reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0) return "an operand is not 16-byte aligned";
+    if (reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0)
+      return "an operand is not 16-byte aligned";
     for (int d = 0; d < inner; ++d) {
       if (x.stride[d] % 8 != 0) return "an operand's rows are not 16-byte aligned";
     }
@@ -186,7 +206,8 @@ const char* direct_why_not(const Ewise& p) {
   if (p.program.code.size() != 1) return "more than one instruction";
   const auto& in = p.program.code[0];
   const int arity = arity_of(in.opcode);
-  if (in.cls != 0 || arity < 1 || arity > 2) return "not a unary or binary instruction of class f32";
+  if (in.cls != 0 || arity < 1 || arity > 2)
+    return "not a unary or binary instruction of class f32";
   const int regs[] = {in.a, in.b};
   for (int k = 0; k < arity; ++k) {
     const Tensor& t = p.operands[regs[k]];

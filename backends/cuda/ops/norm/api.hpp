@@ -1,5 +1,6 @@
-// layer_norm and rms_norm over the last axis, a residual added first where given, and their gradients.
-// Leading axes collapse to rows; x may have any row pitch, weight and bias are dense and of x's dtype.
+// layer_norm and rms_norm over the last axis, a residual added first where given, and their
+// gradients. Leading axes collapse to rows; x may have any row pitch, weight and bias are dense and
+// of x's dtype.
 #pragma once
 
 #include "_shim/op_schema_shim.hpp"
@@ -19,7 +20,8 @@ struct NormForward {
   float eps = 1e-5f, weight_offset = 0.0f;
 };
 
-/// h is what was normalised (x, or `sum` with a residual). dx is the gradient of x and of the residual.
+/// h is what was normalised (x, or `sum` with a residual). dx is the gradient of x and of the
+/// residual.
 struct NormBackward {
   Norm kind = Norm::layer;
   Tensor dy, h, dx;

@@ -130,13 +130,14 @@ std::size_t norm_backward_workspace(const NormBackward& p) {
                                static_cast<std::size_t>(h.rows) * 8);
 }
 
-Status norm_backward(const NormBackward& p, const char* kernel, Workspace workspace, Stream stream) {
+Status norm_backward(const NormBackward& p, const char* kernel, Workspace workspace,
+                     Stream stream) {
   if (Status s = check(p, workspace); !s) return s;
   if (numel(p.h) == 0) {  // a sum over no rows
     for (const Tensor* t : {p.dweight, p.dbias}) {
       if (t == nullptr || numel(*t) == 0) continue;
-      const cudaError_t e =
-          cudaMemsetAsync(t->data, 0, static_cast<std::size_t>(numel(*t)) * size_of(t->dtype), stream);
+      const cudaError_t e = cudaMemsetAsync(
+          t->data, 0, static_cast<std::size_t>(numel(*t)) * size_of(t->dtype), stream);
       if (e != cudaSuccess) return cuda_status(name_of(p.kind), e, "a cleared gradient");
     }
     return {};

@@ -16,9 +16,10 @@ inline Status check_like(const char* op, const char* what, const Tensor& t, cons
                    std::to_string(t.rank) + "; try matching x");
   }
   if (!rows_of(t).valid) {
-    return invalid(std::string("[") + op + "] expected " + what +
-                   " with a dense last axis and leading axes of one pitch, got other strides; try a "
-                   "contiguous tensor");
+    return invalid(
+        std::string("[") + op + "] expected " + what +
+        " with a dense last axis and leading axes of one pitch, got other strides; try a "
+        "contiguous tensor");
   }
   return {};
 }
@@ -35,11 +36,14 @@ inline Status check_vector(const char* op, const char* what, const Tensor& t, co
 
 inline Status check_base(const char* op, const Tensor& x) {
   if (!is_float(x.dtype) || x.rank < 1) {
-    return invalid(std::string("[") + op + "] expected float32, bfloat16 or float16 of rank >= 1, "
-                   "got " + name_of(x.dtype) + " of rank " + std::to_string(x.rank) + "; try a cast");
+    return invalid(std::string("[") + op +
+                   "] expected float32, bfloat16 or float16 of rank >= 1, "
+                   "got " +
+                   name_of(x.dtype) + " of rank " + std::to_string(x.rank) + "; try a cast");
   }
   if (x.shape[x.rank - 1] > 0x7fffffff) {
-    return unsupported(std::string("[") + op + "] expected a last axis below 2^31; try splitting it");
+    return unsupported(std::string("[") + op +
+                       "] expected a last axis below 2^31; try splitting it");
   }
   return {};
 }
@@ -59,14 +63,16 @@ struct NormShape {
 inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   NormShape s{};
-  const bool few = rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
+  const bool few =
+      rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
   s.warp = !few && vectors <= (backward ? 64 : 256);
   if (s.warp) {
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
     s.per = few ? 1 : !backward ? 4 : vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4;
-    s.threads = static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
+    s.threads =
+        static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const int teams_a_block = s.warp ? 4 : 1;
   const auto resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *

@@ -8,8 +8,9 @@ namespace rm::cuda_ops {
 
 inline Status check_softmax(const char* what, const Tensor& t, const Tensor& x) {
   if (!is_float(x.dtype) || x.rank < 1 || x.shape[x.rank - 1] > 0x7fffffff) {
-    return invalid(std::string("[softmax] expected float32, bfloat16 or float16 of rank >= 1, got ") +
-                   name_of(x.dtype) + " of rank " + std::to_string(x.rank) + "; try a cast");
+    return invalid(
+        std::string("[softmax] expected float32, bfloat16 or float16 of rank >= 1, got ") +
+        name_of(x.dtype) + " of rank " + std::to_string(x.rank) + "; try a cast");
   }
   if (t.dtype != x.dtype || !same_shape(t, x) || !rows_of(t).valid) {
     return invalid(std::string("[softmax] expected ") + what + " of one shape and dtype (" +
@@ -28,15 +29,21 @@ struct SoftmaxShape {
 inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   SoftmaxShape s{};
-  const bool few = rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
+  const bool few =
+      rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
   s.warp = !few && vectors <= (backward ? 128 : 256);
   if (s.warp) {
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = few ? 1 : backward ? (vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4) : vectors <= 2048 ? 4 : 8;
-    s.threads = static_cast<int>(
-        std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
+    s.per = few               ? 1
+            : backward        ? (vectors <= 512    ? 1
+                                 : vectors <= 1024 ? 2
+                                                   : 4)
+            : vectors <= 2048 ? 4
+                              : 8;
+    s.threads =
+        static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const std::int64_t resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
                                 (s.warp ? 16 : std::max(1, 2048 / s.threads));
@@ -47,7 +54,8 @@ inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t, bo
 
 inline const char* softmax_vector_why_not(std::initializer_list<const Tensor*> tensors) {
   for (const Tensor* t : tensors) {
-    if (!is_aligned(t->data, rows_of(*t).pitch, t->dtype, 16)) return "rows are not 16-byte aligned";
+    if (!is_aligned(t->data, rows_of(*t).pitch, t->dtype, 16))
+      return "rows are not 16-byte aligned";
     const std::int64_t bytes = t->shape[t->rank - 1] * size_of(t->dtype);
     if (bytes % 16 != 0) return "rows are not whole vectors";
     if (bytes > 64 * 1024) return "the row does not fit a block's registers (64 KiB)";

@@ -47,7 +47,9 @@ Status launch_naive(const SoftmaxForward& p, Workspace, Stream stream) {
 
 constexpr KernelRow<SoftmaxForward> kRows[] = {
     {"softmax_vector_sm80", "rows of whole 16-byte vectors up to 64 KiB",
-     [](const SoftmaxForward& p) { return softmax_vector_why_not({&p.x, &p.y}); },
+     [](const SoftmaxForward& p) {
+       return softmax_vector_why_not({&p.x, &p.y});
+     },
      [](const SoftmaxForward& p) { return softmax_cost(p.x, 2); }, launch_vector},
     {"softmax_naive_any", "any row", [](const SoftmaxForward&) -> const char* { return nullptr; },
      [](const SoftmaxForward& p) { return 2 * softmax_cost(p.x, 4); }, launch_naive},

@@ -1,5 +1,5 @@
-// Log-sum-exp of a chunk of a row in one pass (running maximum and scaled sum), then one small kernel
-// that joins the chunks. kVector: 16-byte vectors; else element by element, for any row.
+// Log-sum-exp of a chunk of a row in one pass (running maximum and scaled sum), then one small
+// kernel that joins the chunks. kVector: 16-byte vectors; else element by element, for any row.
 #pragma once
 
 #include "_shim/device_shim.cuh"

@@ -1,4 +1,5 @@
-// What the ewise kernels are launched with. All of it travels by value, so a graph holds its own copy.
+// What the ewise kernels are launched with. All of it travels by value, so a graph holds its own
+// copy.
 #pragma once
 
 #include <cstdint>

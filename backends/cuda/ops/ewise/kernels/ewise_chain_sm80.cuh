@@ -1,6 +1,6 @@
 // A program of class f32 over vectors of 8 elements. The last result stays in registers (the
-// accumulator); only a result that is read again later goes to a slot in shared memory; operands are
-// read where they are used. The inner axis of each operand is dense or broadcast.
+// accumulator); only a result that is read again later goes to a slot in shared memory; operands
+// are read where they are used. The inner axis of each operand is dense or broadcast.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -60,16 +60,19 @@ __device__ __forceinline__ std::int64_t chain_offset(const EwiseArgs& p, const E
   return at + place.row * o.stride[0];
 }
 
-__device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index, const ChainPlace& place,
-                                              float (&out)[kChainVec]) {
+__device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index,
+                                              const ChainPlace& place, float (&out)[kChainVec]) {
   const EwiseOperand& o = p.operand[index];
   const int inner = p.rank - 1;
   const std::int64_t at = chain_offset(p, o, place);
   const bool dense = o.stride[inner] != 0;
   switch (o.dtype) {
-    case DType::f32: return chain_load<float>(o, at, dense, out);
-    case DType::bf16: return chain_load<__nv_bfloat16>(o, at, dense, out);
-    case DType::f16: return chain_load<__half>(o, at, dense, out);
+    case DType::f32:
+      return chain_load<float>(o, at, dense, out);
+    case DType::bf16:
+      return chain_load<__nv_bfloat16>(o, at, dense, out);
+    case DType::f16:
+      return chain_load<__half>(o, at, dense, out);
     default: {  // bool
       const auto* b = static_cast<const std::uint8_t*>(o.data) + at;
 #pragma unroll
@@ -87,8 +90,10 @@ __device__ __forceinline__ void chain_store(const EwiseArgs& p, std::int64_t vec
       store_vec(static_cast<float*>(p.y) + at, lo);
       return store_vec(static_cast<float*>(p.y) + at + 4, hi);
     }
-    case DType::bf16: return store_vec(static_cast<__nv_bfloat16*>(p.y) + at, v);
-    case DType::f16: return store_vec(static_cast<__half*>(p.y) + at, v);
+    case DType::bf16:
+      return store_vec(static_cast<__nv_bfloat16*>(p.y) + at, v);
+    case DType::f16:
+      return store_vec(static_cast<__half*>(p.y) + at, v);
     default: {  // bool
       Pack<std::uint8_t, kChainVec> out;
 #pragma unroll
@@ -98,33 +103,37 @@ __device__ __forceinline__ void chain_store(const EwiseArgs& p, std::int64_t vec
   }
 }
 
-__device__ __forceinline__ void chain_apply(int op, float (&r)[kChainVec], const float (&a)[kChainVec],
-                                            const float (&b)[kChainVec], const float (&c)[kChainVec]) {
+__device__ __forceinline__ void chain_apply(int op, float (&r)[kChainVec],
+                                            const float (&a)[kChainVec],
+                                            const float (&b)[kChainVec],
+                                            const float (&c)[kChainVec]) {
   switch (op) {
-#define RM_CASE(name)                                                    \
-  case name:                                                             \
+#define RM_CASE(name)                                                                \
+  case name:                                                                         \
     _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply1<name>(a[j]); \
     break;
     RM_EWISE_UNARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name)                                                    \
-  case name:                                                             \
+#define RM_CASE(name)                                                                      \
+  case name:                                                                               \
     _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply2<name>(a[j], b[j]); \
     break;
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name)                                                    \
-  case name:                                                             \
+#define RM_CASE(name)                                                                            \
+  case name:                                                                                     \
     _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply3<name>(a[j], b[j], c[j]); \
     break;
     RM_EWISE_TERNARY(RM_CASE)
 #undef RM_CASE
-    default: break;
+    default:
+      break;
   }
 }
 
 /// Dynamic shared memory: slots x 8 x threads floats; a thread's own column, so no barrier.
-__global__ void __launch_bounds__(kChainThreads, 8) ewise_chain(const __grid_constant__ EwiseArgs p) {
+__global__ void __launch_bounds__(kChainThreads, 8)
+    ewise_chain(const __grid_constant__ EwiseArgs p) {
   extern __shared__ float slots[];
   const std::int64_t vectors = p.total / kChainVec;
   const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * kChainThreads;
@@ -132,7 +141,7 @@ __global__ void __launch_bounds__(kChainThreads, 8) ewise_chain(const __grid_con
        vector < vectors; vector += grid) {
     const ChainPlace place = chain_place(p, vector);
     float acc[kChainVec] = {};
-    const auto fetch = [&](int from, float (&out)[kChainVec]) {
+    const auto fetch = [&](int from, float(&out)[kChainVec]) {
       if (from == kFromAcc) {
 #pragma unroll
         for (int j = 0; j < kChainVec; ++j) out[j] = acc[j];

@@ -1,5 +1,5 @@
-// One instruction, all operands and y dense and of one float dtype: four 16-byte vectors a thread and
-// operand in flight before the first is used.
+// One instruction, all operands and y dense and of one float dtype: four 16-byte vectors a thread
+// and operand in flight before the first is used.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -9,8 +9,8 @@
 namespace rm::cuda_ops {
 
 template <class T, int Op, int Arity>
-__global__ void __launch_bounds__(256) ewise_direct(const T* a, const T* b,
-                                                    T* y, std::int64_t vectors, std::int64_t tail) {
+__global__ void __launch_bounds__(256)
+    ewise_direct(const T* a, const T* b, T* y, std::int64_t vectors, std::int64_t tail) {
   constexpr int V = kVec<T>, kUnroll = Arity == 1 ? 4 : 2;
   const std::int64_t first =
       static_cast<std::int64_t>(blockIdx.x) * (blockDim.x * kUnroll) + threadIdx.x;

@@ -25,30 +25,70 @@ __device__ inline EwiseRegister ewise_load(const void* p, DType t, std::int64_t 
   EwiseRegister r;
   r.cls = 2;
   switch (t) {
-    case DType::f32: r.cls = 0; r.f = static_cast<const float*>(p)[i]; break;
-    case DType::f64: r.cls = 1; r.d = static_cast<const double*>(p)[i]; break;
-    case DType::bf16: r.cls = 0; r.f = to_float(static_cast<const __nv_bfloat16*>(p)[i]); break;
-    case DType::f16: r.cls = 0; r.f = to_float(static_cast<const __half*>(p)[i]); break;
-    case DType::i64: r.i = static_cast<const std::int64_t*>(p)[i]; break;
-    case DType::i32: r.i = static_cast<const std::int32_t*>(p)[i]; break;
-    case DType::i16: r.i = static_cast<const std::int16_t*>(p)[i]; break;
-    case DType::i8: r.i = static_cast<const std::int8_t*>(p)[i]; break;
-    default: r.i = static_cast<const std::uint8_t*>(p)[i]; break;
+    case DType::f32:
+      r.cls = 0;
+      r.f = static_cast<const float*>(p)[i];
+      break;
+    case DType::f64:
+      r.cls = 1;
+      r.d = static_cast<const double*>(p)[i];
+      break;
+    case DType::bf16:
+      r.cls = 0;
+      r.f = to_float(static_cast<const __nv_bfloat16*>(p)[i]);
+      break;
+    case DType::f16:
+      r.cls = 0;
+      r.f = to_float(static_cast<const __half*>(p)[i]);
+      break;
+    case DType::i64:
+      r.i = static_cast<const std::int64_t*>(p)[i];
+      break;
+    case DType::i32:
+      r.i = static_cast<const std::int32_t*>(p)[i];
+      break;
+    case DType::i16:
+      r.i = static_cast<const std::int16_t*>(p)[i];
+      break;
+    case DType::i8:
+      r.i = static_cast<const std::int8_t*>(p)[i];
+      break;
+    default:
+      r.i = static_cast<const std::uint8_t*>(p)[i];
+      break;
   }
   return r;
 }
 
 __device__ inline void ewise_store(void* p, DType t, std::int64_t i, const EwiseRegister& r) {
   switch (t) {
-    case DType::f32: static_cast<float*>(p)[i] = r.as<float>(); break;
-    case DType::f64: static_cast<double*>(p)[i] = r.as<double>(); break;
-    case DType::bf16: static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(r.as<float>()); break;
-    case DType::f16: static_cast<__half*>(p)[i] = __float2half_rn(r.as<float>()); break;
-    case DType::i64: static_cast<std::int64_t*>(p)[i] = r.as<std::int64_t>(); break;
-    case DType::i32: static_cast<std::int32_t*>(p)[i] = static_cast<std::int32_t>(r.as<std::int64_t>()); break;
-    case DType::i16: static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(r.as<std::int64_t>()); break;
-    case DType::i8: static_cast<std::int8_t*>(p)[i] = static_cast<std::int8_t>(r.as<std::int64_t>()); break;
-    case DType::u8: static_cast<std::uint8_t*>(p)[i] = static_cast<std::uint8_t>(r.as<std::int64_t>()); break;
+    case DType::f32:
+      static_cast<float*>(p)[i] = r.as<float>();
+      break;
+    case DType::f64:
+      static_cast<double*>(p)[i] = r.as<double>();
+      break;
+    case DType::bf16:
+      static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(r.as<float>());
+      break;
+    case DType::f16:
+      static_cast<__half*>(p)[i] = __float2half_rn(r.as<float>());
+      break;
+    case DType::i64:
+      static_cast<std::int64_t*>(p)[i] = r.as<std::int64_t>();
+      break;
+    case DType::i32:
+      static_cast<std::int32_t*>(p)[i] = static_cast<std::int32_t>(r.as<std::int64_t>());
+      break;
+    case DType::i16:
+      static_cast<std::int16_t*>(p)[i] = static_cast<std::int16_t>(r.as<std::int64_t>());
+      break;
+    case DType::i8:
+      static_cast<std::int8_t*>(p)[i] = static_cast<std::int8_t>(r.as<std::int64_t>());
+      break;
+    case DType::u8:
+      static_cast<std::uint8_t*>(p)[i] = static_cast<std::uint8_t>(r.as<std::int64_t>());
+      break;
     default:
       static_cast<std::uint8_t*>(p)[i] = r.cls == 0 ? r.f != 0 : r.cls == 1 ? r.d != 0 : r.i != 0;
   }
@@ -56,7 +96,8 @@ __device__ inline void ewise_store(void* p, DType t, std::int64_t i, const Ewise
 
 __device__ inline EwiseRegister ewise_step(const EwiseStep& s, const EwiseRegister* regs) {
   EwiseRegister r;
-  const EwiseRegister &a = regs[s.a], &b = regs[s.b < 0 ? s.a : s.b], &c = regs[s.c < 0 ? s.a : s.c];
+  const EwiseRegister &a = regs[s.a], &b = regs[s.b < 0 ? s.a : s.b],
+                      &c = regs[s.c < 0 ? s.a : s.c];
   const bool boolean = s.opcode == kLogicalNot || s.opcode == kIsNan ||
                        (s.opcode >= kEq && s.opcode <= kGe) || s.opcode >= kAnd && s.opcode <= kXor;
   r.cls = s.cls;
@@ -75,8 +116,8 @@ __device__ inline EwiseRegister ewise_step(const EwiseStep& s, const EwiseRegist
 __global__ void __launch_bounds__(128) ewise_interp(const __grid_constant__ EwiseArgs p) {
   EwiseRegister regs[kMaxOperands + kMaxInstructions];
   const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
-  for (std::int64_t e = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x; e < p.total;
-       e += grid) {
+  for (std::int64_t e = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+       e < p.total; e += grid) {
     std::int64_t at[kMaxRank];
     std::int64_t rest = e, y = 0;
     for (int d = p.rank - 1; d >= 0; --d) {

@@ -105,29 +105,52 @@ __device__ inline std::int64_t int_pow(std::int64_t base, std::int64_t exponent)
 __device__ inline std::int64_t apply_int(int op, std::int64_t a, std::int64_t b, std::int64_t c) {
   const auto ua = static_cast<std::uint64_t>(a), ub = static_cast<std::uint64_t>(b);
   switch (op) {
-    case kNeg: return static_cast<std::int64_t>(0 - ua);
-    case kAbs: return a < 0 ? static_cast<std::int64_t>(0 - ua) : a;
-    case kRelu: return a < 0 ? 0 : a;
-    case kLogicalNot: return a == 0;
-    case kSign: return (a > 0) - (a < 0);
-    case kIsNan: return 0;
-    case kAdd: return static_cast<std::int64_t>(ua + ub);
-    case kSub: return static_cast<std::int64_t>(ua - ub);
-    case kMul: return static_cast<std::int64_t>(ua * ub);
-    case kPow: return int_pow(a, b);
-    case kMinimum: return a < b ? a : b;
-    case kMaximum: return a > b ? a : b;
-    case kEq: return a == b;
-    case kNe: return a != b;
-    case kLt: return a < b;
-    case kLe: return a <= b;
-    case kGt: return a > b;
-    case kGe: return a >= b;
-    case kAnd: return a & b;
-    case kOr: return a | b;
-    case kXor: return a ^ b;
-    case kWhere: return a != 0 ? b : c;
-    case kFma: return static_cast<std::int64_t>(ua * ub + static_cast<std::uint64_t>(c));
+    case kNeg:
+      return static_cast<std::int64_t>(0 - ua);
+    case kAbs:
+      return a < 0 ? static_cast<std::int64_t>(0 - ua) : a;
+    case kRelu:
+      return a < 0 ? 0 : a;
+    case kLogicalNot:
+      return a == 0;
+    case kSign:
+      return (a > 0) - (a < 0);
+    case kIsNan:
+      return 0;
+    case kAdd:
+      return static_cast<std::int64_t>(ua + ub);
+    case kSub:
+      return static_cast<std::int64_t>(ua - ub);
+    case kMul:
+      return static_cast<std::int64_t>(ua * ub);
+    case kPow:
+      return int_pow(a, b);
+    case kMinimum:
+      return a < b ? a : b;
+    case kMaximum:
+      return a > b ? a : b;
+    case kEq:
+      return a == b;
+    case kNe:
+      return a != b;
+    case kLt:
+      return a < b;
+    case kLe:
+      return a <= b;
+    case kGt:
+      return a > b;
+    case kGe:
+      return a >= b;
+    case kAnd:
+      return a & b;
+    case kOr:
+      return a | b;
+    case kXor:
+      return a ^ b;
+    case kWhere:
+      return a != 0 ? b : c;
+    case kFma:
+      return static_cast<std::int64_t>(ua * ub + static_cast<std::uint64_t>(c));
     case kDiv:
     case kFloorDiv:
     case kRemainder: {
@@ -138,7 +161,8 @@ __device__ inline std::int64_t apply_int(int op, std::int64_t a, std::int64_t b,
       if (op == kRemainder) return adjust ? r + b : r;
       return op == kFloorDiv && adjust ? q - 1 : q;
     }
-    default: return a;  // copy, floor, ceil, round, trunc
+    default:
+      return a;  // copy, floor, ceil, round, trunc
   }
 }
 
@@ -147,18 +171,22 @@ template <class F>
 __device__ F apply_float(int op, F a, F b, F c) {
   switch (op) {
 #define RM_CASE(name) \
-  case name: return apply1<name>(a);
+  case name:          \
+    return apply1<name>(a);
     RM_EWISE_UNARY(RM_CASE)
 #undef RM_CASE
 #define RM_CASE(name) \
-  case name: return apply2<name>(a, b);
+  case name:          \
+    return apply2<name>(a, b);
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
 #define RM_CASE(name) \
-  case name: return apply3<name>(a, b, c);
+  case name:          \
+    return apply3<name>(a, b, c);
     RM_EWISE_TERNARY(RM_CASE)
 #undef RM_CASE
-    default: return a;
+    default:
+      return a;
   }
 }
 

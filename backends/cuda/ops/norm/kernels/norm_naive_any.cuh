@@ -53,7 +53,8 @@ __global__ void norm_backward_naive(const NormBackwardArgs p) {
     const T* dy = static_cast<const T*>(p.dy) + row * p.dy_pitch;
     const Moments m = moments_of<kRms>([h](int i) { return to_float(h[i]); }, p.n, p.eps);
     const auto grad = [&](int i) {
-      const float w = p.weight ? to_float(static_cast<const T*>(p.weight)[i]) + p.weight_offset : 1.0f;
+      const float w =
+          p.weight ? to_float(static_cast<const T*>(p.weight)[i]) + p.weight_offset : 1.0f;
       return to_float(dy[i]) * w;
     };
     float g = 0.0f, gx = 0.0f;

@@ -1,6 +1,6 @@
 // Rows kept in registers: a warp or a block (a "team") takes rows in turn and reads each once in
-// 16-byte vectors. Many small blocks hide each other's reductions (measured faster than asking for the
-// next row early). For n a multiple of the vector.
+// 16-byte vectors. Many small blocks hide each other's reductions (measured faster than asking for
+// the next row early). For n a multiple of the vector.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -24,7 +24,7 @@ struct Team {
       first = blockIdx.x, step = gridDim.x;
     }
   }
-  __device__ float sum(float x) const { return team_reduce<Sum, kWarp ? 32 : 1024>(x); }
+  __device__ float sum(float x) const { return team_reduce < Sum, kWarp ? 32 : 1024 > (x); }
 };
 
 template <class T, int kPer>
@@ -56,7 +56,8 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
     RowPacks<T, kPer> x, r;
     x.load(p.x, row * p.x_pitch, team.thread, team.threads, p.n);
-    if constexpr (kResidual) r.load(p.residual, row * p.residual_pitch, team.thread, team.threads, p.n);
+    if constexpr (kResidual)
+      r.load(p.residual, row * p.residual_pitch, team.thread, team.threads, p.n);
     const auto value = [&](int k, int j) {
       if constexpr (kResidual) return to_float(x.v[k].v[j]) + to_float(r.v[k].v[j]);
       return to_float(x.v[k].v[j]);
@@ -110,7 +111,8 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
 
 /// dx of each row; each block's share of dweight and dbias goes to its own row of p.partial.
 template <class T, bool kRms, bool kWarp, int kPer>
-__global__ void __launch_bounds__(kWarp ? 128 : 512) norm_backward_vector(const NormBackwardArgs p) {
+__global__ void __launch_bounds__(kWarp ? 128 : 512)
+    norm_backward_vector(const NormBackwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
   float dw[kPer][V] = {}, db[kPer][V] = {};

@@ -1,6 +1,6 @@
-// Rows kept in registers, one warp or one block (a "team") a row, read once in 16-byte vectors. Many
-// small blocks hide each other's reductions (measured faster than asking for the next row early).
-// For n a multiple of the vector.
+// Rows kept in registers, one warp or one block (a "team") a row, read once in 16-byte vectors.
+// Many small blocks hide each other's reductions (measured faster than asking for the next row
+// early). For n a multiple of the vector.
 #pragma once
 
 #include "_shim/device_shim.cuh"
