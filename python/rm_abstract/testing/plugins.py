@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 
 def plugin_folders() -> list[Path]:
-    """Folders that are searched, in order; RM_TEST_PLUGINS is colon-separated."""
+    """Folders that are searched, in order; RM_TEST_PLUGINS is colon-separated. An editable install
+    keeps the sources and what was built apart: the compiled core shows the second."""
     given = [Path(p) for p in os.environ.get("RM_TEST_PLUGINS", "").split(os.pathsep) if p]
-    return [*given, Path(__file__).resolve().parent.parent / "backends"]
+    core = importlib.util.find_spec("rm_abstract._core")
+    beside = [Path(core.origin).resolve().parent] if core is not None and core.origin else []
+    parents = dict.fromkeys([Path(__file__).resolve().parent.parent, *beside])
+    return [*given, *(parent / "backends" for parent in parents)]
 
 
 def built_plugin(name: str) -> Path:
