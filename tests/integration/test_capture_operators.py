@@ -5,6 +5,7 @@ Shapes are symbolic: each function is captured once and run for two more shapes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch import nn
 
 from rm_abstract import _core, device, parity
 from rm_abstract.capture.export import capture
+
+# pytest's log capture switches torch's structured trace on, which slows every capture down.
+logging.getLogger("torch.__trace").disabled = True
 
 
 class Wrapped(nn.Module):
