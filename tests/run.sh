@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up everything (as examples/quickstart.sh does, with the test requirements) and runs all tests: C++
-# (ctest), the repository checks, a short sanitizer build, Python (pytest; its summary comes last).
+# (ctest), the repository checks, Python (pytest; its summary comes last).
 # RM_HEAVY=1 adds the thread sanitizer and the whole C++ suite under the address sanitizer.
 # Extra arguments go to pytest.
 set -euo pipefail
