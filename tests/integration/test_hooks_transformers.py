@@ -91,7 +91,7 @@ def test_init_changes_exactly_the_listed_attributes_and_shutdown_restores_every_
     rm.init("cpu")
     assert differences(before, snapshot()) == set(PATCHED)
     listed = {".".join(row["target"].split(".")[-2:]) for row in rm.patches()}
-    # sentence-transformers: its import is watched, or its class patched (test_sentence_transformers)
+    # sentence-transformers: its import is watched, or its class patched (its own test file)
     optional = {"sys.meta_path", "Transformer.forward"}
     assert listed - optional == {f"{owner.__name__}.{name}" for owner, name in PATCHED}
     assert len(rm.patches()) <= 8 and all(row["why"] for row in rm.patches())
