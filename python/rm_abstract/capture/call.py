@@ -9,7 +9,7 @@ in sizes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -148,8 +148,3 @@ def _build(spec: Spec, take: Any) -> Any:
         return {k: _build(s, take) for k, s in spec[1:]}
     items = [_build(s, take) for s in spec[1:]]
     return items if kind == "list" else tuple(items)
-
-
-def signature_key(call: FlatCall) -> Hashable:
-    """What the router tells calls apart by: structure, types, ranks and constants, no sizes."""
-    return call.spec

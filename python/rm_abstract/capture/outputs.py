@@ -124,8 +124,8 @@ def builder(structure: Structure) -> Build:
         pairs = [(k, builder(s)) for k, s in structure[1:]]
         return lambda tensors, leaves: {k: b(tensors, leaves) for k, b in pairs}
     if kind == "torch":
-        result, items = getattr(torch.return_types, structure[1]), structure[2:]
-        parts = [builder(s) for s in items]
+        result: Any = getattr(torch.return_types, structure[1])
+        parts = [builder(s) for s in structure[2:]]
         return lambda tensors, leaves: result([b(tensors, leaves) for b in parts])
     cls = _load_class(structure[1], structure[2])
     if kind == "named":
@@ -144,24 +144,3 @@ def _cache_builder(leaf: int, numbers: list[int]) -> Build:
         return leaves[leaf]
 
     return build
-
-
-def flat_tensors(value: Any) -> list[torch.Tensor]:
-    """All tensors of an output, caches included, in a fixed order, for the parity gate."""
-    found: list[torch.Tensor] = []
-
-    def walk(v: Any) -> None:
-        if isinstance(v, torch.Tensor):
-            found.append(v)
-        elif isinstance(v, dict):
-            for item in v.values():
-                walk(item)
-        elif isinstance(v, (list, tuple)):
-            for item in v:
-                walk(item)
-        elif is_cache(v):
-            held = kv_cache.read(v)
-            found.extend(held if isinstance(held, list) else [])
-
-    walk(value)
-    return found
