@@ -19,6 +19,9 @@ void append_raw(std::string& key, const void* data, size_t bytes) {
 Problem::Problem(std::string op, const std::vector<Operand>& inputs,
                  const std::vector<Operand>& outputs, const ir::Attrs& attrs)
     : op_(std::move(op)), attr_storage_(attrs) {
+  for (auto& [name, attr] : attr_storage_) {  // kernels know integers only; throws when symbolic
+    if (const auto* dims = std::get_if<ir::Dims>(&attr)) attr = ir::Attr(ir::static_dims(*dims));
+  }
   append_raw(key_, op_.data(), op_.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     add_tensor(inputs[i], inputs_);
@@ -97,9 +100,6 @@ void Problem::add_attr(const std::string& name, const ir::Attr& attr) {
     a.floats = d->data();
     a.count = d->size();
     append_raw(key_, d->data(), d->size() * sizeof(double));
-  } else {
-    throw Error(RM_INTERNAL, "[problem] expected concrete attributes, got dims in '" + name +
-                                 "' of " + op_);
   }
   attrs_.push_back(a);
 }

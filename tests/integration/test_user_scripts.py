@@ -117,3 +117,27 @@ def test_a_mistake_of_ours_at_a_later_size_leaves_the_served_sizes_alone(
     before = routed(model)
     check_same(lambda: model(IDS).last_hidden_state)
     assert routed(model) == before + 3
+
+
+def test_a_forward_that_draws_random_numbers_stays_eager_and_keeps_the_stream() -> None:
+    class Noisy(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + torch.rand(x.shape[0], 3)
+
+    rm.init("cpu")
+    try:
+        module = Noisy(3, 3).eval()
+        rm.accelerate(module)
+        x = torch.ones(2, 3)
+        with torch.no_grad():
+            torch.manual_seed(7)
+            with rm.disabled():
+                expected = [module(x) for _ in range(3)]
+            torch.manual_seed(7)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                got = [module(x) for _ in range(3)]
+        assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+        assert rm.explain(module).to_dict()["routed"] == 0
+    finally:
+        rm.shutdown()

@@ -327,6 +327,8 @@ class _Importer:
         """The call as an `aten.*` node with its arguments as data."""
         if target.namespace != "aten":
             raise self.unsupported(node, "an ATen operator", str(target))
+        if torch.Tag.nondeterministic_seeded in target.tags:  # draws: replaying them is eager's job
+            raise self.unsupported(node, "an operator that draws no random numbers", str(target))
         try:
             operands, encoded = encode_call(target, node.args, dict(node.kwargs))
         except UnsupportedCall as error:

@@ -140,6 +140,16 @@ TEST_CASE("an operator nobody knows is refused with its name") {
                        doctest::Contains("frobnicate"), Error);
 }
 
+TEST_CASE("sizes among the attributes reach kernels as integers") {
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), nullptr};
+  select::Problem problem("aten.x", {x}, {x}, {{"sym_args", ir::Dims{4, 7}}});
+  REQUIRE(problem.c().num_attrs == 1);
+  CHECK(problem.c().attrs[0].kind == RM_ATTR_INTS);
+  CHECK(problem.c().attrs[0].ints[1] == 7);
+  CHECK_THROWS_AS(select::Problem("aten.x", {x}, {x}, {{"n", ir::Dims{ir::Dim::symbol("s0")}}}),
+                  Error);
+}
+
 TEST_CASE("selection keeps the reasons and prefers the cheaper row") {
   auto yes = [](const rm_problem*, const rm_device_info*, rm_str*) { return 1; };
   auto no = [](const rm_problem*, const rm_device_info*, rm_str* why) {
