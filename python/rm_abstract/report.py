@@ -134,12 +134,14 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
 
 
 def _entry_lines(entry: dict[str, Any]) -> list[str]:
+    flops = entry["native_flops_share"]
+    share = "FLOPs of the rest not known" if flops is None else f"{flops:.1%} of FLOPs"
     lines = [
         f"  entry {entry['signature']}: {entry['calls']} calls, {entry['shapes']} shapes, "
         f"cache {entry['cache'] or 'unused'}, parity {entry['parity'] or 'not checked'}, "
         f"capture {entry['capture_ms']:.0f} ms, compile {entry['compile_ms']:.0f} ms",
         f"    native {entry['native_nodes']}/{entry['nodes']} nodes "
-        f"({entry['native_share']:.1%}), {entry['native_flops_share']:.1%} of FLOPs",
+        f"({entry['native_share']:.1%}), {share}",
     ]
     for title, counts in (("kernels", entry["kernels"]), ("kept on torch", entry["kept"])):
         if counts:

@@ -48,8 +48,9 @@ class EntryReport:
         return self.native_nodes / self.nodes if self.nodes else 0.0
 
     @property
-    def native_flops_share(self) -> float:
-        return self.native_flops / self.flops if self.flops else self.native_share
+    def native_flops_share(self) -> float | None:
+        """None when operators were kept on torch: their FLOPs are not known, so neither is a share."""
+        return 1.0 if self.nodes and self.native_nodes == self.nodes else None
 
     def to_dict(self) -> dict[str, Any]:
         values = asdict(self)
