@@ -49,7 +49,7 @@ class EntryReport:
 
     @property
     def native_flops_share(self) -> float | None:
-        """None when operators were kept on torch: their FLOPs are not known, so neither is a share."""
+        """None when operators were kept on torch: their FLOPs, so any share, are not known."""
         return 1.0 if self.nodes and self.native_nodes == self.nodes else None
 
     def to_dict(self) -> dict[str, Any]:
