@@ -88,7 +88,7 @@ def main() -> None:
                         raise RuntimeError(f"{name}: expected only cache hits, got {got}")
                     samples.append(got["seconds"])
             eager, ours = (statistics.median(seconds[m]) * 1e3 for m in ("eager", "ours"))
-            ratios = [o / e for e, o in zip(seconds["eager"], seconds["ours"])]
+            ratios = [o / e for e, o in zip(seconds["eager"], seconds["ours"], strict=True)]
             print(f"| {name} | {eager:.0f} | {ours:.0f} | {statistics.median(ratios):.2f} |")
 
 
