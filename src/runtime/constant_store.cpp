@@ -51,14 +51,6 @@ std::shared_ptr<void> ConstantStore::packed(const plan::KernelState& state, size
   return memory;
 }
 
-void ConstantStore::release_unused() {
-  std::lock_guard lock(mutex_);
-  for (auto it = constants_.begin(); it != constants_.end();) {
-    bool derived = it->second->owner != nullptr;
-    it = derived && it->second.use_count() == 1 ? constants_.erase(it) : std::next(it);
-  }
-}
-
 int64_t ConstantStore::packed_bytes() const {
   std::lock_guard lock(mutex_);
   int64_t total = 0;

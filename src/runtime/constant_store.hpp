@@ -34,8 +34,6 @@ class ConstantStore {
   /// The operand as the kernel wants it, or null when it is used as it lies.
   std::shared_ptr<void> packed(const plan::KernelState& state, size_t input,
                                const Constant& constant, const ir::Layout& view);
-  /// Derived constants that nothing but the store holds are dropped (their packed copy serves).
-  void release_unused();
   int64_t packed_bytes() const;
   int64_t derived_bytes() const;
 
