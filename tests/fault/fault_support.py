@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -70,7 +71,11 @@ class Workers:
         return ran
 
     def run(self, *arguments: str, env: dict[str, str] | None = None, **popen: object) -> Ran:
-        return self.finish(self.start(*arguments, env=env, **popen))
+        """A worker's whole life. One that ends by itself must end well: a crash is never read as
+        an empty answer."""
+        ran = self.finish(self.start(*arguments, env=env, **popen))
+        assert ran.returncode in (0, -signal.SIGKILL), f"worker {arguments}: {ran}"
+        return ran
 
     def compiles(self) -> list[int]:
         """The numbers that were compiled so far, in order."""
