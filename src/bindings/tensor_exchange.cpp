@@ -73,9 +73,15 @@ void* FrameworkOutputs::allocate(size_t index, const ir::Layout& layout) {
   return static_cast<char*>(tensor->dl_tensor.data) + tensor->dl_tensor.byte_offset;
 }
 
+void FrameworkOutputs::reuse(size_t /*index*/, size_t /*input*/) { tensors_.push_back(nullptr); }
+
 py::list FrameworkOutputs::take() {
   py::list out(tensors_.size());
   for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (tensors_[i] == nullptr) {
+      out[i] = py::none();
+      continue;
+    }
     void* object = nullptr;
     if (api_->managed_tensor_to_py_object_no_sync(tensors_[i], &object) != 0) {
       throw py::error_already_set();

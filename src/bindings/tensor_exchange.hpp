@@ -23,7 +23,9 @@ class FrameworkOutputs : public engine::OutputAllocator {
   explicit FrameworkOutputs(const DLPackExchangeAPI* api) : api_(api) {}
   ~FrameworkOutputs() override;
   void* allocate(size_t index, const ir::Layout& layout) override;
-  /// The outputs in order as framework tensors; ownership moves to them.
+  void reuse(size_t index, size_t input) override;
+  /// The outputs in order as framework tensors; ownership moves to them. An output that is an
+  /// input updated in place is None: the caller has it.
   pybind11::list take();
 
  private:

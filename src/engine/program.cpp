@@ -87,7 +87,8 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
     declare(graph.inputs()[i], {plan::BufferKind::kInput, static_cast<int32_t>(i), inputs[i],
-                                buffer_bytes(inputs[i])});
+                                buffer_bytes(inputs[i]),
+                                graph.value(graph.inputs()[i]).donated});
   }
   std::vector<runtime::ConstantPtr> used;
   std::vector<const void*> data;
@@ -104,7 +105,11 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
   plan::verify_plan(*plan);
   out->constants = std::make_shared<runtime::BoundConstants>(
       runtime::bind_constants(*plan, std::move(used), *store));
-  for (const auto& r : plan->outputs) out->outputs.push_back(r.layout);
+  for (const auto& r : plan->outputs) {
+    const plan::Buffer& b = plan->buffers[static_cast<size_t>(r.buffer)];
+    out->outputs.push_back(r.layout);
+    out->output_input.push_back(b.kind == plan::BufferKind::kInput ? b.index : -1);
+  }
   for (int32_t n : analysis.body) {
     out->flops += ops::cost(graph, graph.nodes[static_cast<size_t>(n)]).flops;
     bool bridge = graph.nodes[static_cast<size_t>(n)].op.rfind("aten.", 0) == 0;
@@ -169,7 +174,11 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
   }
   for (size_t i = 0; i < inputs.size(); ++i) context->bind_input(i, inputs[i].data);
   for (size_t i = 0; i < inst->outputs.size(); ++i) {
-    context->bind_output(i, outputs.allocate(i, inst->outputs[i]));
+    if (inst->output_input[i] >= 0) {
+      outputs.reuse(i, static_cast<size_t>(inst->output_input[i]));
+    } else {
+      context->bind_output(i, outputs.allocate(i, inst->outputs[i]));
+    }
   }
   context->run();
   std::lock_guard lock(inst->mutex);
@@ -235,6 +244,7 @@ std::vector<std::pair<std::string, double>> Program::profile(const std::vector<T
   std::vector<std::shared_ptr<void>> memory;
   for (size_t i = 0; i < inputs.size(); ++i) context.bind_input(i, inputs[i].data);
   for (size_t i = 0; i < inst->outputs.size(); ++i) {
+    if (inst->output_input[i] >= 0) continue;
     memory.push_back(
         runtime::allocate_host(static_cast<size_t>(inst->outputs[i].num_bytes())));
     context.bind_output(i, memory.back().get());

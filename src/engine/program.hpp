@@ -30,6 +30,8 @@ class OutputAllocator {
  public:
   virtual ~OutputAllocator() = default;
   virtual void* allocate(size_t index, const ir::Layout& layout) = 0;
+  /// Output `index` is the donated input `input`, updated in place; called instead of `allocate`.
+  virtual void reuse(size_t index, size_t input) = 0;
 };
 
 struct ProgramReport {
@@ -66,6 +68,7 @@ class Program {
     std::shared_ptr<const plan::Plan> plan;
     std::shared_ptr<const runtime::BoundConstants> constants;
     std::vector<ir::Layout> outputs;
+    std::vector<int32_t> output_input;  // by output: the donated input that holds it, or -1
     double flops = 0, native_flops = 0, milliseconds = 0;
     std::mutex mutex;
     std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;

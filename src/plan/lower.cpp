@@ -9,7 +9,7 @@
 namespace rm::plan {
 
 Lowering::Lowering(const LowerRequest& request)
-    : request_(request), refs_(request.graph->num_values()) {}
+    : request_(request), refs_(request.graph->num_values()), uses_(request.graph->use_counts()) {}
 
 Ref Lowering::ref(ir::ValueId v) {
   if (v == ir::kNoValue) return {};
@@ -21,7 +21,7 @@ Ref Lowering::ref(ir::ValueId v) {
   if (e == nullptr) {
     throw Error(RM_INTERNAL, "[lower] expected %" + std::to_string(v) + " to be computed before use");
   }
-  list_.buffers.push_back({e->kind, e->index, e->bytes});
+  list_.buffers.push_back({e->kind, e->index, e->bytes, e->donated});
   r = {static_cast<int32_t>(list_.buffers.size() - 1), e->layout};
   return r;
 }
@@ -53,11 +53,22 @@ Ref Lowering::reshaped(const Ref& r, const ir::Ints& dims) {
 }
 
 void Lowering::emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs,
-                    std::vector<Ref> outputs) {
+                    std::vector<Ref> outputs, bool updates) {
   bool empty = true;
   for (const auto& o : outputs) empty = empty && (!o.present() || o.layout.num_elements() == 0);
   if (empty) return;  // nothing to write
-  list_.steps.push_back({std::move(op), std::move(attrs), std::move(inputs), std::move(outputs)});
+  list_.steps.push_back(
+      {std::move(op), std::move(attrs), std::move(inputs), std::move(outputs), updates});
+}
+
+Ref Lowering::owned(ir::ValueId v) {
+  Ref r = ref(v);
+  const Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
+  bool whole = r.layout.offset == 0 && r.layout.num_bytes() == b.bytes;
+  if (b.donated && whole && uses_[static_cast<size_t>(v)] == 1) return r;
+  Ref out = temporary_for(v);
+  emit("copy", {}, {r}, {out});
+  return out;
 }
 
 void Lowering::claim_outputs() {
@@ -73,6 +84,11 @@ void Lowering::claim_outputs() {
     Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
     bool whole = b.kind == BufferKind::kTemp && claims[r.buffer] == 1 && r.layout.offset == 0 &&
                  r.layout.is_contiguous() && r.layout.num_bytes() == b.bytes;
+    if (b.kind == BufferKind::kInput && b.donated && claims[r.buffer] == 1 &&
+        r.layout.offset == 0 && r.layout.num_bytes() == b.bytes) {
+      list_.outputs.push_back(r);  // the caller's own memory, updated in place
+      continue;
+    }
     if (!whole) {
       Ref out = temporary(r.layout.dtype, r.layout.dims);
       emit("copy", {}, {r}, {out});

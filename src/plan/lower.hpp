@@ -15,6 +15,7 @@ struct External {
   int32_t index = 0;
   ir::Layout layout;
   int64_t bytes = 0;
+  bool donated = false;
 };
 
 struct LowerRequest {

@@ -217,6 +217,12 @@ void index(Lowering& l, const Node& n) {
   l.define(n.result(), out);
 }
 
+void index_copy(Lowering& l, const Node& n) {
+  Ref out = l.owned(n.operands[0]);
+  l.define(n.result(), out);
+  l.emit("index_copy", n.attrs, {l.ref(n.operands[1]), l.ref(n.operands[2])}, {out}, true);
+}
+
 const std::unordered_map<std::string_view, LowerRule>& rules() {
   static const std::unordered_map<std::string_view, LowerRule> table{
       {"reshape", reshape},   {"permute", permute},       {"expand", expand},
@@ -226,7 +232,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"sdpa", sdpa},         {"rope", rope},             {"softmax", softmax},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
-      {"index", index},
+      {"index", index},       {"index_copy", index_copy},
   };
   return table;
 }

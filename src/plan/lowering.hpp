@@ -31,7 +31,11 @@ class Lowering {
   Ref reshaped(const Ref& r, const ir::Ints& dims);
 
   void define(ir::ValueId v, Ref r) { refs_[static_cast<size_t>(v)] = std::move(r); }
-  void emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs, std::vector<Ref> outputs);
+  void emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs, std::vector<Ref> outputs,
+            bool updates = false);
+  /// Memory that holds the operand and that node `n` may overwrite: the operand's own when it was
+  /// donated and nothing else reads it, else a copy.
+  Ref owned(ir::ValueId v);
 
  private:
   void claim_outputs();
@@ -39,6 +43,7 @@ class Lowering {
   const LowerRequest& request_;
   StepList list_;
   std::vector<Ref> refs_;
+  std::vector<int32_t> uses_;
 };
 
 using LowerRule = void (*)(Lowering&, const ir::Node&);

@@ -19,6 +19,7 @@ struct Buffer {
   BufferKind kind = BufferKind::kTemp;
   int32_t index = 0;   // which input, output or constant
   int64_t bytes = 0;
+  bool donated = false;  // an input that steps may write: the caller gave its memory away
 };
 
 struct Ref {
@@ -31,6 +32,7 @@ struct Step {
   std::string op;
   ir::Attrs attrs;
   std::vector<Ref> inputs, outputs;
+  bool updates = false;  // writes a part of its outputs: what they held stays readable
 };
 
 struct StepList {

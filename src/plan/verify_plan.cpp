@@ -64,9 +64,13 @@ void verify_plan(const Plan& plan) {
     }
     for (const auto& r : step.outputs) {
       if (!r.present()) continue;
-      BufferKind kind = plan.buffers[static_cast<size_t>(r.buffer)].kind;
-      if (kind == BufferKind::kInput || kind == BufferKind::kConstant) {
+      const Buffer& target = plan.buffers[static_cast<size_t>(r.buffer)];
+      if (target.kind == BufferKind::kConstant ||
+          (target.kind == BufferKind::kInput && !target.donated)) {
         broken("inputs and constants never written", "step " + std::to_string(s));
+      }
+      if (step.updates && written[static_cast<size_t>(r.buffer)] == 0) {
+        broken("memory to update that was written", "step " + std::to_string(s));
       }
       touch(r);
       written[static_cast<size_t>(r.buffer)] = 1;

@@ -9,6 +9,7 @@
 #include "ops/ewise/rows.hpp"
 #include "ops/gather/rows.hpp"
 #include "ops/index/rows.hpp"
+#include "ops/index_copy/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
 #include "ops/reduce/rows.hpp"
 #include "ops/rms_norm/rows.hpp"
@@ -46,6 +47,7 @@ std::vector<rm_kernel> all_rows() {
   add(copy_rows());
   add(gather_rows());
   add(index_rows());
+  add(index_copy_rows());
   add(scatter_rows());
   add(sort_rows());
   return rows;

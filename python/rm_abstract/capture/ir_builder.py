@@ -119,9 +119,15 @@ class IrBuilder:
         self._next += 1
         return value
 
-    def input(self, name: str, dtype: str, dims: Sequence[Dim]) -> Value:
+    def input(
+        self, name: str, dtype: str, dims: Sequence[Dim], donated: bool = False
+    ) -> Value:
+        """An input; the program may write the memory of a `donated` one."""
         value = self._value(dtype, dims)
-        self._header.append(f"input %{value.id} {_quote(name)} : {self.type_text(dtype, dims)}")
+        mark = " donated" if donated else ""
+        self._header.append(
+            f"input %{value.id} {_quote(name)} : {self.type_text(dtype, dims)}{mark}"
+        )
         self.inputs.append(value)
         return value
 

@@ -1,4 +1,7 @@
-// gather, scatter, index, embedding: elements chosen by index values, every index checked.
+// gather, scatter, index, index_copy, embedding: elements chosen by index values, every index
+// checked.
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "ir/scalar.hpp"
 #include "ops/infer.hpp"
@@ -84,6 +87,41 @@ std::vector<HostTensor> reference_scatter(const Node& node, const HostOperands& 
       ir::store_int(dtype, dst,
                     static_cast<int64_t>(old + static_cast<uint64_t>(ir::load_int(dtype, src))));
     }
+  }
+  return {y};
+}
+
+Types infer_index_copy(const Graph& graph, const Node& node) {
+  const TensorType &x = operand_type(graph, node, 0), &index = operand_type(graph, node, 1),
+                   &src = operand_type(graph, node, 2);
+  check_index(node, index);
+  check_rank(node, index, 1, "an index");
+  check_rank(node, src, x.rank(), "a source");
+  check_dtype(node, src, x.dtype, "a source");
+  size_t axis = axis_of(node, x.rank());
+  for (size_t d = 0; d < src.rank(); ++d) {
+    unify(node, src.dims[d], d == axis ? index.dims[0] : x.dims[d], "source sizes");
+  }
+  return {x};
+}
+
+std::vector<HostTensor> reference_index_copy(const Node& node, const HostOperands& in,
+                                             const Types& out) {
+  HostTensor y = *in[0];
+  const TensorType& src = in[2]->type;
+  size_t axis = axis_of(node, out[0].rank());
+  std::vector<int64_t> ids = to_ints(*in[1]), shape = sizes(src.dims);
+  std::vector<int64_t> strides = contiguous_strides(sizes(out[0].dims));
+  int64_t along = strides[axis], item = static_cast<int64_t>(ir::size_bytes(src.dtype));
+  strides[axis] = 0;
+  std::vector<int64_t> at = strided_offsets(shape, strides);
+  std::vector<int64_t> axis_only(shape.size(), 0);
+  axis_only[axis] = 1;
+  std::vector<int64_t> position = strided_offsets(shape, axis_only);
+  for (size_t i = 0; i < at.size(); ++i) {
+    int64_t id = checked(node, ids[static_cast<size_t>(position[i])], out[0].dims[axis].value());
+    const char* from = in[2]->at(static_cast<int64_t>(i));
+    std::copy(from, from + item, y.at(at[i] + id * along));
   }
   return {y};
 }
@@ -180,6 +218,8 @@ Cost lookup_cost(const Graph& graph, const Node& node) {
 extern const OpDef kGather{"gather", 2, 2, kIndexing, infer_gather, lookup_cost, reference_gather};
 extern const OpDef kScatter{"scatter",        3, 3, kIndexing, infer_scatter, copy_cost,
                             reference_scatter};
+extern const OpDef kIndexCopy{"index_copy",        3, 3, kIndexing, infer_index_copy, copy_cost,
+                              reference_index_copy};
 extern const OpDef kIndex{"index",     2,           kAnyNumber,     kIndexing,
                           infer_index, lookup_cost, reference_index};
 extern const OpDef kEmbedding{"embedding",        2, 2, kIndexing, infer_embedding, lookup_cost,

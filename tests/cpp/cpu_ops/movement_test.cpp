@@ -168,6 +168,42 @@ TEST_CASE("scatter writes and adds, equal indices included, and checks before it
   }
 }
 
+TEST_CASE("index_copy writes whole slices along any axis, keeps the rest, and checks first") {
+  std::mt19937 rng(16);
+  const std::vector<int64_t> full{3, 4, 5, 6};
+  for (Type t : kAll) {
+    for (int64_t axis : {0, 1, 2, 3}) {
+      for (int64_t n : {0, 1, 2}) {
+        std::vector<int64_t> part = full;
+        part[static_cast<size_t>(axis)] = n;
+        Tensor y = Tensor::scrambled(t, full, rng), src = Tensor::scrambled(t, part, rng);
+        Tensor index = Tensor::scrambled(n == 2 ? Type::i32 : Type::i64, {n}, rng);
+        src.integers(rng, 0, 3);
+        for (int64_t i = 0; i < n; ++i) index.set(i, double(full[static_cast<size_t>(axis)] - 1 - i));
+        const Call call{"index_copy", {&index, &src}, {&y}, {integer("axis", axis)}};
+        int64_t inner = 1;
+        for (size_t d = static_cast<size_t>(axis) + 1; d < 4; ++d) inner *= full[d];
+        const int64_t size = full[static_cast<size_t>(axis)];
+        on_every_row(call, [&](const std::string&) {
+          for (int64_t i = 0; i < y.numel(); ++i) {
+            const int64_t at = i / inner % size, from = size - 1 - at;  // the slice written there
+            const int64_t outer = i / (inner * size);
+            const double kept = t == Type::boolean ? 1 : 77;
+            REQUIRE(y[i] == (from < n ? src[(outer * n + from) * inner + i % inner] : kept));
+          }
+        });
+        if (n == 0) continue;
+        y.fill([](int64_t) { return 1; });
+        for (double wrong : {-1.0, double(size)}) {
+          index.set(n - 1, wrong);
+          every_row_says(call, RM_OUT_OF_RANGE);
+          for (int64_t i = 0; i < y.numel(); ++i) REQUIRE(y[i] == 1);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("sort is stable in both directions, puts NaN last going up, and can stop after k") {
   std::mt19937 rng(7);
   for (Type t : kAll) {

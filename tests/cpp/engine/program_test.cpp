@@ -33,6 +33,8 @@ const select::KernelTable& cpu_kernels() {
 
 class HostOutputs : public engine::OutputAllocator {
  public:
+  std::map<size_t, size_t> reused;
+  void reuse(size_t index, size_t input) override { reused[index] = input; }
   std::vector<HostTensor> tensors = std::vector<HostTensor>(8);
   void* allocate(size_t index, const ir::Layout& layout) override {
     ir::Dims dims(layout.dims.begin(), layout.dims.end());
@@ -231,4 +233,58 @@ TEST_CASE("symbols are solved through expressions") {
   CHECK(b["s1"] == 4);
   CHECK_THROWS_AS(engine::bind_symbols(g, {f32({3, 8}), f32({7})}), Error);
   CHECK_THROWS_AS(engine::bind_symbols(g, {f32({3, 9}), f32({8})}), Error);
+}
+
+namespace {
+
+// A cache of capacity s1: new rows go to `at`, and what the cache then holds is read.
+std::string append_program(bool donated, const char* extra) {
+  return std::string("rmir 1\nsym s0 [1,8]\nsym s1 [1,64]\n") +
+         "input %0 \"cache\" : f32[2,s1,4]" + (donated ? " donated" : "") + "\n" +
+         "input %1 \"new\" : f32[2,s0,4]\n"
+         "input %2 \"at\" : i64[s0]\n"
+         "%3 = index_copy(%0, %2, %1) {axis=1} : f32[2,s1,4]\n"
+         "%4 = reduce(%3) {axes=[1], keepdim=0, kind=\"sum\"} : f32[2,4]\n" +
+         extra;
+}
+
+}  // namespace
+
+TEST_CASE("a donated input is updated in place, any other is left alone") {
+  std::mt19937 rng(8);
+  struct Variant {
+    bool donated;
+    const char* rest;
+    bool in_place;
+  };
+  const Variant variants[] = {
+      {true, "return %3, %4\n", true},
+      {false, "return %3, %4\n", false},
+      // Read after the update: the old content must survive it.
+      {true, "%5 = reduce(%0) {axes=[1], keepdim=0, kind=\"sum\"} : f32[2,4]\nreturn %3, %4, %5\n",
+       false},
+      {true, "return %3, %4, %0\n", false},
+  };
+  for (const Variant& v : variants) {
+    CAPTURE(v.rest);
+    Case c = load(append_program(v.donated, v.rest).c_str(), rng);
+    Program program(c.graph, cpu_kernels());
+    program.set_weights({});
+    HostTensor cache = random_tensor(rng, ir::DType::kF32, {2, 9, 4});
+    HostTensor rows = random_tensor(rng, ir::DType::kF32, {2, 3, 4});
+    HostTensor at = ops::from_doubles({ir::DType::kI64, {3}}, {4, 8, 0});
+    const HostTensor before = cache;
+    std::vector<ir::Layout> layouts{ir::contiguous(cache.type), ir::contiguous(rows.type),
+                                    ir::contiguous(at.type)};
+    ir::Graph fixed = ir::substitute(c.graph, engine::bind_symbols(c.graph, layouts));
+    auto want = ops::evaluate(fixed, {before, rows, at}, c.weights);
+    HostOutputs outputs;
+    program.run({view(cache), view(rows), view(at)}, outputs);
+    CHECK(outputs.reused.count(0) == (v.in_place ? 1u : 0u));
+    CHECK(max_difference(v.in_place ? cache : outputs.tensors[0], want[0]) == 0);
+    if (!v.in_place) CHECK(max_difference(cache, before) == 0);
+    for (size_t i = 1; i < want.size(); ++i) {
+      CHECK(max_difference(outputs.reused.count(i) ? cache : outputs.tensors[i], want[i]) < 1e-5);
+    }
+  }
 }

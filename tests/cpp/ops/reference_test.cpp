@@ -117,6 +117,10 @@ TEST_CASE("indexing follows torch and refuses what lies outside") {
                        ": f32[2,3]\nreturn %3\n",
                   {x, i64({2, 1}, {2, 0}), f32({2, 1}, {10, 20})})[0],
               {0, 1, 12, 23, 4, 5});
+  check_close(run("input %0 \"x\" : f32[2,3]\ninput %1 \"i\" : i64[2]\ninput %2 \"s\" : f32[2,2]\n"
+                  "%3 = index_copy(%0, %1, %2) {axis=1} : f32[2,3]\nreturn %3\n",
+                  {x, i64({2}, {2, 0}), f32({2, 2}, {10, 20, 30, 40})})[0],
+              {20, 1, 10, 40, 4, 30});
   for (double bad : {-1.0, 2.0}) {
     CHECK_THROWS_AS(
         run(in + "%2 = embedding(%0, %1) : f32[2,1,3]\nreturn %2\n", {x, i64({2, 1}, {bad, 0})}),

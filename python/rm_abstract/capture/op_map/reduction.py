@@ -153,6 +153,14 @@ def _index(c: Call) -> Value | None:
     return c.b.op("index", [x, *indices], x.dtype, c.dims, axes=axes)
 
 
+def _index_copy(c: Call) -> Value | None:
+    x, index, source = c.value("self"), c.value("index"), c.value("source")
+    if x.rank == 0 or index.rank != 1 or index.dtype not in ("i64", "i32"):
+        return None
+    axis = c.axis("dim", x.rank)
+    return c.b.op("index_copy", [x, index, source], x.dtype, x.dims, axis=axis)
+
+
 def _scatter(kind: str) -> Handler:
     def handler(c: Call) -> Value | None:
         x, index = c.value("self"), c.value("index")
@@ -208,6 +216,7 @@ TABLE: dict[str, Handler] = {
     "gather.default": _gather,
     "index_select.default": _index_select,
     "index.Tensor": _index,
+    "index_copy.default": _index_copy,
     "scatter.src": _scatter("set"),
     "scatter.value": _scatter("set"),
     "scatter_add.default": _scatter("add"),
