@@ -1,14 +1,13 @@
 // gemm rows at transformer sizes: GFLOP/s, share of the GEMM probe, and GB/s of weights for few
 // rows.
 //
-//   gemm_bench [f32|bf16|f16] [threads] [m,m,...]
+//   gemm_bench [f32|bf16|f16] [threads] [m,m,...] [encoder|decoder]
 //
 // Weights are rotated through more copies than the last cache holds, as in a model. Rows run
 // interleaved; medians of the rounds are printed. The probe is the best of oneDNN (prepacked) and
 // our own kernel on 2048^3 in f32, taken in the same run; the peak is a loop of multiply-adds in
 // registers.
 #include <omp.h>
-
 #include <time.h>
 
 #include <algorithm>
@@ -93,11 +92,13 @@ Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::str
     if (name == "gemm_naive" || name == "gemm_packed_baseline") continue;
     auto prepared = std::make_unique<Prepared>(*row, problem);
     if (!prepared->supported()) continue;
-    const uint64_t bytes = prepared->packed_bytes();
+    // Rows that do not pack share one set of copies of the weight as it lies.
+    const bool packs = prepared->packed_bytes() != 0;
+    const uint64_t bytes = packs ? prepared->packed_bytes() : uint64_t(n * k) * type.bits / 8;
     copies.emplace_back();
     for (int i = 0; i < std::max(1, int(cold_bytes / double(bytes))); ++i) {
       copies.back().push_back(allocate(bytes));
-      std::memcpy(copies.back().back().get(), prepared->packed(), bytes);
+      std::memcpy(copies.back().back().get(), packs ? prepared->packed() : b.data(), bytes);
     }
     candidates.push_back(std::move(prepared));
     result.names.push_back(name);
@@ -116,6 +117,38 @@ Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::str
   }
   for (auto& t : times) result.seconds.push_back(median(t));
   return result;
+}
+
+/// GB/s of all threads reading 512 MiB once, each from several places at once; huge pages or not.
+double read_rate(bool huge) {
+  constexpr int64_t kBytes = 512 << 20, kPlaces = 4;
+  typedef uint64_t V __attribute__((vector_size(32)));
+  char* base = static_cast<char*>(std::aligned_alloc(2 << 20, kBytes));
+  madvise(base, kBytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  std::memset(base, 1, kBytes);
+  double best = 0;
+  for (int round = 0; round < 5; ++round) {
+    uint64_t total = 0;
+    const double start = now();
+#pragma omp parallel reduction(+ : total)
+    {
+      const int64_t share = kBytes / omp_get_num_threads() / kPlaces / 64 * 64;
+      const char* from = base + omp_get_thread_num() * kPlaces * share;
+      V sum[kPlaces] = {};
+      for (int64_t i = 0; i < share; i += 64) {
+#pragma GCC unroll 4
+        for (int p = 0; p < kPlaces; ++p) {
+          const V* at = reinterpret_cast<const V*>(from + p * share + i);
+          sum[p] |= at[0] | at[1];
+        }
+      }
+      for (const V& v : sum) total += v[0] + v[1] + v[2] + v[3];
+    }
+    const double rate = kBytes / (now() - start) * 1e-9;
+    if (total != 42) best = std::max(best, rate);
+  }
+  std::free(base);
+  return best;
 }
 
 }  // namespace
@@ -143,14 +176,23 @@ int main(int argc, char** argv) {
     std::printf("probe f32 2048^3 %-22s %.1f GFLOP/s\n", probe.names[i].c_str(), rate);
     best = std::max(best, rate);
   }
-  const struct {
+  struct Layer {
     int64_t n, k;
     const char* activation;
-  } layers[] = {{768, 768, "none"}, {2304, 768, "none"}, {3072, 768, "gelu"}, {768, 3072, "none"},
-                {384, 384, "none"}, {1152, 384, "none"}, {1536, 384, "gelu"}, {384, 1536, "none"}};
+  };
+  const std::vector<Layer> encoder = {{768, 768, "none"},  {2304, 768, "none"}, {3072, 768, "gelu"},
+                                      {768, 3072, "none"}, {384, 384, "none"},  {1152, 384, "none"},
+                                      {1536, 384, "gelu"}, {384, 1536, "none"}};
+  const std::vector<Layer> decoder = {
+      {1024, 1024, "none"}, {512, 1024, "none"}, {2816, 1024, "silu"}, {1024, 2816, "none"},
+      {768, 768, "none"},   {768, 2048, "none"}, {32000, 1024, "none"}};
+  const bool decoding = argc > 4 && std::string(argv[4]) == "decoder";
   for (int64_t m : ms) {
-    for (const auto& layer : layers) {
-      const Contest r = contest(type, m, layer.n, layer.k, layer.activation, 5, 64e6);
+    std::printf("read probe: %.1f GB/s, without huge pages %.1f GB/s\n", read_rate(true),
+                read_rate(false));
+    for (const Layer& layer : decoding ? decoder : encoder) {
+      const Contest r =
+          contest(type, m, layer.n, layer.k, layer.activation, 5, decoding ? 256e6 : 64e6);
       std::printf("%s %4lld x %4lld x %4lld %-5s", type_name.c_str(), (long long)m,
                   (long long)layer.n, (long long)layer.k, layer.activation);
       for (size_t i = 0; i < r.names.size(); ++i) {

@@ -314,8 +314,8 @@ TEST_CASE("integers and double precision run on the plain loop") {
 
 TEST_CASE("any number of threads gives the same bits, and so does any number of rows") {
   Random random(31);
-  for (DLDataType type : {kF32, kBF16}) {
-    for (int64_t m : {1, 7, 64, 200}) {
+  for (DLDataType type : {kF32, kBF16, kF16}) {
+    for (int64_t m : {1, 3, 7, 32, 64, 200}) {
       Spec s;
       s.dtype = type, s.m = m, s.n = 333, s.k = 600, s.bias = true, s.activation = "gelu";
       Operands o = make_operands(s, random);
@@ -336,7 +336,10 @@ TEST_CASE("any number of threads gives the same bits, and so does any number of 
         }
         omp_set_num_threads(before);
         // The last row alone. A library may choose another algorithm for one row; ours may not.
-        if (text(row->name).find("packed") == std::string::npos) continue;
+        if (text(row->name).find("packed") == std::string::npos &&
+            text(row->name).find("direct") == std::string::npos) {
+          continue;
+        }
         Spec one = s;
         one.m = 1;
         Operands single{Tensor(type, {1, s.k}), Tensor(type, {s.n, s.k}), Tensor(type, {s.n}),
@@ -385,6 +388,39 @@ TEST_CASE("activations stay within a few units in the last place over their whol
       if (!library) CHECK(worst <= 4.5);
     }
   }
+}
+
+TEST_CASE("direct rows read weights with any row stride and take up to 32 rows of a") {
+  Random random(17);
+  const int64_t ms[] = {1, 2, 3, 4, 5, 8, 9, 31, 32}, ns[] = {1, 3, 16, 63, 64, 129, 300};
+  const int64_t ks[] = {1, 15, 16, 31, 33, 100, 511};
+  int taken = 0;
+  for (int round = 0; round < 60; ++round) {
+    Spec s;
+    const DLDataType types[] = {kF32, kBF16, kF16};
+    s.dtype = pick(types, random);
+    s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
+    s.bias = random() % 2, s.residual = random() % 2, s.gap = random() % 2 ? 3 : 0;
+    s.activation = pick(kActivationNames, random), s.alpha = random() % 2 ? 1.0 : -0.75;
+    Operands o = make_operands(s, random);
+    o.b = Tensor(s.dtype, {s.n, s.k}, {s.k + 5, 1});  // a slice of a wider matrix
+    fill(o.b, random, 0), fill(o.c, random, 0);
+    const size_t bytes = static_cast<size_t>(o.c.elements) * (s.dtype.bits / 8);
+    const std::vector<uint8_t> untouched(o.c.memory.get(), o.c.memory.get() + bytes);
+    for (const rm_kernel* row : gemm_rows()) {
+      if (text(row->name).find("direct") == std::string::npos) continue;
+      const Prepared prepared(*row, make_problem(s, o));
+      if (!prepared.supported()) continue;
+      ++taken;
+      CHECK(prepared.packed_bytes() == 0);
+      std::memcpy(o.c.data(), untouched.data(), bytes);
+      prepared.launch();
+      const std::string wrong = compare(s, o, untouched, false);
+      INFO(text(row->name), ": ", describe(s));
+      CHECK_MESSAGE(wrong.empty(), wrong);
+    }
+  }
+  CHECK(taken >= 60);
 }
 
 TEST_CASE("the layout of a packed weight does not depend on the number of rows") {

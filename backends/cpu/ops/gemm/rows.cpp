@@ -7,6 +7,7 @@
 
 #include "common/row.hpp"
 #include "ops/gemm/cost.hpp"
+#include "ops/gemm/direct.hpp"
 #include "ops/gemm/naive.hpp"
 #include "ops/gemm/onednn.hpp"
 #include "ops/gemm/packed.hpp"
@@ -15,6 +16,7 @@ namespace rm::cpu {
 
 namespace gemm {
 RM_CPU_TABLE(KernelSet, gemm_kernels)
+RM_CPU_TABLE(DirectSet, direct_kernels)
 #if RM_CPU_X86
 namespace avx512_bf16 {
 extern const KernelSet gemm_kernels;
@@ -26,6 +28,9 @@ namespace {
 /// Throughput of one thread, GFLOP/s, by level (benchmarks/cpp/gemm.cpp: AVX2 on Zen 3, AVX-512 on
 /// a Xeon with AMX; baseline scaled by width): only orders the rows.
 constexpr double kPackedGflops[] = {15, 95, 190};
+
+/// Of the packed rate, once reading the weight is not the bound (8 rows, AVX2 on Zen 3).
+constexpr double kDirectShare = 0.5;
 
 /// What differs between the rows. Kernel is the state of a prepared problem.
 template <Isa kIsa>
@@ -57,6 +62,22 @@ struct PackedBf16 {
   }
 };
 #endif
+
+template <Isa kIsa>
+struct Direct {
+  using Kernel = DirectGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
+    return DirectGemm::reject(g);
+  }
+  static Roof roof(const GemmProblem&) {
+    return {kDirectShare * kPackedGflops[static_cast<int>(kIsa)], 500, 0};
+  }
+  static Kernel* make(GemmProblem g) {
+    return new DirectGemm(std::move(g), *RM_CPU_PICK(kIsa, direct_kernels),
+                          *RM_CPU_PICK(kIsa, gemm_kernels));
+  }
+};
 
 struct OneDnn {
   using Kernel = OneDnnGemm;
@@ -153,7 +174,7 @@ rm_kernel make_row(const char* name, uint32_t traits) {
   row.release = E::release;
   row.workspace = E::workspace;
   row.launch = E::launch;
-  if constexpr (!std::is_same_v<Row, Naive>) {
+  if constexpr (requires(const typename Row::Kernel& k) { k.prepacked(); }) {
     row.packing = E::packing;
     row.prepack = E::prepack;
   }
@@ -167,11 +188,14 @@ std::span<const rm_kernel> gemm_rows() {
   using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
+    gemm::make_row<Direct<Isa::avx512>>("gemm_direct_avx512", RM_KERNEL_DETERMINISTIC),
+    gemm::make_row<Direct<Isa::avx2>>("gemm_direct_avx2", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<PackedBf16>("gemm_packed_avx512_bf16", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx512>>("gemm_packed_avx512", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx2>>("gemm_packed_avx2", RM_KERNEL_DETERMINISTIC),
 #endif
     gemm::make_row<OneDnn>("gemm_onednn", 0),
+    gemm::make_row<Direct<Isa::baseline>>("gemm_direct_baseline", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::baseline>>("gemm_packed_baseline", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Naive>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
   };
