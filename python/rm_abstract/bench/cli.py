@@ -82,3 +82,55 @@ def encoder(
     click.echo(markdown(environment, results))
     if json_file is not None:
         json_file.write_text(json.dumps({"environment": environment, "results": results}, indent=1))
+
+
+@bench.command()
+@click.option("--only", default="", help="Cases whose name contains this text.")
+@click.option("--precision", default="fp32,bf16", show_default=True, help="fp32, bf16, int8, int4.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=5))
+@click.option("--tokens", default=64, show_default=True, type=click.IntRange(min=8))
+@click.option("--no-eager", is_flag=True, help="Leave eager out: it is slow.")
+@click.option(
+    "--llama-python",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Interpreter that has llama-cpp-python and gguf; llama.cpp then takes part.",
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
+)
+def decode(
+    only: str,
+    precision: str,
+    rounds: int,
+    tokens: int,
+    no_eager: bool,
+    llama_python: str | None,
+    json_file: Path | None,
+) -> None:
+    """Greedy text generation on the CPU, batch 1, through `model.generate`."""
+    import dataclasses
+
+    from rm_abstract.bench import decode as cases
+    from rm_abstract.bench import probes
+
+    wanted = [name.strip() for name in precision.split(",") if name.strip()]
+    if unknown := sorted(set(wanted) - set(cases.BITS)):
+        raise click.BadParameter(
+            f"expected {', '.join(cases.BITS)}, got {', '.join(unknown)}", param_hint="--precision"
+        )
+    chosen = [case for case in cases.CASES if only in case.name and case.precision in wanted]
+    if not chosen:
+        available = "; ".join(case.name for case in cases.CASES)
+        raise click.BadParameter(f"expected part of one of: {available}", param_hint="--only")
+    environment = probes.environment()
+    click.echo(", ".join(f"{key} {value}" for key, value in environment.items()))
+    click.echo(f"\n{cases.HEADER}")
+    results = []
+    for case in chosen:  # printed as they come: a run takes minutes
+        case = dataclasses.replace(case, new_tokens=tokens)
+        click.echo(f"{case.name} ...", err=True)
+        results.append(cases.run_case(case, llama_python, rounds, not no_eager))
+        click.echo(cases.markdown(results[-1]))
+        if json_file is not None:
+            content = {"environment": environment, "results": results}
+            json_file.write_text(json.dumps(content, indent=1))

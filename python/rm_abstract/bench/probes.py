@@ -6,6 +6,7 @@ A probe is a candidate like any other: put it into the same interleaved rounds a
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,31 @@ def read_probes(read_bytes: int = READ_BYTES) -> list[Probe]:
     ]
 
 
+class ReadProbe:
+    """Bytes a second that all threads of torch read; with or without huge pages under them."""
+
+    def __init__(self, huge: bool, read_bytes: int = READ_BYTES) -> None:
+        import mmap
+
+        import torch
+
+        self.memory = mmap.mmap(-1, read_bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self.memory.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        self.buffer = torch.frombuffer(self.memory, dtype=torch.float32).fill_(1.0)
+        rows = self.buffer.view(8, -1)
+        # Which reduction streams best differs by processor and number of threads.
+        self.ways: list[Callable[[], object]] = [self.buffer.sum, lambda: rows.sum(1)]
+
+    def rate(self) -> float:
+        seconds = []
+        for way in self.ways:
+            start = time.perf_counter()
+            way()
+            seconds.append(time.perf_counter() - start)
+        return float(self.buffer.nbytes) / min(seconds)
+
+
 def gemm_probes(dtype: torch.dtype, size: int = GEMM_SIZE) -> list[Probe]:
     """Square products of normal numbers, plain and with prepacked weights; use the best of them."""
     import torch
@@ -46,6 +72,9 @@ def gemm_probes(dtype: torch.dtype, size: int = GEMM_SIZE) -> list[Probe]:
     a = torch.randn(size, size).to(dtype)
     b = torch.randn(size, size).to(dtype)
     operations = 2.0 * size**3
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        # torch.mm is emulated there (minutes at this size): such products are done in fp32.
+        return gemm_probes(torch.float32, size)
     probes = [Probe("gemm: torch.mm", "flop/s", operations, lambda: torch.mm(a, b))]
     if torch._C._has_mkldnn:
         try:
