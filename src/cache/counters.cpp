@@ -53,8 +53,9 @@ void Counters::add(std::string_view name, std::string_view reason) {
 CounterMap Counters::values() const {
   const std::lock_guard guard(mutex_);
   CounterMap out = reasons_;
-  for (size_t i = 0; i < values_.size(); ++i) {
-    out[std::string(kNames[i])] = values_[i].load(std::memory_order_relaxed);
+  for (size_t i = 0; i < std::size(kNames); ++i) {
+    uint64_t& sum = out[std::string(kNames[i])];
+    for (const Shard& shard : shards_) sum += shard.values[i].load(std::memory_order_relaxed);
   }
   return out;
 }

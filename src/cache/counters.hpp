@@ -2,6 +2,8 @@
 // Losing a count is fine; failing because of one is not.
 #pragma once
 
+#include <sched.h>
+
 #include <array>
 #include <atomic>
 #include <mutex>
@@ -41,7 +43,8 @@ std::string_view counter_name(Counter counter);
 class Counters {
  public:
   void add(Counter counter, uint64_t amount = 1) noexcept {
-    values_[static_cast<size_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
+    Shard& shard = shards_[static_cast<size_t>(sched_getcpu()) % kShards];
+    shard.values[static_cast<size_t>(counter)].fetch_add(amount, std::memory_order_relaxed);
   }
   /// A counter with a reason: "bypass{reason}", "store_fail{ENOSPC}".
   void add(std::string_view name, std::string_view reason);
@@ -56,7 +59,13 @@ class Counters {
   static CounterMap read(const std::string& directory) noexcept;
 
  private:
-  std::array<std::atomic<uint64_t>, static_cast<size_t>(Counter::kCount)> values_{};
+  /// One a core, more or less: hits on different cores write to different cache lines.
+  struct alignas(64) Shard {
+    std::array<std::atomic<uint64_t>, static_cast<size_t>(Counter::kCount)> values{};
+  };
+  static constexpr size_t kShards = 16;
+
+  std::array<Shard, kShards> shards_;
   mutable std::mutex mutex_;  // guards what is below
   CounterMap reasons_, flushed_;
 };

@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOAK = os.environ.get("RM_SOAK") == "1"
+SLICE_SECONDS = 2
 
 
 @dataclass
@@ -58,7 +59,15 @@ class Workers:
         return process
 
     def finish(self, process: subprocess.Popen[str], timeout: float = 120) -> Ran:
-        out, err = process.communicate(timeout=timeout)
+        """Waits in slices, so that a pause of everything (a stopped job, a suspended machine)
+        costs one slice and is not taken for a worker that hangs."""
+        for left in range(int(timeout / SLICE_SECONDS), -1, -1):
+            try:
+                out, err = process.communicate(timeout=SLICE_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                state = Path(f"/proc/{process.pid}/status").read_text()
+                assert left, f"worker {process.args} did not end:\n{state}"
         ran = Ran(process.returncode, stderr=err)
         for line in out.splitlines():
             if not line.endswith(("]", "}")):
