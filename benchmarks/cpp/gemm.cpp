@@ -80,18 +80,18 @@ struct Contest {
 };
 
 Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::string& activation,
-                int rounds, double cold_bytes) {
+                int rounds, double cold_bytes, bool unpacked) {
   Tensor a(type, {m, k}), b(type, {n, k}), bias(type, {n}), c(type, {m, n});
   randomize(a), randomize(b), randomize(bias);
   const Problem problem{&a, &b, &bias, nullptr, &c, true, activation};
   std::vector<std::unique_ptr<Prepared>> candidates;
   std::vector<std::vector<Memory>> copies;
   Contest result;
-  for (const rm_kernel* row : gemm_rows()) {
-    const std::string name = text(row->name);
-    if (name == "gemm_naive" || name == "gemm_packed_baseline") continue;
-    auto prepared = std::make_unique<Prepared>(*row, problem);
-    if (!prepared->supported()) continue;
+  const auto add = [&](const rm_kernel& row, bool pack_weights) {
+    Problem own = problem;
+    own.pack_weights = pack_weights;
+    auto prepared = std::make_unique<Prepared>(row, own);
+    if (!prepared->supported()) return;
     // Rows that do not pack share one set of copies of the weight as it lies.
     const bool packs = prepared->packed_bytes() != 0;
     const uint64_t bytes = packs ? prepared->packed_bytes() : uint64_t(n * k) * type.bits / 8;
@@ -101,7 +101,13 @@ Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::str
       std::memcpy(copies.back().back().get(), packs ? prepared->packed() : b.data(), bytes);
     }
     candidates.push_back(std::move(prepared));
-    result.names.push_back(name);
+    result.names.push_back(text(row.name) + (pack_weights ? "" : " unpacked"));
+  };
+  for (const rm_kernel* row : gemm_rows()) {
+    const std::string name = text(row->name);
+    if (name == "gemm_naive" || name.find("baseline") != std::string::npos) continue;
+    add(*row, true);
+    if (unpacked && name.find("direct") == std::string::npos) add(*row, false);
   }
   std::vector<std::vector<double>> times(candidates.size());
   for (int round = 0; round < rounds + 1; ++round) {
@@ -169,7 +175,7 @@ int main(int argc, char** argv) {
     std::printf("AVX2 multiply-add peak, %d threads: %.1f GFLOP/s\n", threads, fma_peak(threads));
   }
 #endif
-  const Contest probe = contest(kF32, 2048, 2048, 2048, "none", 3, 1);
+  const Contest probe = contest(kF32, 2048, 2048, 2048, "none", 3, 1, false);
   double best = 0;
   for (size_t i = 0; i < probe.names.size(); ++i) {
     const double rate = 2.0 * 2048 * 2048 * 2048 / probe.seconds[i] * 1e-9;
@@ -191,8 +197,8 @@ int main(int argc, char** argv) {
     std::printf("read probe: %.1f GB/s, without huge pages %.1f GB/s\n", read_rate(true),
                 read_rate(false));
     for (const Layer& layer : decoding ? decoder : encoder) {
-      const Contest r =
-          contest(type, m, layer.n, layer.k, layer.activation, 5, decoding ? 256e6 : 64e6);
+      const Contest r = contest(type, m, layer.n, layer.k, layer.activation, 5,
+                                decoding ? 256e6 : 64e6, decoding);
       std::printf("%s %4lld x %4lld x %4lld %-5s", type_name.c_str(), (long long)m,
                   (long long)layer.n, (long long)layer.k, layer.activation);
       for (size_t i = 0; i < r.names.size(); ++i) {

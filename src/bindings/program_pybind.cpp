@@ -36,10 +36,11 @@ std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>
 class PyProgram {
  public:
   PyProgram(const std::string& text, const py::dict& weights,
-            const std::vector<std::string>& backends, const std::string& force_kernel)
+            const std::vector<std::string>& backends, const std::string& force_kernel,
+            bool pack_weights)
       : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
         table_(kernel_table(backends)),
-        program_(checked(text), *table_, force_kernel) {
+        program_(checked(text), *table_, force_kernel, pack_weights) {
     update_weights(weights);
   }
 
@@ -118,8 +119,10 @@ void bind_program(py::module_& m) {
   py::class_<PyProgram>(m, "Program",
                         "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
-                    const std::string&>(),
-           py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "")
+                    const std::string&, bool>(),
+           py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
+           py::arg("pack_weights") = true,
+           "Without pack_weights no packed copy of a weight is kept.")
       .def("run", &PyProgram::run, py::arg("inputs"))
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"))
       .def("report", &PyProgram::report)

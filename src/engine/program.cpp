@@ -34,8 +34,9 @@ bool is_compute(const plan::Step& step) { return step.op != "copy"; }
 
 }  // namespace
 
-Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel)
-    : graph_(std::move(graph)), kernels_(kernels, std::move(forced_kernel)),
+Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel,
+                 bool pack_weights)
+    : graph_(std::move(graph)), kernels_(kernels, std::move(forced_kernel), pack_weights),
       store_(std::make_shared<runtime::ConstantStore>()) {
   ir::verify(graph_);
 }

@@ -45,8 +45,10 @@ struct ProgramReport {
 
 class Program {
  public:
-  /// `graph` must be verified and typed. `kernels` outlives the program.
-  Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel = {});
+  /// `graph` must be verified and typed. `kernels` outlives the program. Without `pack_weights` no
+  /// packed copy of a weight is made: decoders read each weight once a token, where it lies.
+  Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel = {},
+          bool pack_weights = true);
 
   /// Replaces all weights (by graph name); instances are rebuilt on the next run. The memory must
   /// stay valid and unchanged until the next call or the program's end.

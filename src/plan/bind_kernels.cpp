@@ -75,6 +75,7 @@ Plan bind_kernels(StepList list, const std::vector<const void*>& constants, Prep
     std::vector<select::Operand> inputs, outputs;
     for (const auto& r : step.inputs) inputs.push_back(operand(r));
     for (const auto& r : step.outputs) outputs.push_back(operand(r));
+    if (!cache.pack_weights() && step.op == "gemm") step.attrs["pack_weights"] = int64_t{0};
     select::Problem problem(step.op, inputs, outputs, step.attrs);
     plan.steps.push_back({std::move(step), cache.get(problem), -1});
   }

@@ -42,14 +42,19 @@ struct Prepared {
 /// Prepared kernels by problem: plans of neighbouring shapes share most of them. Thread safe.
 class PreparedCache {
  public:
-  explicit PreparedCache(const select::KernelTable& table, std::string forced = {})
-      : table_(table), forced_(std::move(forced)) {}
+  /// Without `pack_weights`, gemm steps say so to their kernels (docs/operators.md): weights stay
+  /// where they lie and no second copy of them is made.
+  explicit PreparedCache(const select::KernelTable& table, std::string forced = {},
+                         bool pack_weights = true)
+      : table_(table), forced_(std::move(forced)), pack_weights_(pack_weights) {}
+  bool pack_weights() const { return pack_weights_; }
   std::shared_ptr<const Prepared> get(const select::Problem& problem);
   size_t size() const;
 
  private:
   const select::KernelTable& table_;
   const std::string forced_;  // "op:kernel" of RM_FORCE_KERNEL, or empty
+  const bool pack_weights_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const Prepared>> entries_;
 };

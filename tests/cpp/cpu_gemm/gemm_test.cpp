@@ -423,6 +423,43 @@ TEST_CASE("direct rows read weights with any row stride and take up to 32 rows o
   CHECK(taken >= 60);
 }
 
+TEST_CASE("a weight that may not stay packed gives the bits of a packed one, and no copy of it") {
+  Random random(41);
+  const int before = omp_get_max_threads();
+  for (DLDataType type : {kF32, kBF16, kF16}) {
+    for (int64_t m : {2, 9, 150, 1100}) {
+      Spec s;
+      s.dtype = type, s.m = m, s.n = 1117, s.k = type.bits == 32 ? 517 : 1033;
+      s.bias = true, s.activation = "silu", s.residual = m == 150, s.gap = m == 9 ? 3 : 0;
+      if (m == 150) s.lead = {2}, s.m = 75;
+      Operands o = make_operands(s, random);
+      for (const rm_kernel* row : gemm_rows()) {
+        if (text(row->name).find("packed") == std::string::npos) continue;
+        const Prepared packed(*row, make_problem(s, o));
+        if (!packed.supported()) continue;
+        INFO(text(row->name), ": ", describe(s));
+        const auto bits = [&] {
+          return std::string(o.c.memory.get(), size_t(o.c.elements) * (type.bits / 8));
+        };
+        std::memset(o.c.data(), 0, bits().size());
+        packed.launch();
+        const std::string expected = bits();
+        Problem problem = make_problem(s, o);
+        problem.pack_weights = false;
+        for (int threads : {1, 2, 5}) {
+          omp_set_num_threads(threads);
+          const Prepared streamed(*row, problem);
+          CHECK(streamed.packed_bytes() == 0);
+          std::memset(o.c.data(), 0, expected.size());
+          streamed.launch();
+          CHECK((bits() == expected));
+        }
+        omp_set_num_threads(before);
+      }
+    }
+  }
+}
+
 TEST_CASE("the layout of a packed weight does not depend on the number of rows") {
   Random random(3);
   for (const rm_kernel* row : gemm_rows()) {

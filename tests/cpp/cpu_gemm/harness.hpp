@@ -216,6 +216,7 @@ struct Problem {
   std::string activation = "none";
   double alpha = 1.0;
   bool constant_b = true;
+  bool pack_weights = true;
 };
 
 /// A row prepared for a problem, with its packed operand and workspace.
@@ -277,14 +278,16 @@ class Prepared {
                  0,
                  0};
     attrs_[2] = {sizeof(rm_attr), name("alpha"), RM_ATTR_FLOAT, 0, 0, p_.alpha, {}, 0, 0, 0};
-    problem_ = {sizeof(rm_problem), name("gemm"),           inputs_, 4, outputs_, 1, attrs_, 3,
+    const int64_t pack = p_.pack_weights ? 1 : 0;
+    attrs_[3] = {sizeof(rm_attr), name("pack_weights"), RM_ATTR_INT, 0, pack, 0, {}, 0, 0, 0};
+    problem_ = {sizeof(rm_problem), name("gemm"),           inputs_, 4, outputs_, 1, attrs_, 4,
                 sizeof(rm_attr),    p_.constant_b ? 2u : 0u};
   }
 
   const rm_kernel& row_;
   Problem p_;
   const rm_tensor *inputs_[4], *outputs_[1];
-  rm_attr attrs_[3];
+  rm_attr attrs_[4];
   rm_problem problem_{};
   rm_packing packing_{};
   rm_kernel_state* state_ = nullptr;

@@ -160,6 +160,19 @@ TEST_CASE("an encoder layer equals its reference at every shape") {
   CHECK(program.report().native_nodes == program.report().nodes);
 }
 
+TEST_CASE("a program that may not pack weights keeps no packed copy and is as right") {
+  std::mt19937 rng(25);
+  Case c = load(kEncoder, rng);
+  Program packs(c.graph, cpu_kernels()), reads(c.graph, cpu_kernels(), {}, false);
+  for (Program* program : {&packs, &reads}) {
+    program->set_weights(c.weight_views());
+    check_against_reference(*program, c, rng, 1, 1);
+    check_against_reference(*program, c, rng, 4, 64);
+  }
+  CHECK(packs.report().packed_bytes > 0);
+  CHECK(reads.report().packed_bytes == 0);
+}
+
 TEST_CASE("new weights change the result") {
   std::mt19937 rng(22);
   Case c = load(kEncoder, rng);

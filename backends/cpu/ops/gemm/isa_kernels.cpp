@@ -3,6 +3,7 @@
 // A tile of b is two vectors wide and stays in registers together with its accumulators; a is read
 // by broadcast. 16-bit panels are widened on the fly.
 #include "ops/gemm/epilogue.hpp"
+#include "ops/gemm/transpose.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
@@ -103,23 +104,70 @@ constexpr int slot(int j) {
   return T == kBF16 ? (j < kLanes ? 2 * j : 2 * (j - kLanes) + 1) : j;
 }
 
+/// One panel, element by element.
+template <int T>
+void pack_panel(const PackArgs& args, const typename Panel<T>::Scalar* src, int cols,
+                typename Panel<T>::Scalar* dst) {
+  if (cols < kNr) __builtin_memset(dst, 0, static_cast<size_t>(args.k) * kNr * sizeof(*dst));
+  // Blocks of k keep the rows of a transposed source in the first-level cache.
+  for (int64_t k0 = 0; k0 < args.k; k0 += 16) {
+    const int64_t k1 = k0 + 16 < args.k ? k0 + 16 : args.k;
+    for (int j = 0; j < cols; ++j) {
+      for (int64_t k = k0; k < k1; ++k) dst[k * kNr + slot<T>(j)] = src[k * args.ks + j * args.ns];
+    }
+  }
+}
+
+/// A full panel of a source that is dense along k, squares of kLanes words at a time; returns how
+/// many values of k it did.
+RM_INLINE int64_t pack_squares(const PackArgs& args, const float* src, float* dst) {
+  int64_t k = 0;
+  for (; k + kLanes <= args.k; k += kLanes) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      Bits square[kLanes];
+      load_square(src + half * kLanes * args.ns + k, args.ns, square);
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) {
+        *reinterpret_cast<BitsMem*>(dst + (k + i) * kNr + half * kLanes) = square[i];
+      }
+    }
+  }
+  return k;
+}
+/// bf16: a word holds two values of k before the transposition and two columns after it.
+RM_INLINE int64_t pack_squares(const PackArgs& args, const uint16_t* src, uint16_t* dst) {
+  int64_t k = 0;
+  for (; k + 2 * kLanes <= args.k; k += 2 * kLanes) {
+    Bits low[kLanes], high[kLanes];
+    load_square(src + k, args.ns, low);
+    load_square(src + kLanes * args.ns + k, args.ns, high);
+    transpose(low);
+    transpose(high);
+    for (int i = 0; i < kLanes; ++i) {
+      uint16_t* row = dst + (k + 2 * i) * kNr;
+      *reinterpret_cast<BitsMem*>(row) = (low[i] & 0xffff) | high[i] << 16;
+      *reinterpret_cast<BitsMem*>(row + kNr) = low[i] >> 16 | (high[i] & 0xffff0000);
+    }
+  }
+  return k;
+}
+
 template <int T>
 void pack(const PackArgs& args) {
   using S = typename Panel<T>::Scalar;
   for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel) {
-    S* dst = static_cast<S*>(args.dst) + panel * args.k * kNr;
+    S* dst = static_cast<S*>(args.dst) + (panel - args.panel_begin) * args.k * kNr;
     const int64_t n0 = panel * kNr;
     const int cols = static_cast<int>(args.n - n0 < kNr ? args.n - n0 : kNr);
     const S* src = static_cast<const S*>(args.src) + n0 * args.ns;
-    if (cols < kNr) __builtin_memset(dst, 0, static_cast<size_t>(args.k) * kNr * sizeof(S));
-    // Blocks of k keep the rows of a transposed source in the first-level cache.
-    for (int64_t k0 = 0; k0 < args.k; k0 += 16) {
-      const int64_t k1 = k0 + 16 < args.k ? k0 + 16 : args.k;
-      for (int j = 0; j < cols; ++j) {
-        for (int64_t k = k0; k < k1; ++k)
-          dst[k * kNr + slot<T>(j)] = src[k * args.ks + j * args.ns];
-      }
+    int64_t done = 0;
+    if constexpr (T != kF16) {  // f16 panels are in the order of columns: no words to transpose
+      if (args.ks == 1 && cols == kNr) done = pack_squares(args, src, dst);
     }
+    PackArgs rest = args;
+    rest.k = args.k - done;
+    pack_panel<T>(rest, src + done * args.ks, cols, dst + done * kNr);
   }
 }
 

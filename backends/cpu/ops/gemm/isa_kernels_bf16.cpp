@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "ops/gemm/epilogue.hpp"
+#include "ops/gemm/transpose.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
@@ -63,18 +64,36 @@ void tile(const TileArgs& args) {
   }
 }
 
+/// A full panel of a source that is dense along k; returns how many values of k it did.
+int64_t pack_squares(const PackArgs& args, const uint16_t* src, uint16_t* dst) {
+  int64_t k = 0;
+  for (; k + 2 * kLanes <= args.k; k += 2 * kLanes) {
+    for (int half = 0; half < 2; ++half) {
+      Bits square[kLanes];
+      load_square(src + half * kLanes * args.ns + k, args.ns, square);
+      transpose(square);
+      for (int i = 0; i < kLanes; ++i) {
+        uint16_t* row = dst + (k / 2 + i) * 2 * kNr + half * 2 * kLanes;
+        *reinterpret_cast<BitsMem*>(row) = square[i];
+      }
+    }
+  }
+  return k;
+}
+
 void pack(const PackArgs& args) {
   const int64_t steps = (args.k + 1) / 2;
   for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel) {
-    uint16_t* dst = static_cast<uint16_t*>(args.dst) + panel * steps * 2 * kNr;
+    uint16_t* dst = static_cast<uint16_t*>(args.dst) + (panel - args.panel_begin) * steps * 2 * kNr;
     const int64_t n0 = panel * kNr;
     const int cols = static_cast<int>(args.n - n0 < kNr ? args.n - n0 : kNr);
     const uint16_t* src = static_cast<const uint16_t*>(args.src) + n0 * args.ns;
     if (cols < kNr || args.k % 2 != 0) {
       __builtin_memset(dst, 0, static_cast<size_t>(steps) * 2 * kNr * sizeof(uint16_t));
     }
+    const int64_t done = args.ks == 1 && cols == kNr ? pack_squares(args, src, dst) : 0;
     // Blocks of k keep the rows of a transposed source in the first-level cache.
-    for (int64_t k0 = 0; k0 < args.k; k0 += 32) {
+    for (int64_t k0 = done; k0 < args.k; k0 += 32) {
       const int64_t k1 = k0 + 32 < args.k ? k0 + 32 : args.k;
       for (int j = 0; j < cols; ++j) {
         for (int64_t k = k0; k < k1; ++k) {

@@ -95,8 +95,13 @@ void PackedGemm::plan_threads() {
   const int64_t tasks = std::max<int64_t>(1, g_.batch * divide_up(g_.m, k_.mr) * panels_);
   threads_ = static_cast<int>(
       std::clamp<double>(worth, 1, std::min<double>(thread_limit(), double(tasks))));
+  plan_stream();
   thread_bytes_ = acc_bytes_ + a_bytes_;
-  if (!g_.constant_b) {
+  if (streamed_) {
+    thread_bytes_ += round_line(static_cast<uint64_t>(stream_panels_ * panel_bytes()));
+    shared_bytes_ =
+        copy_a_ ? round_line(static_cast<uint64_t>(stream_rows_ * lda_ * k_.a_element_bytes)) : 0;
+  } else if (!g_.constant_b) {
     // Each thread its own panels when there is a batch for each, else one set that all fill.
     const bool own = !g_.shared_b && g_.batch > 1;
     shared_bytes_ = round_line(batch_bytes()) * (own ? static_cast<uint64_t>(threads_) : 1u);
@@ -110,7 +115,8 @@ uint64_t PackedGemm::packed_bytes() const {
 }
 
 void PackedGemm::pack(const void* src, void* dst, int64_t begin, int64_t end) const {
-  k_.pack[type_]({src, g_.row[kB], g_.col[kB], g_.k, g_.n, dst, begin, end});
+  char* first = static_cast<char*>(dst) + begin * panel_bytes();
+  k_.pack[type_]({src, g_.row[kB], g_.col[kB], g_.k, g_.n, first, begin, end});
 }
 
 void PackedGemm::prepack(const void* src, void* dst) const {
@@ -140,7 +146,9 @@ void PackedGemm::launch(const rm_launch& l) const {
   o.ptr[kC] = static_cast<const char*>(l.outputs[0]);
   o.panels = g_.constant_b ? o.ptr[kB] : static_cast<const char*>(l.workspace);
   const int threads = std::min(threads_, omp_get_max_threads());
-  if (g_.constant_b || g_.shared_b) {
+  if (streamed_) {
+    run_streamed(o, l, threads);
+  } else if (g_.constant_b || g_.shared_b) {
     run_shared(o, l, threads);
   } else {
     run_batched(o, l, threads);
@@ -226,7 +234,10 @@ void PackedGemm::run_block(const Operands& o, int64_t batch, int64_t row, int64_
   const int64_t offset = g_.offset(kA, batch) + row * g_.row[kA];
   const char* src = o.ptr[kA] + offset * element_bytes_;
   Rows a{src, g_.row[kA], batch, row, rows};
-  if (copy_a_) {
+  if (o.a_rows) {
+    a.data = o.a_rows + (batch * g_.m + row - o.first_row) * lda_ * k_.a_element_bytes;
+    a.stride = lda_;
+  } else if (copy_a_) {
     k_.widen[type_]({src, g_.row[kA], g_.col[kA], rows, g_.k, s.a, lda_});
     a.data = s.a;
     a.stride = lda_;
@@ -246,7 +257,7 @@ void PackedGemm::few_rows(const Operands& o, const Rows& a, int64_t p0, int64_t 
   for (int64_t p = p0; p < p1;) {
     const bool many = p + wide <= p1;
     const int64_t count = many ? wide : 1;
-    const char* b = panels + p * panel_bytes();
+    const char* b = panels + (p - o.first_panel) * panel_bytes();
     k_.tile[type_][a.count - 1][many ? 1 : 0]({a.data, a.stride, b, panel_bytes(), steps_, s.acc,
                                                acc_panel, false, b + kAheadBytes, step_bytes_});
     for (int64_t i = 0; i < count; ++i) {
@@ -269,7 +280,7 @@ void PackedGemm::many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t
       const int64_t steps = std::min(kc_, steps_ - k0);
       const bool last = k0 + steps >= steps_;
       for (int64_t p = n0; p < n1; ++p) {
-        const char* block = panels + p * panel_bytes() + k0 * step_bytes_;
+        const char* block = panels + (p - o.first_panel) * panel_bytes() + k0 * step_bytes_;
         // The next panel's block comes in from far while this one is worked on, a share a tile.
         const char* ahead = p + 1 < p1 ? block + panel_bytes() : block;
         const int64_t ahead_step = p + 1 < p1 ? step_bytes_ / tiles : 0;

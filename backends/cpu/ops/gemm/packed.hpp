@@ -1,7 +1,9 @@
 // The packed gemm: b in panels, blocks of it in the first-level cache, tiles over threads.
 //
 // Every element of c is one chain of multiply-adds in the order of k, so neither blocking nor the
-// number of threads changes a bit of the result.
+// number of threads changes a bit of the result. A b that may not be packed once is packed at every
+// launch: small ones whole, large ones a few panels at a time in each thread's cache
+// (streamed.cpp).
 #pragma once
 
 #include "ops/gemm/problem.hpp"
@@ -27,7 +29,11 @@ class PackedGemm {
  private:
   struct Operands {
     const char* ptr[kOperands];
-    const char* panels;  // of the current batch, or of all when they are prepacked
+    const char* panels;       // of the current batch, or of all when they are prepacked
+    int64_t first_panel = 0;  // that `panels` begins with
+    const char* a_rows =
+        nullptr;  // when not null: rows of a from `first_row` on, as tiles read them
+    int64_t first_row = 0;
   };
   struct Scratch {
     float* acc;
@@ -42,11 +48,15 @@ class PackedGemm {
 
   void plan_blocks();
   void plan_threads();
+  void plan_stream();
   int64_t panel_bytes() const { return steps_ * step_bytes_; }
   uint64_t batch_bytes() const { return static_cast<uint64_t>(panels_ * panel_bytes()); }
   Scratch scratch(void* workspace, int thread) const;
 
   void pack(const void* src, void* dst, int64_t begin, int64_t end) const;
+  void run_streamed(const Operands& o, const rm_launch& l, int threads) const;
+  void stream_panels(Operands o, char* panels, int64_t rows_end, int64_t p0, int64_t p1,
+                     const Scratch& s) const;
   void run_shared(const Operands& o, const rm_launch& l, int threads) const;
   void run_batched(const Operands& o, const rm_launch& l, int threads) const;
   void run_rows(const Operands& o, int64_t begin, int64_t end, int64_t p0, int64_t p1,
@@ -72,6 +82,9 @@ class PackedGemm {
   bool copy_a_;  // a is widened or gathered first
   int64_t lda_;  // of the copy
   int threads_;  // at most
+  bool streamed_ = false;
+  int64_t stream_rows_ = 0;    // rows of a a pass over b serves
+  int64_t stream_panels_ = 0;  // panels packed at a time
   uint64_t acc_bytes_ = 0, a_bytes_ = 0, thread_bytes_ = 0, shared_bytes_ = 0;
   uint64_t workspace_bytes_ = 0;
 };

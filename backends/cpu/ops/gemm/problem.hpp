@@ -17,9 +17,9 @@ struct GemmProblem {
   /// the bias, and for a b that all share).
   std::vector<int64_t> outer;
   std::array<std::vector<int64_t>, kOperands> outer_stride;
-  int64_t batch = 1;     // product of outer
-  bool shared_b = true;  // b has no outer axes of its own
-  bool constant_b = false;
+  int64_t batch = 1;        // product of outer
+  bool shared_b = true;     // b has no outer axes of its own
+  bool constant_b = false;  // b never changes and may be kept packed
 
   std::array<DType, kOperands> dtype{};  // DType::invalid: absent
   /// Element strides: a (m, k), b (k, n), bias (0, n), residual and c (m, n).

@@ -40,7 +40,9 @@ struct Packed {
     if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
     return PackedGemm::reject(g);
   }
-  static Roof roof(const GemmProblem&) { return {kPackedGflops[static_cast<int>(kIsa)], 500, 0.4}; }
+  static Roof roof(const GemmProblem&) {
+    return {kPackedGflops[static_cast<int>(kIsa)], 500, 0.35};
+  }
   static Kernel* make(GemmProblem g) {
     return new PackedGemm(std::move(g), *RM_CPU_PICK(kIsa, gemm_kernels));
   }

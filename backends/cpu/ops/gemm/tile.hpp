@@ -45,7 +45,7 @@ struct StoreArgs {
 using StoreFn = void (*)(const StoreArgs&);
 
 /// Panels of b: [panel][k / step][nr][step], zero where n or k runs out; element (k, n) lies at k *
-/// ks + n * ns.
+/// ks + n * ns. `dst` receives panel_begin first.
 struct PackArgs {
   const void* src;
   int64_t ks, ns, k, n;

@@ -1,0 +1,68 @@
+// The packed gemm on a weight of which no packed copy may stay: every thread packs a few panels
+// into its second-level cache, multiplies all rows with them, and goes on.
+#include <algorithm>
+
+#include "common/parallel.hpp"
+#include "ops/gemm/packed.hpp"
+
+namespace rm::cpu::gemm {
+namespace {
+
+constexpr int64_t kWholeBytes = 1 << 20;   // a smaller b is packed whole, all threads together
+constexpr int64_t kNearBytes = 192 << 10;  // panels that stay in the second level beside rows of a
+constexpr int64_t kMostRows = 1024;        // of a a pass: bounds the copy of a
+
+}  // namespace
+
+void PackedGemm::plan_stream() {
+  const int64_t bytes = static_cast<int64_t>(batch_bytes());
+  streamed_ = !g_.constant_b && g_.shared_b && bytes >= kWholeBytes && panels_ >= 2 * threads_;
+  if (streamed_) a_bytes_ = 0;  // rows of a are copied once, for all threads
+  stream_rows_ = std::min(g_.batch * g_.m, kMostRows);
+  stream_panels_ = std::clamp<int64_t>(kNearBytes / std::max<int64_t>(1, panel_bytes()), 1,
+                                       std::max<int64_t>(1, panels_));
+}
+
+void PackedGemm::run_streamed(const Operands& o, const rm_launch& l, int threads) const {
+  const int64_t rows = g_.batch * g_.m;
+  char* shared = static_cast<char*>(l.workspace);
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
+    const Scratch s = scratch(l.workspace, static_cast<int>(me));
+    char* panels = s.a;
+    for (int64_t first = 0; first < rows; first += stream_rows_) {
+      const int64_t count = std::min(stream_rows_, rows - first);
+      Operands own = o;
+      if (copy_a_) {
+        own.a_rows = shared;
+        own.first_row = first;
+        for (int64_t r = first + count * me / team; r < first + count * (me + 1) / team; ++r) {
+          const int64_t at = g_.offset(kA, r / g_.m) + r % g_.m * g_.row[kA];
+          k_.widen[type_]({o.ptr[kA] + at * element_bytes_, g_.row[kA], g_.col[kA], 1, g_.k,
+                           shared + (r - first) * lda_ * k_.a_element_bytes, lda_});
+        }
+#pragma omp barrier
+      } else {
+        own.first_row = first;
+      }
+      stream_panels(own, panels, first + count, panels_ * me / team, panels_ * (me + 1) / team, s);
+      if (copy_a_ && first + count < rows) {
+#pragma omp barrier
+      }
+    }
+  }
+}
+
+void PackedGemm::stream_panels(Operands o, char* panels, int64_t rows_end, int64_t p0, int64_t p1,
+                               const Scratch& s) const {
+  o.panels = panels;
+  for (int64_t p = p0; p < p1; p += stream_panels_) {
+    const int64_t end = std::min(p1, p + stream_panels_);
+    k_.pack[type_]({o.ptr[kB], g_.row[kB], g_.col[kB], g_.k, g_.n, panels, p, end});
+    o.first_panel = p;
+    run_rows(o, o.first_row, rows_end, p, end, s);
+  }
+}
+
+}  // namespace rm::cpu::gemm
