@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define RM_ABI_MAJOR 1u
-#define RM_ABI_MINOR 0u
+#define RM_ABI_MINOR 1u
 #define RM_ABI_VERSION ((RM_ABI_MAJOR << 16) | RM_ABI_MINOR)
 
 /* True if `p` was written by a side that knows `field`. */
@@ -70,6 +70,9 @@ typedef struct rm_host_api {
   rm_code (*status_code)(const rm_status* status);
   rm_str (*status_message)(const rm_status* status);   /* lifetime of status */
   void (*log)(int severity, rm_str message);
+  /* Since 1.1. Optional services of the host by name, e.g. "rm.host_executor/1"; NULL when it has
+   * none of that name. */
+  const void* (*extension)(rm_str name);
 } rm_host_api;
 
 /* ---- capability ------------------------------------------------------- */
@@ -189,7 +192,7 @@ typedef const rm_backend_api* (*rm_backend_query_fn)(uint32_t host_abi, const rm
 
 #if UINTPTR_MAX == UINT64_MAX
 RM_FREEZE(rm_blob, 32);
-RM_FREEZE(rm_host_api, 56);
+RM_FREEZE(rm_host_api, 64);
 RM_FREEZE(rm_device_info, 88);
 RM_FREEZE(rm_node_support, 40);
 RM_FREEZE(rm_program, 40);

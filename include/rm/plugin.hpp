@@ -26,6 +26,13 @@ inline const rm_host_api*& host() {
 inline rm_str str(std::string_view s) { return {s.data(), s.size()}; }
 inline std::string_view view(rm_str s) { return {s.data, s.size}; }
 
+/// A service of the host by name; NULL when this host does not offer it.
+inline const void* host_extension(std::string_view name) {
+  const rm_host_api* api = host();
+  if (!RM_HAS_FIELD(rm_host_api, api, extension) || api->extension == nullptr) return nullptr;
+  return api->extension(str(name));
+}
+
 /// A failed status made by the host; the host frees it.
 inline rm_status* fail(rm_code code, std::string_view message) {
   return host()->status_create(code, str(message), "", 0);

@@ -224,6 +224,7 @@ def _close(active: Session) -> None:
     from rm_abstract.hooks import install
 
     active.disarm_all()
+    active.close_workers()
     active.closed = True
     active.conflicts = install.uninstall(active)
     for line in active.conflicts:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rm_abstract.engines.base import Engine
     from rm_abstract.hooks.imports import ImportWatch
     from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.worker.pool import WorkerPool
 
 _KEPT_RECORDS = 256  # reports of modules that no longer exist
 
@@ -61,6 +62,7 @@ class Session:
         self._facts: Any = None
         self._collector_known = False
         self._compile_cache: Any = None
+        self._workers: dict[str, WorkerPool] = {}
 
     @property
     def resolved(self) -> devices.Resolved:
@@ -77,6 +79,7 @@ class Session:
         self._compile_cache = None
         for armed in self.armed():
             armed.reset()
+        self.close_workers()
 
     @property
     def device(self) -> str:
@@ -164,6 +167,23 @@ class Session:
                 options = {name: text for name, (text, _) in self.settings.values.items()}
                 self._compile_cache = _core.cache.CompileCache(options)
         return self._compile_cache
+
+    def workers(self, backend: str, fingerprint: bytes) -> WorkerPool:
+        """The worker processes of a backend; none is started before it is asked for."""
+        from rm_abstract.worker.pool import WorkerPool
+
+        with _lock:
+            if backend not in self._workers:
+                self._workers[backend] = WorkerPool(backend, fingerprint)
+            return self._workers[backend]
+
+    def close_workers(self) -> None:
+        """Ends them; a later call starts others."""
+        with _lock:
+            pools, self._workers = list(self._workers.values()), {}
+        if self.owned_by_this_process:
+            for pool in pools:
+                pool.close()
 
     # ---- telling the user -------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 #include "backend/status.hpp"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
@@ -53,13 +54,27 @@ void log_from_plugin(int severity, rm_str message) {
   log_line(LogTopic::kBackend, static_cast<LogLevel>(level), view(message));
 }
 
+std::map<std::string, const void*, std::less<>>& extensions() {
+  static std::map<std::string, const void*, std::less<>> tables;
+  return tables;
+}
+
+const void* host_extension(rm_str name) {
+  const auto at = extensions().find(view(name));
+  return at == extensions().end() ? nullptr : at->second;
+}
+
 }  // namespace
 
 const rm_host_api* host_api() noexcept {
   static const rm_host_api table = {sizeof(rm_host_api), RM_ABI_VERSION,  0,
                                     &status_create,      &status_release, &status_code,
-                                    &status_message,     &log_from_plugin};
+                                    &status_message,     &log_from_plugin, &host_extension};
   return &table;
+}
+
+void offer_host_extension(std::string_view name, const void* table) {
+  extensions().insert_or_assign(std::string(name), table);
 }
 
 void check(rm_status* status, std::string_view where) {

@@ -11,6 +11,10 @@ namespace rm::backend {
 /// The table handed to every plugin; lives as long as the process.
 const rm_host_api* host_api() noexcept;
 
+/// Offers a service to plugins by name (rm_host_api.extension); `table` lives as long as the
+/// process. Called while the process starts, before any plugin is loaded.
+void offer_host_extension(std::string_view name, const void* table);
+
 /// Does nothing for NULL; otherwise frees `status` and throws its content as rm::Error, the text
 /// led by "[where] ".
 void check(rm_status* status, std::string_view where);

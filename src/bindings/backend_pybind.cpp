@@ -37,6 +37,7 @@ py::dict backend_dict(backend::Backend& backend) {
   std::string why_not;
   std::vector<const rm_device_info*> infos;
   bool available = false;
+  size_t kernels = 0;  // without any, the backend compiles whole programs
   {
     const py::gil_scoped_release release;  // a vendor's runtime may take its time
     available = backend.is_available(&why_not);
@@ -44,6 +45,7 @@ py::dict backend_dict(backend::Backend& backend) {
       for (size_t i = 0; available && i < backend.device_count(); ++i) {
         infos.push_back(&backend.get_device_info(i));
       }
+      if (available) kernels = backend.kernels().size();
     } catch (const Error& error) {
       available = false;
       why_not = error.what();
@@ -61,6 +63,7 @@ py::dict backend_dict(backend::Backend& backend) {
   out["code"] = "";
   out["reason"] = why_not;
   out["devices"] = devices;
+  out["kernels"] = kernels;
   return out;
 }
 
@@ -78,6 +81,7 @@ py::dict failure_dict(const backend::LoadFailure& failure) {
   out["code"] = failure.reason;
   out["reason"] = failure.message;
   out["devices"] = py::list();
+  out["kernels"] = size_t{0};
   return out;
 }
 
@@ -92,17 +96,52 @@ py::list backend_list() {
   return out;
 }
 
-py::bytes fingerprint(const std::string& name, size_t device) {
+backend::Backend& loaded(const std::string& name) {
   backend::Backend* backend = backend::registry().find(name);
   if (backend == nullptr) {
     throw Error(RM_NOT_FOUND, "[backend] expected a loaded plugin, got '" + name + "'");
   }
+  return *backend;
+}
+
+py::bytes fingerprint(const std::string& name, size_t device) {
+  backend::Backend& backend = loaded(name);
   std::string out;
   {
     const py::gil_scoped_release release;
-    out = backend->fingerprint(device);
+    out = backend.fingerprint(device);
   }
   return out;
+}
+
+py::list query_support(const std::string& name, size_t device, const std::string& program,
+                       size_t nodes) {
+  backend::Backend& backend = loaded(name);
+  const rm_program raw{sizeof(rm_program), backend::to_rm_str("rm.ir/1"),
+                       {program.data(), program.size()}};
+  std::vector<backend::NodeSupport> rows;
+  {
+    const py::gil_scoped_release release;
+    rows = backend.query_support(device, raw, nodes);
+  }
+  py::list out;
+  for (const auto& row : rows) out.append(py::make_tuple(row.verdict != RM_NODE_NO, row.reason));
+  return out;
+}
+
+std::string check_compat(const std::string& name, size_t device, const py::buffer& artefact) {
+  const py::buffer_info info = artefact.request();
+  const std::string_view bytes(static_cast<const char*>(info.ptr),
+                               static_cast<size_t>(info.size * info.itemsize));
+  switch (loaded(name).check_compat(device, bytes)) {
+    case RM_COMPAT_OPTIMAL:
+      return "optimal";
+    case RM_COMPAT_RECOMPILE_BETTER:
+      return "recompile_better";
+    case RM_COMPAT_NO:
+      break;
+  }
+  return "no";
 }
 
 }  // namespace
@@ -141,6 +180,10 @@ void bind_backend(py::module_& m) {
       "reason, devices.");
   sub.def("fingerprint", &fingerprint, py::arg("name"), py::arg("device") = 0,
           "Everything besides the program that changes an artefact of the device: for cache keys.");
+  sub.def("query_support", &query_support, py::arg("name"), py::arg("device"), py::arg("program"),
+          py::arg("nodes"), "[(supported, why not)] for each node of a program in rm.ir/1.");
+  sub.def("check_compat", &check_compat, py::arg("name"), py::arg("device"), py::arg("artefact"),
+          "optimal, recompile_better or no.");
 }
 
 }  // namespace rm::bindings

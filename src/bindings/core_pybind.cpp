@@ -1,5 +1,6 @@
 // The module rm_abstract._core.
 #include "bindings/bind.hpp"
+#include "bindings/host_executor.hpp"
 
 PYBIND11_MODULE(_core, m) {
   using namespace rm::bindings;
@@ -12,4 +13,6 @@ PYBIND11_MODULE(_core, m) {
   bind_ir(m);
   bind_program(m);
   bind_router(m);
+  bind_worker(m);
+  offer_host_executor();
 }

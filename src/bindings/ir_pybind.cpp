@@ -11,6 +11,7 @@
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
+#include "passes/partition.hpp"
 #include "passes/pass.hpp"
 
 namespace rm::bindings {
@@ -24,6 +25,30 @@ ir::Graph parse_checked(const std::string& text) {
   ir::verify(graph);
   ops::infer_and_check(graph);
   return graph;
+}
+
+py::list ports(const std::vector<passes::Port>& ports) {
+  py::list out;
+  for (const passes::Port& port : ports) out.append(py::make_tuple(port.part, port.index));
+  return out;
+}
+
+py::dict partition(const std::string& text, const std::vector<bool>& supported, size_t minimum) {
+  passes::Partition found = passes::partition(parse_checked(text), supported, minimum);
+  py::list parts;
+  for (passes::Part& part : found.parts) {
+    py::dict row;
+    row["on_device"] = part.on_device;
+    row["text"] = ir::print(part.graph);
+    row["inputs"] = ports(part.inputs);
+    row["nodes"] = part.nodes;
+    parts.append(row);
+  }
+  py::dict out;
+  out["parts"] = parts;
+  out["outputs"] = ports(found.outputs);
+  out["too_small"] = found.too_small;
+  return out;
 }
 
 }  // namespace
@@ -43,6 +68,17 @@ void bind_ir(py::module_& m) {
     return ir::print(graph);
   }, py::arg("text"), py::arg("options") = Texts(),
      "The inference pipeline applied to a program; options left out come from the environment.");
+  ir_module.def("substitute", [](const std::string& text, const std::map<std::string, int64_t>& sizes) {
+    ir::Graph graph = ir::substitute(parse_checked(text), {sizes.begin(), sizes.end()});
+    passes::PassContext context;
+    context.optimization_level = 0;
+    passes::run_pipeline(graph, passes::inference_pipeline(), context);
+    return ir::print(graph);
+  }, py::arg("text"), py::arg("sizes"),
+     "The program for these sizes of its symbols, in canonical form and without fusions.");
+  ir_module.def("partition", &partition, py::arg("text"), py::arg("supported"), py::arg("minimum"),
+     "Parts for a device and the host: parts (on_device, text, inputs, nodes), outputs, too_small. "
+     "A port is (part, output), or (-1, input) for the program's own inputs.");
   m.def("digest", [](const py::bytes& data) {
     Digest d = hash_bytes(std::string_view(data));
     return py::bytes(reinterpret_cast<const char*>(d.bytes.data()), d.bytes.size());

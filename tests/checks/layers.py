@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = (
-    "bindings control engine frontend autograd passes runtime plan cache backend select ops ir base"
+    "bindings control engine frontend autograd passes runtime plan cache backend select ops ir worker base"
 ).split()
-ONLY = {"cache": {"cache", "base"}}  # the cache knows bytes, not graphs
+# the cache and the workers know bytes, not graphs
+ONLY = {"cache": {"cache", "base"}, "worker": {"worker", "base"}}
 RANK = {layer: rank for rank, layer in enumerate(ORDER)}
 SOURCES = {".cpp", ".hpp", ".h", ".c", ".cu", ".inc", ".def"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)

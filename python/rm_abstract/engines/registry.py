@@ -1,4 +1,5 @@
-"""Which engine serves a name. ``auto`` is ``native``; ``torch`` is pass-through (never routed)."""
+"""Which engine serves a name. ``auto`` is ``native`` for a device with kernels of ours and
+``whole_program`` for one with a compiler of its own; ``torch`` is pass-through (never routed)."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from rm_abstract.errors import ConfigError
 if TYPE_CHECKING:
     from rm_abstract.session import Session
 
-_MODULES = {"native": "rm_abstract.engines.native"}
+_MODULES = {
+    "native": "rm_abstract.engines.native",
+    "whole_program": "rm_abstract.engines.whole_program",
+}
 _registered: dict[str, EngineFactory] = {}
 
 
@@ -30,8 +34,8 @@ def names() -> list[str]:
 
 def create(name: str, module: Any, session: Session) -> Engine | None:
     """An engine for ``module``; None for ``torch``, which leaves every call to eager."""
-    if name == "auto":
-        name = "native"
+    if name in ("auto", "native"):
+        name = "native" if has_kernels(session) else "whole_program"
     if name == "torch":
         return None
     factory = _registered.get(name)
@@ -43,3 +47,11 @@ def create(name: str, module: Any, session: Session) -> Engine | None:
             f"try inference_engine='auto'"
         )
     return factory(module, session)
+
+
+def has_kernels(session: Session) -> bool:
+    """True when our compiler plans with the device's kernels."""
+    from rm_abstract import _core
+
+    name = session.resolved.backend
+    return any(row["name"] == name and row["kernels"] for row in _core.backend.backends())

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ABI_MAJOR, ABI_MINOR = 1, 0
+ABI_MAJOR, ABI_MINOR = 1, 1
 ABI_VERSION = (ABI_MAJOR << 16) | ABI_MINOR
 
 CODES = (
@@ -99,6 +99,7 @@ HostApi = _struct(
     ("status_code", STATUS_CODE),
     ("status_message", ptr),
     ("log", LOG),
+    ("extension", ptr),
 )
 DeviceInfo = _struct(
     "rm_device_info",
@@ -319,7 +320,7 @@ class Host:
             LOG(lambda severity, text: self.log.append((severity, text.text()))),
         )
         create, release, code, log = self._callbacks
-        self.api = HostApi(c.sizeof(HostApi), ABI_VERSION, 0, create, release, code, None, log)
+        self.api = HostApi(c.sizeof(HostApi), ABI_VERSION, 0, create, release, code, None, log, None)
 
     @property
     def live(self) -> int:

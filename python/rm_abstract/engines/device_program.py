@@ -1,0 +1,379 @@
+"""A program of fixed sizes on a whole-program device: its parts compiled, loaded and run in order.
+
+Parts the device does not support run on the host by our own compiler. Inputs and outputs of device
+parts lie in memory shared with the worker; a worker that died is started again and the call is
+repeated once. Nothing of the user's is changed here, so a failure leaves the call as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.capture.conditions import serves
+from rm_abstract.engines.base import Decline
+from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
+from rm_abstract.engines.variant import Record
+from rm_abstract.errors import CompileError, ExecutionError
+from rm_abstract.worker import ir_text
+
+if TYPE_CHECKING:
+    from rm_abstract.engines.whole_program import DeviceCompiler
+
+MIN_PART_NODES = 4  # a smaller part costs more to hand over than to compute
+HOST_BACKENDS = ("cpu", "torch")
+_CRASHED = "RM303"
+_STALE = ("RM403", "RM602")  # an artefact of other software, or a damaged one: compiled again
+_DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+
+
+def tensors_in(mapping: Any, places: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor]:
+    """Torch tensors over places (offset, bytes, dims) of shared memory, which they keep mapped."""
+    tensors = []
+    for (offset, size, dims), dtype in zip(places, dtypes, strict=True):
+        if size == 0:
+            tensors.append(torch.empty(dims, dtype=_DTYPES[dtype]))
+            continue
+        flat = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset)
+        tensors.append(flat.view(_DTYPES[dtype]).view(dims))
+    return tensors
+
+
+@dataclass
+class Support:
+    """Where every node of a program runs, and why not on the device."""
+
+    parts: list[dict[str, Any]]
+    outputs: list[tuple[int, int]]
+    nodes: int
+    device_nodes: int
+    kept: dict[str, int] = field(default_factory=dict)  # "op: reason" -> nodes
+
+
+def support_of(backend: str, device: int, text: str) -> Support:
+    """Asks the device about every node of a static program and splits it. Raises CoreError."""
+    nodes = ir_text.parse(text).nodes
+    answers = _core.backend.query_support(backend, device, text, len(nodes))
+    split = _core.ir.partition(text, [ok for ok, _ in answers], MIN_PART_NODES)
+    kept: Counter[str] = Counter()
+    for node, (ok, why), small in zip(nodes, answers, split["too_small"], strict=True):
+        if not ok:
+            kept[f"{node.op}: {why}"] += 1
+        elif small:
+            kept[f"{node.op}: in a part of fewer than {MIN_PART_NODES} nodes"] += 1
+    on_device = sum(len(part["nodes"]) for part in split["parts"] if part["on_device"])
+    return Support(split["parts"], split["outputs"], len(nodes), on_device, dict(kept))
+
+
+class _HostPart:
+    """A part our own compiler runs in this process."""
+
+    def __init__(self, text: str, weights: dict[str, torch.Tensor], wiring: Any) -> None:
+        names = ir_text.parse(text).weights.values()
+        rows = {row["name"] for row in _core.backend.backends() if row["available"]}
+        backends = [name for name in HOST_BACKENDS if name in rows]
+        self._names = list(names)
+        optimised = _core.ir.run_passes(text)
+        self._program = _core.Program(optimised, self._mine(weights), backends)
+        self.wiring = wiring
+
+    def _mine(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: weights[name] for name in self._names}
+
+    def update_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        self._program.update_weights(self._mine(weights))
+
+    def run(self, gather: Callable[[Any], torch.Tensor]) -> list[torch.Tensor]:
+        return list(self._program.run([gather(port) for port in self.wiring]))
+
+
+class _DevicePart:
+    """A part compiled by the device's compiler; loaded anew in every worker."""
+
+    def __init__(self, compiler: DeviceCompiler, text: str, wiring: Any) -> None:
+        self._compiler = compiler
+        self.text = text
+        self.wiring = wiring
+        program = ir_text.parse(text)
+        self._inputs = [(t.dtype, list(t.shape)) for t in program.input_types]
+        self._outputs = [(t.dtype, list(t.shape)) for t in program.output_types]
+        self.nodes = len(program.nodes)
+        self.key = ""
+        self.source = ""
+        self._loaded: Any = None
+        self._worker: Any = None
+        self._in: list[torch.Tensor] = []
+        self._out: list[torch.Tensor] = []
+
+    def prepare(self, weights: dict[str, torch.Tensor]) -> None:
+        """Compiles or finds the artefact. Raises CoreError, Error, KeyboardInterrupt."""
+        found = self._compiler.artefact(self.text, weights)
+        self._entry, self.key, self.source = found
+
+    def ensure_loaded(self, weights: dict[str, torch.Tensor]) -> None:
+        """Loads it into the live worker. A stale or damaged artefact is made again, once."""
+        worker = self._compiler.pool.worker("execute")
+        if self._loaded is not None and self._worker is worker:
+            return
+        try:
+            self._load(worker, weights)
+        except _core.CoreError as error:
+            if error.reason not in _STALE:
+                raise
+            self._compiler.reject(self._entry, str(error))
+            self.prepare(weights)
+            self._load(worker, weights)
+
+    def _load(self, worker: Any, weights: dict[str, torch.Tensor]) -> None:
+        block = self._compiler.shared(weights)
+        artefact = self._entry.section("artefact")
+        self._loaded = None
+        loaded = worker.load(
+            self._compiler.index, artefact, block, self._inputs, self._outputs,
+            self._compiler.timeout_s,
+        )  # fmt: skip
+        mapping = loaded.memory
+        self._in = tensors_in(mapping, loaded.inputs, [d for d, _ in self._inputs])
+        self._out = tensors_in(mapping, loaded.outputs, [d for d, _ in self._outputs])
+        self._loaded, self._worker = loaded, worker
+
+    def unload(self) -> None:
+        self._in, self._out, self._loaded, self._worker = [], [], None, None
+
+    def run(self, fill: Callable[[Any, torch.Tensor], None]) -> list[torch.Tensor]:
+        """The outputs lie in shared memory until the next run."""
+        for port, slot in zip(self.wiring, self._in, strict=True):
+            fill(port, slot)
+        self._loaded.execute(self._compiler.execute_timeout_s)
+        return self._out
+
+
+class DeviceProgram:
+    """Implements engines.variant.Program for one bucket of a capture."""
+
+    def __init__(
+        self,
+        compiler: DeviceCompiler,
+        record: Record,
+        buckets: Buckets,
+        sizes: dict[str, int],
+        weights: dict[str, torch.Tensor],
+        bucket: Bucket,
+    ) -> None:
+        self._compiler = compiler
+        self._buckets = buckets
+        self._record = record
+        self._weights = weights
+        self._fits = serves(record.input_dims, record.conditions, [False] * len(record.input_dims))
+        self._output_dims = [t.dims for t in ir_text.parse(record.ir).output_types]
+        self._where = {
+            dim: (i, j)
+            for i, dims in reversed(list(enumerate(record.input_dims)))
+            for j, dim in reversed(list(enumerate(dims)))
+            if dim in sizes
+        }
+        self._lock = threading.Lock()
+        self.side = "right"
+        self._set_bucket(bucket, sizes)
+
+    def _set_bucket(self, bucket: Bucket, sizes: dict[str, int]) -> None:
+        self.bucket = bucket
+        self.sides = self._buckets.sides(bucket, sizes)
+        self.side = self.sides[0]
+        self.is_short = any(dict(bucket.sizes)[s] != n for s, n in sizes.items())
+        if not self.is_short:  # nothing was padded: nothing is known about padding
+            self.bucket = self._buckets.exact(sizes)
+        self._shapes = self.bucket.shapes(self._record.input_dims)
+        self._served: dict[tuple[int, ...], bool] = {}
+        self._paddings: dict[tuple[str | int, ...], Padding] = {}
+        text = _core.ir.substitute(self._record.ir, dict(bucket.sizes))
+        self.support = support_of(self._compiler.backend, self._compiler.index, text)
+        if not self.support.device_nodes:
+            reasons = ", ".join(sorted(self.support.kept)[:4])
+            raise CompileError(
+                f"[{self._compiler.device}] expected operators this device runs, got none in parts "
+                f"of {MIN_PART_NODES} or more: {reasons}; try another device for this model",
+                code="RM304",
+            )
+        self._parts: list[_HostPart | _DevicePart] = []
+        for part in self.support.parts:
+            if part["on_device"]:
+                device_part = _DevicePart(self._compiler, part["text"], part["inputs"])
+                device_part.prepare(self._weights)
+                self._parts.append(device_part)
+            else:
+                self._parts.append(_HostPart(part["text"], self._weights, part["inputs"]))
+        for found in self.device_parts:
+            found.ensure_loaded(self._weights)
+
+    def become_exact(self, sizes: dict[str, int]) -> None:
+        """Gives padding up: this program serves one shape from now on."""
+        self._set_bucket(self._buckets.exact(sizes), sizes)
+
+    @property
+    def device_parts(self) -> list[_DevicePart]:
+        return [part for part in self._parts if isinstance(part, _DevicePart)]
+
+    @property
+    def artefact(self) -> str:
+        """What a verdict is about: the artefacts and the way calls are padded for them."""
+        padding = f"|{self.side}" if self.is_short else ""
+        return "+".join(part.key for part in self.device_parts) + padding
+
+    @property
+    def cache(self) -> str:
+        return "hit" if all(p.source != "compiled" for p in self.device_parts) else "miss"
+
+    # ---- which calls --------------------------------------------------------------------------
+
+    def sizes_of(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        return {symbol: int(shapes[i][j]) for symbol, (i, j) in self._where.items()}
+
+    def serves(self, shapes: Sequence[Sequence[int]]) -> bool:
+        """True when a call of these shapes is compiled for by this bucket, padding included."""
+        if not self._fits(shapes):
+            return False
+        sizes = self.sizes_of(shapes)
+        key = tuple(sizes.values())
+        known = self._served.get(key)
+        if known is None:
+            known = self._served[key] = self._holds(sizes)
+        return known
+
+    def _holds(self, sizes: dict[str, int]) -> bool:
+        if self._buckets.exact(sizes).sizes == self.bucket.sizes:
+            return True
+        if not self.is_short:
+            return False
+        try:
+            return self._buckets.choose(sizes).sizes == self.bucket.sizes
+        except Decline:
+            return False
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The program's outputs for one call. Raises CoreError for what the call itself is wrong
+        about, ExecutionError when the device failed."""
+        return self._run(inputs, 0.0, 0.0)
+
+    def padding_is_inert(self, inputs: list[torch.Tensor]) -> bool:
+        """Runs the call with other values in the padding: the real part must not notice."""
+        first = self._run(inputs, 0.0, 0.0)
+        second = self._run(inputs, 1.0, 1.0)
+        return all(
+            torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+            for a, b in zip(first, second, strict=True)
+        )
+
+    def _run(self, inputs: list[torch.Tensor], fill: float, rows: float) -> list[torch.Tensor]:
+        with self._lock:
+            for attempt in range(2):
+                try:
+                    for part in self.device_parts:
+                        part.ensure_loaded(self._weights)
+                    return self._run_parts(inputs, fill, rows)
+                except _core.CoreError as error:
+                    if error.reason == _CRASHED and attempt == 0:
+                        continue  # the pool starts another worker
+                    if error.reason in ("", "RM301") and error.code in (3, 11):
+                        raise  # the call is wrong, not the device
+                    raise ExecutionError(
+                        f"{error}; try the original, which serves this model now",
+                        code=error.reason or "RM301",
+                    ) from error
+        raise AssertionError("unreachable: the second attempt returns or raises")
+
+    def _run_parts(
+        self, inputs: list[torch.Tensor], fill: float, rows: float
+    ) -> list[torch.Tensor]:
+        padding = self._padding(self.sizes_of([t.shape for t in inputs]))
+        results: list[list[torch.Tensor]] = []
+        shapes = self._shapes
+        roles = self._buckets.roles
+
+        def put(index: int, slot: torch.Tensor) -> None:
+            mask = roles[index].is_mask
+            place(slot, inputs[index], padding.inputs[index], 0.0 if mask else fill,
+                  1.0 if mask and rows else rows)  # fmt: skip
+
+        def gather(port: tuple[int, int]) -> torch.Tensor:
+            source, index = port
+            if source >= 0:
+                return results[source][index]
+            if tuple(inputs[index].shape) == shapes[index]:
+                return inputs[index]
+            slot = torch.empty(shapes[index], dtype=inputs[index].dtype)
+            put(index, slot)
+            return slot
+
+        def fill_slot(port: tuple[int, int], slot: torch.Tensor) -> None:
+            source, index = port
+            if source >= 0:
+                slot.copy_(results[source][index])
+            else:
+                put(index, slot)
+
+        for part in self._parts:
+            if isinstance(part, _DevicePart):
+                results.append(part.run(fill_slot))
+            else:
+                results.append(part.run(gather))
+        outputs = []
+        for i, (source, index) in enumerate(self.support.outputs):
+            value = results[source][index] if source >= 0 else gather((source, index))
+            outputs.append(take(value, padding.outputs[i], padding.output_shapes[i]))
+        return outputs
+
+    def _padding(self, sizes: dict[str, int]) -> Padding:
+        key = (self.side, *sizes.values())
+        found = self._paddings.get(key)
+        if found is None:
+            found = self._paddings[key] = padding_of(
+                self.bucket, self._buckets.kinds, sizes, self._record.input_dims,
+                self._output_dims, self.side,
+            )  # fmt: skip
+        return found
+
+    # ---- weights and report -------------------------------------------------------------------
+
+    def update_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Takes other values of the same weights; compiles again where the artefact holds them."""
+        with self._lock:
+            self._weights = weights
+            for part in self._parts:
+                if isinstance(part, _HostPart):
+                    part.update_weights(weights)
+                else:
+                    part.unload()
+                    if self._compiler.embeds_weights:
+                        part.prepare(weights)
+
+    def report(self) -> dict[str, Any]:
+        parts = Counter(
+            f"{self._compiler.device} part of {p.nodes} nodes" for p in self.device_parts
+        )
+        return {
+            "nodes": self.support.nodes,
+            "native_nodes": self.support.device_nodes,
+            "kernels": dict(parts),
+            "instances": max(1, len(self._paddings)),
+        }

@@ -1,0 +1,374 @@
+"""The engine of devices that compile whole programs of fixed shapes (NPUs).
+
+Everything around the program is the native engine's: capture, front records, weights, verdicts.
+What differs: a variant is a bucket of sizes, its program is compiled by the device's own compiler
+in a worker process, and padding is proven harmless before a bucket serves other sizes than its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract import _core, parity
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import FlatCall, flatten_call
+from rm_abstract.capture.export import call_tensors
+from rm_abstract.engines.artefacts import Artefacts, weights_digest
+from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.buckets import Buckets, InputRole
+from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
+from rm_abstract.engines.device_program import DTYPE_NAMES, DeviceProgram, tensors_in
+from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.progress import Progress
+from rm_abstract.engines.variant import Record, Variant
+from rm_abstract.errors import CompileError, from_core
+
+if TYPE_CHECKING:
+    from rm_abstract.session import Session
+
+
+def create_engine(module: torch.nn.Module, session: Session) -> WholeProgramEngine:
+    """The factory the engine registry calls."""
+    return WholeProgramEngine(module, session)
+
+
+class DeviceCompiler:
+    """One device as the engine's programs use it: its workers, its artefacts, shared weights."""
+
+    def __init__(self, session: Session, artefacts: Artefacts, label: str) -> None:
+        resolved = session.resolved
+        self.backend, self.index, self.device = resolved.backend, resolved.index, resolved.name
+        rows = {row["name"]: row for row in _core.backend.backends()}
+        row = rows[self.backend]
+        info = row["devices"][self.index]
+        self.properties: dict[str, str] = dict(info["properties"])
+        self.target = str(info["arch"])
+        self._build = str(row["build_id"])
+        self._fingerprint = bytes(_core.backend.fingerprint(self.backend, self.index))
+        self.pool = session.workers(self.backend, self._fingerprint)
+        self._settings = session.settings
+        self._artefacts = artefacts
+        self._label = label
+        self._shared: tuple[Any, Any] | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def embeds_weights(self) -> bool:
+        return self.properties.get("embeds_weights") == "1"
+
+    @property
+    def timeout_s(self) -> float:
+        return float(self._settings.text("timeout_s"))
+
+    @property
+    def execute_timeout_s(self) -> float:
+        return float(self._settings.text("execute_timeout_s"))
+
+    def artefact(self, text: str, weights: dict[str, torch.Tensor]) -> tuple[Any, str, str]:
+        """(entry, key in hex, where it came from) of a static program."""
+        cache = self._artefacts.cache
+        builder = cache.new_key("vendor")
+        builder.set("program", text)
+        builder.set("options", self._options())
+        builder.set("backend", {"build": self._build.encode(), "fingerprint": self._fingerprint})
+        builder.set("target", self.target)
+        if self.embeds_weights:
+            builder.set("weights", weights_digest(weights))
+        key = builder.finish()
+
+        def compile_part() -> dict[str, Any]:
+            data = self._compile(text, weights)
+            return {"sections": {"artefact": data}, "producer": self.backend, "compat": self.target}
+
+        def check(entry: Any) -> str:
+            verdict = _core.backend.check_compat(
+                self.backend, self.index, entry.section("artefact")
+            )
+            return "incompatible" if verdict == "no" else "accept"
+
+        entry, source = cache.get_or_compile(key, compile_part, check)
+        if source != "compiled" and self._settings.integer("verbose") > 0:
+            Progress(f"{self._label} for {self.device}", 1).say("Loading compiled model from cache")
+        return entry, key.hex, source
+
+    def _compile(self, text: str, weights: dict[str, torch.Tensor]) -> bytes:
+        verbose = self._settings.integer("verbose")
+        with Progress(f"{self._label} for {self.device}", verbose) as progress:
+            worker = self.pool.worker("compile")
+            options = sorted(self._options().items())
+            block = self.shared(weights)
+            return bytes(worker.compile(self.index, text, options, block, progress, self.timeout_s))
+
+    def _options(self) -> dict[str, str]:
+        rows = [row["name"] for row in _core.options.table() if row["affects_artefact"]]
+        return {name: self._settings.text(name) for name in rows}
+
+    def reject(self, entry: Any, why: str) -> None:
+        self._artefacts.cache.reject(entry, why)
+
+    def shared(self, weights: dict[str, torch.Tensor]) -> Any:
+        """The weights in memory the workers map; one copy for all programs that use the same."""
+        if not weights:
+            return None
+        identity = tuple((n, t.data_ptr(), t._version, t.shape) for n, t in weights.items())
+        with self._lock:
+            if self._shared is not None and self._shared[0] == identity:
+                return self._shared[1]
+            rows = [(n, DTYPE_NAMES[t.dtype], list(t.shape)) for n, t in weights.items()]
+            block = _core.worker.Weights(rows)
+            slots = tensors_in(block.memory, block.places, [dtype for _, dtype, _ in rows])
+            with torch.no_grad():
+                for slot, tensor in zip(slots, weights.values(), strict=True):
+                    slot.copy_(tensor)
+            self._shared = (identity, block)
+            return block
+
+
+class DeviceVariant(Variant):
+    """A bucket: serves what its program serves."""
+
+    program: DeviceProgram
+
+    def __init__(self, record: Record, program: DeviceProgram, is_past: Sequence[bool]) -> None:
+        super().__init__(record, program, is_past)
+        self.serves = program.serves
+
+    def full_report(self) -> EntryReport:
+        report = super().full_report()
+        report.kept = dict(self.program.support.kept)
+        return report
+
+
+class DeviceCall(CompiledCall):
+    """A call structure on a device: keys and values are inputs and outputs of its programs, and
+    sizes outside the user's buckets stay eager without keeping the others from the device."""
+
+    def __init__(self, engine: NativeEngine, spec: Any) -> None:
+        super().__init__(engine, spec)
+        self._step = None
+        self._outside: dict[tuple[Any, ...], Decline] = {}
+
+    def run(self, flat_inputs: tuple[Any, ...]) -> Any:
+        if self._outside and (found := self._outside.get(_shape_key(flat_inputs))):
+            raise found
+        return super().run(flat_inputs)
+
+    def first(
+        self, flat_inputs: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool
+    ) -> Any:
+        try:
+            return super().first(flat_inputs, run_eager, raises)
+        except Decline as outside:
+            if outside.code != "RM105" or not raises:
+                raise
+            return run_eager()
+        finally:
+            for pattern, refusal in list(self.refused.items()):
+                if refusal.code == "RM105":
+                    self._outside[_shape_key(flat_inputs)] = self.refused.pop(pattern)
+
+
+def _shape_key(flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(t.shape for t in flat_inputs if isinstance(t, torch.Tensor))
+
+
+class WholeProgramEngine(NativeEngine):
+    """Implements engines.base.Engine."""
+
+    name = "whole_program"
+
+    def __init__(self, module: torch.nn.Module, session: Session) -> None:
+        super().__init__(module, session)
+        self._compiler = DeviceCompiler(session, self.artefacts, type(module).__name__)
+        self._no_padding: set[str] = set()  # captures whose results padding changes
+
+    def first_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
+    ) -> Any:
+        call = flatten_call(self.parameters, args, kwargs)
+        if isinstance(call, Decline):
+            raise call
+        for leaf in call.leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
+                raise Decline("RM104", f"a tensor on {leaf.device}: this device takes host memory")
+        entry = self._stale.get(call.spec) or DeviceCall(self, call.spec)
+        output = entry.first(tuple(call.leaves), run_eager, raises=True)
+        self._stale.pop(call.spec, None)
+        self._entries[call.spec] = entry
+        return output
+
+    def invalidate(self, what: str, where: str) -> None:
+        super().invalidate(what, where)
+        for spec, fresh in self._stale.items():
+            mine = DeviceCall(self, spec)
+            mine.waiting = fresh.waiting
+            self._stale[spec] = mine
+
+    def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
+        variant = super().make_variant(call, pattern, past)
+        assert isinstance(variant, DeviceVariant)
+        variant.report.cache = variant.program.cache
+        return variant
+
+    def cached_variant(
+        self, call: FlatCall, pattern: Pattern, past: Sequence[bool]
+    ) -> Variant | None:
+        variant = super().cached_variant(call, pattern, past)
+        if isinstance(variant, DeviceVariant):
+            variant.report.cache = variant.program.cache
+        return variant
+
+    def _compile(
+        self, record: Record, call: FlatCall, past: Sequence[bool], started: float
+    ) -> Variant:
+        settings = self._session.settings
+        shapes = [t.shape for t in call_tensors(call)]
+        buckets = Buckets(
+            record.input_dims,
+            _roles(call),
+            settings.integers("batch_size"),
+            settings.integers("sequence_length"),
+        )
+        sizes = buckets.sizes_of(shapes)
+        exact = buckets.exact(sizes)
+        bucket = exact if record.ir in self._no_padding else buckets.choose(sizes)
+        weights = self._weights(record)
+        try:
+            program = DeviceProgram(self._compiler, record, buckets, sizes, weights, bucket)
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+        variant = DeviceVariant(record, program, past)
+        variant.report = EntryReport(
+            signature=_signature(record, program),
+            engine=self.name,
+            device=self._session.device,
+            artefact=program.artefact,
+            compile_ms=(time.perf_counter() - started) * 1e3,
+        )
+        return variant
+
+    # ---- the gate -----------------------------------------------------------------------------
+
+    def trusted(self, variant: Variant) -> bool:
+        """True when the gate passed one way of padding on these very weights before."""
+        program = variant.program
+        assert isinstance(program, DeviceProgram)
+        weights = self._weights(variant.record)
+        failed = ""
+        for side in program.sides:
+            program.side = side
+            verdict = self.artefacts.verdict(program.artefact, weights)
+            if verdict is None:
+                program.side = program.sides[0]
+                return False
+            if verdict.get("passed") is True:
+                variant.report.artefact = program.artefact
+                variant.report.max_error = verdict.get("max_error")
+                variant.report.parity = "stored verdict"
+                return True
+            failed = str(verdict.get("detail"))
+        if program.is_short:
+            return False  # the gate takes this very shape instead
+        raise self._parity_error(f"{failed} (stored verdict)")
+
+    def gate(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
+        """Compares the variant with eager, on every way to pad until one is right; a model that
+        none suits is compiled for this very shape. Raises ParityError."""
+        program = variant.program
+        assert isinstance(program, DeviceProgram)
+        detail = ""
+        for side in program.sides:
+            program.side = side
+            detail = self._compare(variant, call, tensors, expected)
+            if not detail:
+                return
+        if program.is_short:
+            self._no_padding.add(variant.record.ir)
+            sizes = program.sizes_of([t.shape for t in tensors])
+            try:
+                program.become_exact(sizes)
+            except _core.CoreError as error:
+                raise from_core(error, CompileError) from error
+            detail = self._compare(variant, call, tensors, expected)
+            if not detail:
+                return
+        raise self._parity_error(detail)
+
+    def _compare(
+        self, variant: Variant, call: FlatCall, tensors: list[torch.Tensor], expected: Any
+    ) -> str:
+        """Why the variant as it is padded now differs from eager; empty when it does not."""
+        program, record = variant.program, variant.record
+        assert isinstance(program, DeviceProgram)
+        trial = snapshot(call.spec, tuple(call.leaves))
+        try:
+            output = variant.run(tensors, trial.leaves)
+            inert = not program.is_short or program.padding_is_inert(tensors)
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from error
+        caches = [leaf for leaf in trial.leaves if not isinstance(leaf, torch.Tensor)]
+        verdict = parity.compare(expected, (output, caches), self._precision(record, tensors))
+        if verdict.passed and not inert:
+            verdict.fail("the values of padding reach the results")
+        variant.report.calls = 0
+        variant.report.max_error = verdict.max_error
+        variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
+        variant.report.artefact = program.artefact
+        variant.report.signature = _signature(record, program)
+        self.artefacts.store_verdict(program.artefact, self._weights(record), verdict)
+        return verdict.detail
+
+    def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+        """The model's own, unless the user allowed the device's."""
+        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
+        precision = parity.working_precision([*weights, *tensors])
+        allowed = self._session.settings.text("precision") == "bf16"
+        if allowed and self._compiler.properties.get("numerics") == "bf16":
+            return parity.working_precision([torch.empty(0, dtype=torch.bfloat16)])
+        return precision
+
+
+def _roles(call: FlatCall) -> list[InputRole]:
+    leaves = iter(call.leaves)
+    roles: list[InputRole] = []
+    for name, spec in zip(call.spec.names, call.spec.specs, strict=True):
+        for _ in range(_count(spec)):
+            leaf = next(leaves)
+            if isinstance(leaf, torch.Tensor):
+                roles.append(InputRole(name))
+            else:
+                held = kv_cache.read(leaf)
+                if isinstance(held, Decline):
+                    raise held
+                roles += [InputRole(name, is_past=True)] * len(held)
+    return roles
+
+
+def _count(spec: Any) -> int:
+    """Leaves below one argument."""
+    if spec[0] in ("tensor", "cache"):
+        return 1
+    if spec[0] in ("list", "tuple"):
+        return sum(_count(s) for s in spec[1:])
+    return sum(_count(s) for _, s in spec[1:]) if spec[0] == "dict" else 0
+
+
+def _signature(record: Record, program: DeviceProgram) -> str:
+    """The bucket in one line: inputs [2,16] [2,16], padded right."""
+    shapes = " ".join(
+        "[" + ",".join(map(str, shape)) + "]"
+        for shape in program.bucket.shapes(record.input_dims)[:4]
+    )
+    return f"{shapes}, {f'padded on the {program.side}' if program.is_short else 'this shape only'}"

@@ -1,0 +1,142 @@
+// Programs of a plugin run by the core's own compiler with the CPU backend's kernels.
+//
+// Invariant: no exception crosses to the plugin; every entry returns a status of the host.
+#include "rm/host_executor.h"
+
+#include <map>
+#include <memory>
+
+#include "backend/registry.hpp"
+#include "backend/status.hpp"
+#include "base/error.hpp"
+#include "bindings/host_executor.hpp"
+#include "engine/program.hpp"
+#include "ir/text.hpp"
+#include "ops/registry.hpp"
+#include "passes/pass.hpp"
+
+struct rm_host_program {
+  rm::select::KernelTable kernels;
+  std::unique_ptr<rm::engine::Program> program;
+};
+
+namespace rm::bindings {
+namespace {
+
+engine::TensorView view_of(const rm_tensor& tensor) {
+  engine::TensorView out;
+  if (!ir::from_dlpack(tensor.dtype, &out.layout.dtype) || tensor.ndim < 0) {
+    throw_invalid("[host_executor] expected an element type of the IR, got another");
+  }
+  out.layout.dims.assign(tensor.shape, tensor.shape + tensor.ndim);
+  out.layout.strides = ir::contiguous_strides(out.layout.dims);
+  out.data = static_cast<const char*>(tensor.data) + tensor.byte_offset;
+  return out;
+}
+
+/// Gives the program the plugin's own output tensors.
+class GivenOutputs final : public engine::OutputAllocator {
+ public:
+  GivenOutputs(rm_tensor* const* tensors, size_t count) : tensors_(tensors), count_(count) {}
+  void* allocate(size_t index, const ir::Layout& layout) override {
+    if (index >= count_ || view_of(*tensors_[index]).layout != layout) {
+      throw_invalid("[host_executor] expected outputs of the program's shapes, got others");
+    }
+    return static_cast<char*>(tensors_[index]->data) + tensors_[index]->byte_offset;
+  }
+  void reuse(size_t, size_t) {  // NOLINT: inputs of a plugin are never donated
+    throw_invalid("[host_executor] expected a program without donated inputs, got one with");
+  }
+
+ private:
+  rm_tensor* const* tensors_;
+  size_t count_;
+};
+
+template <class Body>
+rm_status* guard(Body&& body) noexcept {
+  const auto failed = [](rm_code code, std::string_view message) {
+    return backend::host_api()->status_create(code, backend::to_rm_str(message), nullptr, 0);
+  };
+  try {
+    body();
+    return nullptr;
+  } catch (const Error& error) {
+    return failed(error.code(), error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(RM_RESOURCE_EXHAUSTED, "[host_executor] expected free memory, got none");
+  } catch (const std::exception& error) {
+    return failed(RM_INTERNAL, error.what());
+  } catch (...) {
+    return failed(RM_UNKNOWN, "[host_executor] expected std::exception, got another exception");
+  }
+}
+
+void add_cpu_kernels(select::KernelTable& table) {
+  Backend* cpu = backend::registry().find("cpu");
+  std::string why;
+  if (cpu == nullptr || !cpu->is_available(&why)) {
+    throw Error(RM_UNAVAILABLE, "[host_executor] expected the cpu backend, got none " + why);
+  }
+  for (const rm_kernel& kernel : cpu->kernels())
+    table.add("cpu", &kernel, &cpu->get_device_info(0));
+}
+
+std::map<std::string, engine::TensorView> views_of(rm_constants constants) {
+  std::map<std::string, engine::TensorView> views;
+  for (size_t i = 0; i < constants.size; ++i) {
+    const auto* row = reinterpret_cast<const rm_constant*>(
+        reinterpret_cast<const std::byte*>(constants.data) + i * constants.stride);
+    if (row->tensor == nullptr || row->tensor->data == nullptr) continue;
+    views[std::string(backend::view(row->name))] = view_of(*row->tensor);
+  }
+  return views;
+}
+
+rm_status* prepare(const rm_program* program, rm_constants constants, rm_host_program** out) {
+  return guard([&] {
+    if (backend::view(program->format) != "rm.ir/1") {
+      throw_invalid("[host_executor] expected a program in rm.ir/1");
+    }
+    const auto* code = static_cast<const char*>(program->code.data);
+    ir::Graph graph = ir::parse({code, program->code.size});
+    ops::infer_and_check(graph);
+    passes::run_pipeline(graph, passes::inference_pipeline(), passes::PassContext{});
+    auto made = std::make_unique<rm_host_program>();
+    for (const ir::ValueId id : graph.outputs) {
+      if (!graph.type(id).is_static()) throw_invalid("[host_executor] expected static shapes");
+    }
+    add_cpu_kernels(made->kernels);
+    auto views = views_of(constants);
+    std::erase_if(views, [&](const auto& view) {
+      for (const ir::ValueId id : graph.weights()) {
+        if (graph.value(id).name == view.first) return false;
+      }
+      return true;  // the plugin's program may use fewer than it was given
+    });
+    made->program = std::make_unique<engine::Program>(std::move(graph), made->kernels);
+    made->program->set_weights(views);
+    *out = made.release();
+  });
+}
+
+rm_status* run(const rm_host_program* program, const rm_tensor* const* inputs, size_t num_inputs,
+               rm_tensor* const* outputs, size_t num_outputs) {
+  return guard([&] {
+    std::vector<engine::TensorView> views;
+    for (size_t i = 0; i < num_inputs; ++i) views.push_back(view_of(*inputs[i]));
+    GivenOutputs given(outputs, num_outputs);
+    program->program->run(views, given);
+  });
+}
+
+void destroy(rm_host_program* program) { delete program; }
+
+}  // namespace
+
+void offer_host_executor() {
+  static const rm_host_executor table = {sizeof(rm_host_executor), &prepare, &run, &destroy};
+  backend::offer_host_extension(RM_HOST_EXECUTOR_EXTENSION, &table);
+}
+
+}  // namespace rm::bindings

@@ -1,0 +1,187 @@
+// _core.worker: both ends of a worker process for Python (src/worker). Waiting releases the GIL and
+// looks for signals a few times a second, so that Ctrl-C ends any request.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "backend/registry.hpp"
+#include "base/error.hpp"
+#include "bindings/bind.hpp"
+#include "bindings/worker_service.hpp"
+#include "ir/type.hpp"
+#include "worker/client.hpp"
+#include "worker/server.hpp"
+
+namespace rm::bindings {
+namespace {
+
+namespace py = pybind11;
+using worker::LoadedProgram;
+using worker::Slots;
+using worker::Weights;
+using worker::Worker;
+using Shape = std::pair<std::string, std::vector<int64_t>>;  // ("f32", [2, 384])
+
+void look_for_signals() {
+  const py::gil_scoped_acquire locked;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+worker::Patience patience(double timeout_s) { return {timeout_s, &look_for_signals}; }
+
+Slots slots_of(const std::vector<Shape>& shapes) {
+  Slots out;
+  for (const auto& [dtype, dims] : shapes) {
+    worker::TensorSlot slot;
+    slot.dtype = ir::to_dlpack(ir::parse_dtype(dtype));
+    slot.dims = dims;
+    out.push_back(std::move(slot));
+  }
+  return out;
+}
+
+/// A writable view of mapped memory that keeps its owner alive.
+struct Mapping {
+  std::shared_ptr<void> owner;
+  worker::SharedMemory* memory;
+};
+
+/// Places for tensors of these types, one after the other; Python copies them in.
+std::shared_ptr<Weights> make_weights(
+    const std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>>& tensors) {
+  auto out = std::make_shared<Weights>();
+  uint64_t bytes = 0;
+  for (const auto& [name, dtype, dims] : tensors) {
+    worker::TensorSlot slot;
+    slot.name = name;
+    slot.dtype = ir::to_dlpack(ir::parse_dtype(dtype));
+    slot.dims = dims;
+    slot.bytes = worker::tensor_bytes(slot.dtype, dims);
+    slot.offset = bytes;
+    bytes += worker::align_slot(slot.bytes);
+    out->slots.push_back(std::move(slot));
+  }
+  out->memory = worker::SharedMemory(bytes);
+  return out;
+}
+
+py::list places(const Slots& slots) {
+  py::list out;
+  for (const auto& slot : slots) out.append(py::make_tuple(slot.offset, slot.bytes, slot.dims));
+  return out;
+}
+
+py::dict ready_dict(const worker::Ready& ready) {
+  py::dict out;
+  out["pid"] = ready.pid;
+  out["backend"] = ready.backend;
+  out["version"] = ready.version;
+  out["build_id"] = ready.build_id;
+  out["fingerprint"] = py::bytes(ready.fingerprint);
+  return out;
+}
+
+std::shared_ptr<Worker> start(const std::vector<std::string>& command,
+                              const std::vector<std::string>& environment, double start_timeout_s,
+                              double heartbeat_timeout_s, uint64_t memory_limit) {
+  Worker::Options options;
+  options.process = {command, environment, memory_limit};
+  options.start_timeout_s = start_timeout_s;
+  options.heartbeat_timeout_s = heartbeat_timeout_s;
+  const py::gil_scoped_release unlocked;
+  return Worker::start(options, &look_for_signals);
+}
+
+py::bytes compile(Worker& self, uint64_t device, const std::string& program,
+                  const std::vector<std::pair<std::string, std::string>>& options,
+                  const std::shared_ptr<Weights>& weights, const py::object& progress,
+                  double timeout_s) {
+  worker::OnProgress on_progress;
+  if (!progress.is_none()) {
+    on_progress = [&](double fraction, const std::string& stage) {
+      const py::gil_scoped_acquire locked;
+      progress(fraction, stage);
+    };
+  }
+  std::string artefact;
+  {
+    const py::gil_scoped_release unlocked;
+    artefact =
+        self.compile({device, program, options, {}}, weights, on_progress, patience(timeout_s));
+  }
+  return artefact;
+}
+
+std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buffer& artefact,
+                                    const std::shared_ptr<Weights>& weights,
+                                    const std::vector<Shape>& inputs,
+                                    const std::vector<Shape>& outputs, double timeout_s) {
+  const py::buffer_info info = artefact.request();
+  std::string bytes(static_cast<const char*>(info.ptr),
+                    static_cast<size_t>(info.size * info.itemsize));
+  worker::LoadRequest request{device, std::move(bytes), {}, slots_of(inputs), slots_of(outputs)};
+  const py::gil_scoped_release unlocked;
+  return self.load(std::move(request), weights, patience(timeout_s));
+}
+
+void serve(int descriptor, const std::string& name) {
+  Backend* backend = backend::registry().find(name);
+  if (backend == nullptr) throw_invalid("[worker] expected a loaded plugin, got '" + name + "'");
+  BackendService service(*backend);
+  const py::gil_scoped_release unlocked;
+  worker::serve(Fd(descriptor), service);
+}
+
+void bind_client(py::module_& m) {
+  py::class_<Mapping>(m, "Mapping", py::buffer_protocol()).def_buffer([](Mapping& self) {
+    return py::buffer_info(self.memory->data(), 1, "B", 1,
+                           {static_cast<ssize_t>(self.memory->size())}, {ssize_t{1}});
+  });
+  py::class_<Weights, std::shared_ptr<Weights>>(
+      m, "Weights", "A model's tensors in shared memory: made empty, filled by the caller.")
+      .def(py::init(&make_weights), py::arg("tensors"), "[(name, dtype, dims)]")
+      .def_property_readonly(
+          "places", [](const Weights& self) { return places(self.slots); },
+          "[(offset, bytes, dims)] in order.")
+      .def_property_readonly("memory", [](const std::shared_ptr<Weights>& self) {
+        return Mapping{self, &self->memory};
+      });
+  py::class_<LoadedProgram, std::shared_ptr<LoadedProgram>>(m, "LoadedProgram",
+                                                            "A program in a worker.")
+      .def_property_readonly("inputs",
+                             [](const LoadedProgram& self) { return places(self.inputs()); })
+      .def_property_readonly("outputs",
+                             [](const LoadedProgram& self) { return places(self.outputs()); })
+      .def_property_readonly("memory",
+                             [](const std::shared_ptr<LoadedProgram>& self) {
+                               return Mapping{self, &self->memory()};
+                             })
+      .def(
+          "execute",
+          [](LoadedProgram& self, double timeout_s) { self.execute(patience(timeout_s)); },
+          py::arg("timeout_s") = 0.0, py::call_guard<py::gil_scoped_release>());
+  py::class_<Worker, std::shared_ptr<Worker>>(m, "Worker", "A worker process, started.")
+      .def(py::init(&start), py::arg("command"), py::arg("environment"), py::kw_only(),
+           py::arg("start_timeout_s") = 120.0, py::arg("heartbeat_timeout_s") = 30.0,
+           py::arg("memory_limit") = 0)
+      .def_property_readonly("ready", [](const Worker& self) { return ready_dict(self.ready()); })
+      .def_property_readonly("alive", &Worker::alive)
+      .def_property_readonly("pid", &Worker::pid)
+      .def("log_tail", &Worker::log_tail)
+      .def("compile", &compile, py::arg("device"), py::arg("program"), py::arg("options"),
+           py::arg("weights"), py::arg("progress") = py::none(), py::arg("timeout_s") = 0.0)
+      .def("load", &load, py::arg("device"), py::arg("artefact"), py::arg("weights"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = 0.0)
+      .def("stop", &Worker::stop, py::call_guard<py::gil_scoped_release>());
+}
+
+}  // namespace
+
+void bind_worker(py::module_& m) {
+  py::module_ sub = m.def_submodule("worker", "Worker processes: the client's and their own side.");
+  bind_client(sub);
+  sub.def("serve", &serve, py::arg("descriptor"), py::arg("backend"),
+          "In a worker: serves the client on the other end until it closes.");
+}
+
+}  // namespace rm::bindings

@@ -1,0 +1,24 @@
+// A backend as what its worker does: the plugin's own compile, serialize, deserialize and execute,
+// on tensors in shared memory.
+#pragma once
+
+#include "backend/backend.hpp"
+#include "worker/server.hpp"
+
+namespace rm::bindings {
+
+class BackendService final : public worker::Service {
+ public:
+  explicit BackendService(Backend& backend) : backend_(backend) {}
+  worker::Ready describe() override;
+  std::string compile(const worker::CompileJob& job) override;
+  std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override;
+
+ private:
+  Backend& backend_;
+};
+
+/// What a plugin's code means in this situation: "RM304" for an operator it does not have, ...
+std::string reason_of(rm_code code, const std::string& otherwise);
+
+}  // namespace rm::bindings

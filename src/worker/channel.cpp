@@ -1,0 +1,125 @@
+// SOCK_SEQPACKET with SCM_RIGHTS.
+#include "worker/channel.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "worker/shared_memory.hpp"
+
+namespace rm::worker {
+namespace {
+
+constexpr size_t kPacketBytes = PacketHeader::kBytes + Channel::kInlineBytes;
+
+[[noreturn]] void reject(const std::string& what) {
+  throw Error(RM_DATA_LOSS, "[worker channel] " + what, "RM303");
+}
+
+}  // namespace
+
+std::pair<Fd, Fd> Channel::make_pair() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw FileError("socketpair", "worker", errno);
+  }
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+void Channel::send(MessageType type, uint64_t request, std::string_view body,
+                   const std::vector<const Fd*>& files) {
+  PacketHeader header{type, request, body.size(), body.size() > kInlineBytes};
+  SharedMemory memory;
+  std::array<int, kMaxFiles + 1> descriptors{};
+  size_t count = 0;
+  if (header.body_in_memory) {
+    memory = SharedMemory(body.size());
+    std::memcpy(memory.data(), body.data(), body.size());
+    descriptors[count++] = memory.file().get();
+    body = {};
+  }
+  for (const Fd* file : files) descriptors.at(count++) = file->get();
+  std::string head = header.encode();
+  iovec parts[2] = {{head.data(), head.size()}, {const_cast<char*>(body.data()), body.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * (kMaxFiles + 1))> control{};
+  if (count > 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int) * count);
+    std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof(int) * count);
+  }
+  ssize_t sent = -1;
+  do {
+    sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) throw FileError("send", "the worker's socket", errno);
+}
+
+std::optional<Packet> Channel::receive(std::chrono::milliseconds timeout) {
+  pollfd waiting{socket_.get(), POLLIN, 0};
+  const int ready = poll(&waiting, 1, static_cast<int>(timeout.count()));
+  if (ready < 0 && errno != EINTR) throw FileError("poll", "the worker's socket", errno);
+  if (ready <= 0) return std::nullopt;
+  return read_packet();
+}
+
+Packet Channel::read_packet() {
+  std::string buffer(kPacketBytes, '\0');
+  iovec part{buffer.data(), buffer.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * (kMaxFiles + 1))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t got = -1;
+  do {
+    got = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (got < 0 && errno == EINTR);
+  Packet packet;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int file = -1;
+      std::memcpy(&file, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+      packet.files.emplace_back(file);
+    }
+  }
+  if (got < 0) throw FileError("receive", "the worker's socket", errno);
+  if (got == 0) throw FileError("receive", "the worker's socket", ECONNRESET);
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    reject("expected a packet of " + std::to_string(kPacketBytes) + " bytes at most, got more");
+  }
+  const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
+  const PacketHeader header = PacketHeader::decode(bytes);
+  packet.type = header.type;
+  packet.request = header.request;
+  if (!header.body_in_memory) {
+    packet.body = bytes.substr(PacketHeader::kBytes);
+    if (packet.body.size() != header.body_bytes) reject("expected the body its header announces");
+    return packet;
+  }
+  if (packet.files.empty() || header.body_bytes > kMaxBodyBytes) {
+    reject("expected a descriptor with the body, got none or one of impossible size");
+  }
+  const SharedMemory memory(std::move(packet.files.front()), false);
+  packet.files.erase(packet.files.begin());
+  if (memory.size() < header.body_bytes) reject("expected the body its header announces");
+  packet.body.assign(reinterpret_cast<const char*>(memory.data()), header.body_bytes);
+  return packet;
+}
+
+}  // namespace rm::worker

@@ -1,0 +1,46 @@
+// The page both processes ring: one execution request at a time, without a system call while the
+// other side is still spinning.
+//
+// Invariant: what the worker writes is only read with bounds; a worker that scribbles over the page
+// gives a wrong status or message, never a bad access in the user's process.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace rm::worker {
+
+/// One direction: the writer raises `number`, the reader sleeps on it.
+struct alignas(64) Signal {
+  std::atomic<uint32_t> number;
+  std::atomic<uint32_t> sleepers;
+
+  /// Sets the number and wakes a sleeper.
+  void ring(uint32_t value);
+  /// Returns true as soon as the number is not `seen`; false after `timeout`. Spins first.
+  bool wait_change(uint32_t seen, std::chrono::nanoseconds timeout);
+};
+
+struct Doorbell {
+  static constexpr uint32_t kMagic = 0x424d5244;  // "DRMB"
+  static constexpr size_t kMessageBytes = 3072;
+  uint32_t magic, version;
+  Signal request, response;
+  alignas(64) uint64_t handle;  // which program, written before the request rings
+  alignas(64) uint32_t code;    // rm_code of the answer, written before the response rings
+  uint32_t reason_bytes, message_bytes;
+  char reason[8];
+  char message[kMessageBytes];
+  alignas(64) std::atomic<uint64_t> heartbeat;  // counts while the worker's process is scheduled
+
+  void answer(uint32_t code, const std::string& reason, const std::string& message);
+  std::string answered_reason() const;
+  std::string answered_message() const;
+};
+
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+}  // namespace rm::worker

@@ -1,0 +1,50 @@
+// A child process in a session of its own, whose output is kept in memory and which never outlives
+// this object: killed with everything it started, and reaped.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "base/file.hpp"
+
+namespace rm::worker {
+
+class ChildProcess {
+ public:
+  struct Options {
+    std::vector<std::string> command;      ///< command[0] is looked up in PATH
+    std::vector<std::string> environment;  ///< "NAME=value", complete
+    uint64_t memory_limit_bytes = 0;       ///< address space; 0: none
+  };
+  /// The child finds `inherited` as descriptor 3. Throws rm::Error(RM_UNAVAILABLE, RM401).
+  ChildProcess(const Options& options, const Fd& inherited);
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+  ~ChildProcess();
+
+  pid_t pid() const noexcept { return pid_; }
+  /// Readable when the process has ended; -1 where the kernel has no pidfd.
+  int pidfd() const noexcept { return pidfd_.get(); }
+  bool alive();
+  /// How it ended: "exit status 3", "signal 11 (Segmentation fault)"; empty while it lives.
+  std::string ending();
+  /// True when it ended within `limit`.
+  bool wait_for(std::chrono::milliseconds limit);
+  /// Kills the whole session at once and reaps the process.
+  void kill() noexcept;
+  /// The last bytes it wrote to stdout and stderr.
+  std::string log_tail(size_t bytes = 2048);
+
+ private:
+  void reap(bool block) noexcept;
+  pid_t pid_ = -1;
+  pid_t owner_ = -1;  // a forked copy of this object must not touch the child
+  Fd pidfd_, log_;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+}  // namespace rm::worker

@@ -1,0 +1,58 @@
+// The worker's side: serves one client over the socket it was started with, until that end closes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/file.hpp"
+#include "worker/protocol.hpp"
+
+namespace rm::worker {
+
+/// A tensor in memory this process has mapped; constants are read-only.
+struct MappedTensor {
+  const TensorSlot* slot = nullptr;
+  void* data = nullptr;
+};
+using MappedTensors = std::vector<MappedTensor>;
+
+/// A program ready to run on the tensors it was loaded with.
+class Runnable {
+ public:
+  virtual ~Runnable() = default;
+  virtual void run() = 0;
+};
+
+struct CompileJob {
+  uint64_t device = 0;
+  const std::string& program;
+  const std::vector<std::pair<std::string, std::string>>& options;
+  MappedTensors constants;
+  std::function<void(double fraction, std::string_view stage)> progress;
+  std::function<bool()> cancelled;
+};
+
+struct LoadJob {
+  uint64_t device = 0;
+  const std::string& artefact;
+  MappedTensors constants, inputs, outputs;  // stay mapped as long as the Runnable lives
+};
+
+/// What a backend does in its worker. compile and load come from one thread, run from another.
+class Service {
+ public:
+  virtual ~Service() = default;
+  virtual Ready describe() = 0;
+  virtual std::string compile(const CompileJob& job) = 0;
+  virtual std::unique_ptr<Runnable> load(const LoadJob& job) = 0;
+};
+
+/// Returns when the client is done. The process ends by itself, with everything it started, when
+/// the client is gone and the service does not return.
+void serve(Fd socket, Service& service);
+
+}  // namespace rm::worker

@@ -1,0 +1,54 @@
+// memfd_create and mmap.
+#include "worker/shared_memory.hpp"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace rm::worker {
+
+SharedMemory::SharedMemory(size_t bytes) : size_(bytes == 0 ? 1 : bytes) {
+  file_ = Fd(memfd_create("rm_abstract", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file_) throw FileError("memfd_create", "memory", errno);
+  if (ftruncate(file_.get(), static_cast<off_t>(size_)) != 0) {
+    throw FileError("ftruncate", "memory", errno);
+  }
+  // The other side can neither shrink it under us (SIGBUS) nor grow it.
+  fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
+  map(true);
+}
+
+SharedMemory::SharedMemory(Fd file, bool writable) : file_(std::move(file)) {
+  const struct stat status = file_status(file_, "shared memory");
+  size_ = static_cast<size_t>(status.st_size);
+  if (size_ == 0) throw FileError("map", "shared memory of no bytes", EINVAL);
+  map(writable);
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : file_(std::move(other.file_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(file_, other.file_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+void SharedMemory::map(bool writable) {
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* at = mmap(nullptr, size_, protection, MAP_SHARED, file_.get(), 0);
+  if (at == MAP_FAILED) throw FileError("mmap", "shared memory", errno);
+  data_ = static_cast<std::byte*>(at);
+}
+
+}  // namespace rm::worker

@@ -1,0 +1,43 @@
+// Memory two processes see: a memfd and its mapping. Nothing is left behind by a crash, because a
+// memfd has no name and goes with its last descriptor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "base/file.hpp"
+
+namespace rm::worker {
+
+class SharedMemory {
+ public:
+  SharedMemory() = default;
+  /// New zeroed memory; at least one byte. Throws FileError.
+  explicit SharedMemory(size_t bytes);
+  /// Maps the other side's memory. `writable` false maps it read-only.
+  SharedMemory(Fd file, bool writable);
+  SharedMemory(SharedMemory&& other) noexcept;
+  SharedMemory& operator=(SharedMemory&& other) noexcept;
+  ~SharedMemory();
+
+  std::byte* data() const noexcept { return data_; }
+  size_t size() const noexcept { return size_; }
+  const Fd& file() const noexcept { return file_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  void map(bool writable);
+  Fd file_;
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+/// Offsets of tensors in one block are multiples of this: what any kernel may assume, and a page
+/// is not wasted on a scalar.
+inline constexpr size_t kSlotAlignment = 64;
+inline size_t align_slot(size_t bytes) {
+  return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+}
+
+}  // namespace rm::worker
