@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from rm_abstract.capture.kv_cache import is_cache
 from rm_abstract.engines.base import Decline
 
 Spec: TypeAlias = tuple[Any, ...]
@@ -28,6 +29,9 @@ class CallSpec:
     names: tuple[str, ...]
     specs: tuple[Spec, ...]
     positional: int  # how many trailing entries came through *args
+
+    def spec_of(self, name: str) -> Spec:
+        return self.specs[self.names.index(name)]
 
     def json(self) -> Any:
         """Plain lists for a record on disk."""
@@ -60,12 +64,6 @@ class ForwardParameters:
             positional=tuple(p.name for p in named if p.kind is not kinds.KEYWORD_ONLY),
             var_positional=any(p.kind is kinds.VAR_POSITIONAL for p in parameters),
         )
-
-
-def is_cache(value: Any) -> bool:
-    """True for a transformers DynamicCache (told apart by type, as the router does)."""
-    kind = type(value)
-    return kind.__name__ == "DynamicCache" and kind.__module__ == "transformers.cache_utils"
 
 
 def flatten_call(
@@ -110,8 +108,28 @@ def _spec(value: Any, leaves: list[Any]) -> Spec:
         return ("dict", *((k, _spec(v, leaves)) for k, v in value.items()))
     if is_cache(value):
         leaves.append(value)
-        return ("cache", "DynamicCache")
+        return ("cache", type(value).__name__)
     raise TypeError(f"a {type(value).__name__}")
+
+
+def leaf_count(spec: Spec) -> int:
+    """Leaves below one argument."""
+    if spec[0] in ("tensor", "cache"):
+        return 1
+    if spec[0] in ("list", "tuple"):
+        return sum(leaf_count(s) for s in spec[1:])
+    return sum(leaf_count(s) for _, s in spec[1:]) if spec[0] == "dict" else 0
+
+
+def leaf_numbers(spec: CallSpec) -> dict[str, int]:
+    """Where the arguments that are one tensor or cache lie among the leaves."""
+    found: dict[str, int] = {}
+    at = 0
+    for name, s in zip(spec.names, spec.specs, strict=True):
+        if s[0] in ("tensor", "cache"):
+            found[name] = at
+        at += leaf_count(s)
+    return found
 
 
 def rebuild_call(spec: CallSpec, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

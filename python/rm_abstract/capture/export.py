@@ -25,6 +25,7 @@ from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure
 from rm_abstract.engines.base import Decline
+from rm_abstract.generation.step_call import mask_tensors
 
 
 @dataclass
@@ -78,7 +79,7 @@ class _Flattened(torch.nn.Module):
                 at += 1
                 continue
             count = len(_held(leaf))
-            cache = kv_cache.make(len(leaf.layers), tensors[at : at + count])
+            cache = kv_cache.traced(leaf, tensors[at : at + count])
             at += count
             caches[id(cache)] = i
             alive.append(cache)
@@ -140,6 +141,11 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     if not past:
         relate(tokens, 1)
         return found
+    if any(kv_cache.is_device(leaf) for leaf in call.leaves):
+        masks = mask_tensors(call.spec, call.leaves)
+        relate([n for n in tokens if n not in masks], 1)
+        found += [(n, 1, past[0], 2, None) for n in tokens if n in masks]
+        return found
     length = tensors[past[0]].shape[2]
     new = [n for n in tokens if tensors[n].shape[1] != length + tensors[tokens[0]].shape[1]]
     relate(new, 1)
@@ -171,7 +177,7 @@ def capture_flat(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = program.run_decompositions({})
-    imported = import_program(program, strip="m.")
+    imported = import_program(program, strip="m.", donated=_donated(call))
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
     return Captured(
@@ -185,6 +191,18 @@ def capture_flat(
         kept=imported.kept,
         capture_ms=(time.perf_counter() - started) * 1e3,
     )
+
+
+def _donated(call: FlatCall) -> set[int]:
+    """Numbers of the tensors the program may write: the buffers of device caches."""
+    found: set[int] = set()
+    at = 0
+    for leaf in call.leaves:
+        count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+        if kv_cache.is_device(leaf):
+            found.update(range(at + 1, at + count))
+        at += count
+    return found
 
 
 def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram:

@@ -7,7 +7,7 @@ name they have in the user's module; an operator without a native form becomes a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +59,14 @@ class ImportedProgram:
     kept: list[KeptOp] = field(default_factory=list)
 
 
-def import_program(ep: ExportedProgram, strip: str = "") -> ImportedProgram:
-    """Imports `ep`; `strip` is removed from the front of parameter names."""
-    return _Importer(ep, strip).run()
+def import_program(
+    ep: ExportedProgram, strip: str = "", donated: Collection[int] = ()
+) -> ImportedProgram:
+    """Imports `ep`; `strip` is removed from the front of parameter names.
+
+    The program may write the memory of the inputs numbered in `donated`.
+    """
+    return _Importer(ep, strip, donated).run()
 
 
 def is_inplace(ep: ExportedProgram) -> bool:
@@ -89,8 +94,9 @@ def source_line(node: torch.fx.Node) -> str:
 
 
 class _Importer:
-    def __init__(self, ep: ExportedProgram, strip: str) -> None:
+    def __init__(self, ep: ExportedProgram, strip: str, donated: Collection[int]) -> None:
         self.ep = ep
+        self.donated = donated
         self.strip = strip
         self.b = IrBuilder()
         self.env: dict[torch.fx.Node, Any] = {}
@@ -106,7 +112,10 @@ class _Importer:
         for node, user in zip(placeholders, users, strict=True):
             if user and isinstance(node.meta.get("val"), torch.Tensor):
                 dtype, dims = self.type_of(node.meta["val"], node)
-                self.env[node] = self.b.input(f"input{len(self.inputs)}", dtype, dims)
+                number = len(self.inputs)
+                self.env[node] = self.b.input(
+                    f"input{number}", dtype, dims, donated=number in self.donated
+                )
                 self.inputs.append(self.env[node])
         for node, spec in zip(placeholders, specs, strict=True):
             if node not in self.env:

@@ -119,9 +119,7 @@ class IrBuilder:
         self._next += 1
         return value
 
-    def input(
-        self, name: str, dtype: str, dims: Sequence[Dim], donated: bool = False
-    ) -> Value:
+    def input(self, name: str, dtype: str, dims: Sequence[Dim], donated: bool = False) -> Value:
         """An input; the program may write the memory of a `donated` one."""
         value = self._value(dtype, dims)
         mark = " donated" if donated else ""

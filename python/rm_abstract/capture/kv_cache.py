@@ -1,7 +1,8 @@
-"""transformers' DynamicCache as tensors: read before a call, written after a successful one.
+"""transformers' caches as tensors: read before a call, written after a successful one.
 
-Only caches whose layers are all plain DynamicLayer take part; anything else is a Decline. Nothing
-is touched until `commit`, which only assigns attributes, so a failed run leaves the cache alone.
+A DynamicCache of plain layers gives [key 0, value 0, key 1, ...] and takes new ones. A DeviceCache
+gives [length, key buffer 0, value buffer 0, ...], which the program appends to in place. Anything
+else is a Decline. Nothing a reader could notice changes before `commit`, which only assigns.
 """
 
 from __future__ import annotations
@@ -14,10 +15,26 @@ import torch
 from rm_abstract.engines.base import Decline
 
 
+def is_cache(value: Any) -> bool:
+    """True for the two kinds (told apart by type, as the router does)."""
+    kind = type(value)
+    if kind.__name__ == "DynamicCache":
+        return kind.__module__ == "transformers.cache_utils"
+    return is_device(value)
+
+
+def is_device(value: Any) -> bool:
+    kind = type(value)
+    name = "rm_abstract.generation.device_cache"
+    return kind.__name__ == "DeviceCache" and kind.__module__ == name
+
+
 def read(cache: Any) -> list[torch.Tensor] | Decline:
-    """[key 0, value 0, key 1, ...]; empty when nothing was stored yet."""
+    """The tensors that stand for the cache; empty for a DynamicCache that stored nothing yet."""
     from transformers.cache_utils import DynamicLayer
 
+    if is_device(cache):
+        return _read_device(cache)
     if getattr(cache, "offloading", False):
         return Decline("RM104", "a cache that offloads its layers")
     tensors: list[Any] = []
@@ -35,6 +52,51 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
     return tensors
 
 
+def _read_device(cache: Any) -> list[torch.Tensor] | Decline:
+    length = cache.length
+    tensors: list[torch.Tensor] = [torch.tensor(length)]
+    for layer in cache.layers:
+        if layer.key_buffer is None or layer.length != length:
+            return Decline("RM104", "a cache whose layers differ in length")
+        tensors.append(layer.key_buffer)
+        tensors.append(layer.value_buffer)
+    return tensors
+
+
+def past_marks(cache: Any, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """True for each tensor whose sizes another one of the cache stands for."""
+    first = 1 if is_device(cache) else 0
+    return [i > first for i in range(len(tensors))]
+
+
+def size_pattern(cache: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """What a capture of this cache is specialised on."""
+    if is_device(cache):  # heads and sizes are constants of the program
+        layers = tuple((*s[:3], str(s[3])) for s in cache.shapes())
+        return (layers, min(int(tensors[1].shape[0]), 2))
+    first = tuple([d if d < 2 else 2 for d in tensors[0].shape]) if tensors else None
+    return (len(cache.layers), first)
+
+
+def copied(cache: Any) -> Any:
+    """The cache as it is now, for a run that must not touch the user's. Raises Decline."""
+    if is_device(cache):
+        return cache.copied()
+    held = read(cache)
+    if isinstance(held, Decline):
+        raise held
+    return make(len(cache.layers), held)
+
+
+def traced(cache: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """The cache a capture runs with: the same kind, holding the capture's tensors."""
+    if is_device(cache):
+        from rm_abstract.generation.traced_cache import TracedCache
+
+        return TracedCache([layer.sliding_window for layer in cache.layers], tensors)
+    return make(len(cache.layers), tensors)
+
+
 def make(layers: int, tensors: Sequence[torch.Tensor]) -> Any:
     """A DynamicCache of `layers` plain layers that holds `tensors` (none: all empty)."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -47,10 +109,18 @@ def make(layers: int, tensors: Sequence[torch.Tensor]) -> Any:
     return cache
 
 
-def commit(cache: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """Stores [key 0, value 0, ...] as the cache's content."""
+def commit(cache: Any, tensors: Sequence[Any]) -> None:
+    """Stores what a call left as the cache's content. None: updated in place, nothing to store."""
     from transformers.cache_utils import DynamicLayer
 
+    if is_device(cache):
+        for layer, keys, values in zip(cache.layers, tensors[1::2], tensors[2::2], strict=True):
+            if keys is not None:
+                layer.key_buffer = keys
+            if values is not None:
+                layer.value_buffer = values
+        cache.advance(int(tensors[0]))
+        return
     layers, layer_type = cache.layers, cast("Any", DynamicLayer)
     while len(layers) * 2 < len(tensors):
         layers.append(layer_type())

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import PLAIN, is_cache
+from rm_abstract.capture.call import PLAIN
 from rm_abstract.capture.errors import capture_error
 
 Structure: TypeAlias = "list[Any]"
@@ -41,7 +41,7 @@ class Recorder:
             return ["none"]
         if isinstance(value, PLAIN):
             return ["const", value]
-        if is_cache(value):
+        if id(value) in self.caches or kv_cache.is_cache(value):
             return self.cache(value, path)
         kind = type(value)
         if kind in (list, tuple):
@@ -68,7 +68,7 @@ class Recorder:
     def cache(self, cache: Any, path: str) -> Structure:
         """A cache: which input it is (-1: made by the call) and the tensors it now holds."""
         if id(cache) not in self.touched:
-            held = kv_cache.read(cache)
+            held = cache.content() if hasattr(cache, "content") else kv_cache.read(cache)
             if not isinstance(held, list):
                 raise capture_error(
                     "RM204",
@@ -136,7 +136,7 @@ def builder(structure: Structure) -> Build:
 
 
 def _cache_builder(leaf: int, numbers: list[int]) -> Build:
-    def build(tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Any:
+    def build(tensors: Sequence[Any], leaves: Sequence[Any]) -> Any:
         content = [tensors[n] for n in numbers]
         if leaf < 0:
             return kv_cache.make(len(numbers) // 2, content)

@@ -17,7 +17,7 @@ from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.identity import Unstable, describe
 from rm_abstract.engines.variant import Record
-from rm_abstract.parity import Verdict
+from rm_abstract.parity import GATE_VERSION, Verdict
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -157,7 +157,7 @@ class Artefacts:
 
     def _verdict_key(self, artefact: str, weights: dict[str, torch.Tensor]) -> Any:
         builder = self.cache.new_key("verdict")
-        builder.set("program", artefact)
+        builder.set("program", f"{artefact} gate {GATE_VERSION}")
         # Another instruction set or library gives other numbers: a verdict is of this machine.
         builder.set("backend", {n: _core.backend.fingerprint(n).hex() for n in self.backends()})
         builder.set("weights", weights_digest(weights))

@@ -16,9 +16,11 @@ import torch
 from rm_abstract import _core
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, FlatCall, call_module
+from rm_abstract.capture.export import call_tensors
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.variant import Variant
 from rm_abstract.errors import CompileError, Error, from_core, internal
+from rm_abstract.generation.step_call import StepCall
 
 if TYPE_CHECKING:
     from rm_abstract.engines.native import NativeEngine
@@ -35,39 +37,30 @@ def unfold(leaves: tuple[Any, ...]) -> tuple[list[torch.Tensor], Pattern, list[b
     """
     tensors: list[torch.Tensor] = []
     pattern: list[Any] = []
+    marks: list[bool] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
+            marks.append(False)
             pattern.append(tuple([d if d < 2 else 2 for d in leaf.shape]))
             continue
         held = kv_cache.read(leaf)
         if isinstance(held, Decline):
             raise held
+        marks[len(tensors) :] = kv_cache.past_marks(leaf, held)
         tensors += held
-        first = tuple([d if d < 2 else 2 for d in held[0].shape]) if held else None
-        pattern.append((len(leaf.layers), first))
-    past: list[bool] = []
-    if len(tensors) != len(leaves):
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                past.append(False)
-            else:  # the first key stands for the length; the core checks the others
-                past += [i > 0 for i in range(2 * len(leaf.layers) if kv_cache.read(leaf) else 0)]
-    return tensors, tuple(pattern), past or [False] * len(tensors)
+        pattern.append(kv_cache.size_pattern(leaf, held))
+    return tensors, tuple(pattern), marks
 
 
 def snapshot(spec: CallSpec, leaves: tuple[Any, ...]) -> FlatCall:
     """The call as it is now: caches copied by reference, so that running it moves nothing."""
-    copies = []
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor):
-            copies.append(leaf)
-        else:
-            held = kv_cache.read(leaf)
-            if isinstance(held, Decline):
-                raise held
-            copies.append(kv_cache.make(len(leaf.layers), held))
+    copies = [leaf if isinstance(leaf, torch.Tensor) else kv_cache.copied(leaf) for leaf in leaves]
     return FlatCall(spec, copies)
+
+
+def _all(value: Any) -> Any:
+    return value
 
 
 def _ours(error: Exception) -> Error | Decline:
@@ -85,6 +78,7 @@ class CompiledCall:
     def __init__(self, engine: NativeEngine, spec: CallSpec) -> None:
         self._engine = engine
         self.spec = spec
+        self._step = StepCall.of(spec)
         self.variants: dict[Pattern, list[Variant]] = {}
         self.refused: dict[Pattern, Decline] = {}
         self.waiting: dict[Pattern, list[Variant]] = {}  # compiled for weights that have changed
@@ -92,7 +86,8 @@ class CompiledCall:
 
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
         """Serves a call; a size pattern seen for the first time is compiled and served by eager."""
-        tensors, pattern, _ = unfold(flat_inputs)
+        leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
+        tensors, pattern, _ = unfold(leaves)
         for variant in self.variants.get(pattern, ()):
             if variant.serves([t.shape for t in tensors]):
                 return variant.run(tensors, flat_inputs)
@@ -122,23 +117,28 @@ class CompiledCall:
         if not self._lock.acquire(blocking=False):
             raise Decline("RM103", "another thread compiles this call")
         try:
-            tensors, pattern, past = unfold(flat_inputs)
+            leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
+            tensors, pattern, past = unfold(leaves)
             found = self.variants.setdefault(pattern, [])
             shapes = [t.shape for t in tensors]
             if any(v.serves(shapes) for v in found):
                 return run_eager()  # another thread was faster
             if len(found) >= MAX_VARIANTS:
                 raise Decline("RM105", f"more than {MAX_VARIANTS} captures of one call")
-            before = snapshot(self.spec, flat_inputs)
+            before = snapshot(self.spec, leaves)
             known = None
             if not self.waiting.get(pattern):
                 known = self._known(before, pattern, past, raises)
             if known is not None and known.report.parity:
                 found.append(known)
                 return known.run(tensors, flat_inputs)
+            shown = call_tensors(before)
+            comparable = self._step.comparable(leaves) if self._step else _all
             output = run_eager()
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             try:
+                if self._step is not None:
+                    self._step.check_shapes(flat_inputs, before.leaves)
                 waiting = [v for v in self.waiting.get(pattern, ()) if v.serves(shapes)]
                 if waiting:
                     variant = waiting[0]
@@ -146,10 +146,12 @@ class CompiledCall:
                     self._engine.refresh(variant)
                 else:
                     variant = known or self._engine.make_variant(before, pattern, past)
-                self._engine.gate(variant, before, tensors, (output, after))
+                self._engine.gate(variant, before, shown, (output, after), comparable)
             except Exception as error:  # the call was served: whatever we did wrong, it stays so
                 failure = _ours(error)
                 self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
+                if self._step is not None:
+                    self._step.refuse(flat_inputs)
                 if raises:
                     raise failure from error
                 self._engine.report_failure(failure)

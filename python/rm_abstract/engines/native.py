@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core, parity
-from rm_abstract.capture.call import CallSpec, FlatCall, ForwardParameters, flatten_call
+from rm_abstract.capture.call import (
+    CallSpec,
+    FlatCall,
+    ForwardParameters,
+    flatten_call,
+    leaf_count,
+)
 from rm_abstract.capture.export import call_tensors, capture_flat
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.base import Decline, EntryReport
@@ -202,9 +208,17 @@ class NativeEngine:
             raise from_core(error, CompileError) from error
 
     def gate(
-        self, variant: Variant, call: FlatCall, tensors: list[torch.Tensor], expected: Any
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        """Runs the variant on the call `expected` came from. Raises ParityError when it differs."""
+        """Runs the variant on the call `expected` came from. Raises ParityError when it differs.
+
+        `comparable` takes out what may differ: values nothing ever reads.
+        """
         record = variant.record
         try:
             output = variant.run(tensors, call.leaves)
@@ -213,7 +227,7 @@ class NativeEngine:
         caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
         weights = [t for t in self._weights(record).values() if t.is_floating_point()]
         precision = parity.working_precision([*weights, *tensors])
-        verdict = parity.compare(expected, (output, caches), precision)
+        verdict = parity.compare(comparable(expected), comparable((output, caches)), precision)
         variant.report.calls = 0
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
@@ -287,7 +301,7 @@ def _readable(call: FlatCall) -> str:
     leaves = iter(call.leaves)
     parts = []
     for name, spec in zip(call.spec.names, call.spec.specs, strict=True):
-        mine = [next(leaves) for _ in range(_count(spec))]
+        mine = [next(leaves) for _ in range(leaf_count(spec))]
         if spec[0] == "tensor":
             parts.append(f"{name}[{','.join(map(str, mine[0].shape))}]")
         elif spec[0] == "const":
@@ -297,12 +311,3 @@ def _readable(call: FlatCall) -> str:
         elif spec[0] != "none":
             parts.append(name)
     return ", ".join(parts)
-
-
-def _count(spec: Any) -> int:
-    """Leaves below one argument."""
-    if spec[0] in ("tensor", "cache"):
-        return 1
-    if spec[0] in ("list", "tuple"):
-        return sum(_count(s) for s in spec[1:])
-    return sum(_count(s) for _, s in spec[1:]) if spec[0] == "dict" else 0

@@ -27,6 +27,7 @@ def install(session: Session) -> None:
         {
             "torch.nn.modules.module": lambda module: _patch_module(session, module),
             "transformers.modeling_utils": lambda module: _patch_transformers(session, module),
+            "transformers.generation.utils": lambda module: _patch_generation(session, module),
             "sentence_transformers.base.modules.transformer": (
                 lambda module: _patch_sentence_transformers(session, module)
             ),
@@ -77,6 +78,17 @@ def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
             functools.partial(_arming_constructor, session, source=name),
             why,
         )
+
+
+def _patch_generation(session: Session, utils: ModuleType) -> None:
+    from rm_abstract.generation.hook import preparing_cache
+
+    session.patches.replace(
+        utils.GenerationMixin,
+        "_prepare_cache_for_generation",
+        functools.partial(preparing_cache, session),
+        "an armed model's generate gets a cache that programs append to in place",
+    )
 
 
 def _patch_sentence_transformers(session: Session, module: ModuleType) -> None:

@@ -1,0 +1,125 @@
+"""A forward call with a DeviceCache made ready for a program: room in the buffers, a mask over all
+of the capacity. Sizes then change only when the buffers grow, not with every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from rm_abstract.capture import kv_cache
+from rm_abstract.capture.call import CallSpec, leaf_numbers
+from rm_abstract.engines.base import Decline
+
+# What says how many positions a call adds, in the order transformers looks at them.
+_NEW_TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+MASKS = ("attention_mask", "decoder_attention_mask")
+
+
+class StepCall:
+    """Where cache, tokens and mask lie among the leaves of calls of one structure."""
+
+    def __init__(self, spec: CallSpec) -> None:
+        """Raises Decline for a call that is no generation step."""
+        numbers = leaf_numbers(spec)
+        caches = [n for name, n in numbers.items() if spec.spec_of(name)[0] == "cache"]
+        tokens = [numbers[name] for name in _NEW_TOKENS if name in numbers]
+        if len(caches) != 1 or not tokens:
+            raise Decline("RM104", "a device cache in a call without tokens")
+        self._cache, self._tokens = caches[0], tokens[0]
+        self._masks = [numbers[name] for name in MASKS if name in numbers]
+
+    @staticmethod
+    def of(spec: CallSpec) -> StepCall | None:
+        """None for calls without a device cache."""
+        if any(s[0] == "cache" and s[1] == "DeviceCache" for s in spec.specs):
+            return StepCall(spec)
+        return None
+
+    def cache(self, leaves: Sequence[Any]) -> Any:
+        return leaves[self._cache]
+
+    def prepare(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
+        """The leaves a program takes. The cache gets room; its content does not change."""
+        cache, tokens = leaves[self._cache], leaves[self._tokens]
+        batch, new = tokens.shape[:2]
+        cache.prepare(batch, cache.expected, new)
+        capacity, end = cache.capacity, cache.length + new
+        out = list(leaves)
+        for n in self._masks:
+            mask = leaves[n]
+            if mask.dim() == 2 and mask.shape[1] == end:
+                out[n] = torch.nn.functional.pad(mask, (0, capacity - end))
+            elif mask.shape[-1] != capacity:
+                raise Decline("RM104", f"a mask of shape {list(mask.shape)} with a device cache")
+        return tuple(out)
+
+    def comparable(self, leaves: Sequence[Any]) -> Callable[[Any], Any]:
+        """A function that puts zeros where padding is; `leaves` as `prepare` returned them.
+
+        What a model computes for padding is never read, and every implementation of attention
+        gives something else there: only what is visible can be compared.
+        """
+        masks = [leaves[n] for n in self._masks if leaves[n].dim() == 2]
+        if not masks:
+            return lambda value: value
+        return partial(_hide, visible=masks[0].bool(), start=leaves[self._cache].length)
+
+    def check_shapes(self, leaves: Sequence[Any], before: Sequence[Any]) -> None:
+        """After the original ran: raises Decline when it made other buffers than were expected.
+
+        The cache's owner knows the right shapes from then on.
+        """
+        cache = leaves[self._cache]
+        if cache.shapes() != before[self._cache].shapes():
+            cache.learn()
+            raise Decline("RM104", "keys and values of other shapes than the configuration says")
+
+    def refuse(self, leaves: Sequence[Any]) -> None:
+        """Calls with this cache are not served: its owner goes back to transformers' own."""
+        leaves[self._cache].refuse()
+
+
+def _held(cache: Any) -> list[torch.Tensor]:
+    held = kv_cache.read(cache)
+    if isinstance(held, Decline):
+        raise held
+    return held
+
+
+def _hide(value: Any, visible: torch.Tensor, start: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _hidden(value, visible, start)
+    if kv_cache.is_device(value):
+        return [_hidden(t, visible, start) for t in _held(value)]
+    if isinstance(value, dict):
+        return {k: _hide(v, visible, start) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_hide(v, visible, start) for v in value]
+    return value
+
+
+def _hidden(tensor: torch.Tensor, visible: torch.Tensor, start: int) -> torch.Tensor:
+    batch, capacity = visible.shape
+    if tensor.dim() == 4 and tensor.shape[0] == batch and tensor.shape[2] == capacity:
+        return tensor.masked_fill(~visible[:, None, :, None], 0)
+    new = visible[:, start:]
+    if tensor.dim() >= 2 and tensor.shape[0] == batch and 1 < tensor.shape[1] <= new.shape[1]:
+        shown = new[:, : tensor.shape[1]]
+        return tensor.masked_fill(~shown.reshape(*shown.shape, *[1] * (tensor.dim() - 2)), 0)
+    return tensor
+
+
+def mask_tensors(spec: CallSpec, leaves: Sequence[Any]) -> set[int]:
+    """Numbers of the masks among the tensors of a call, caches unfolded."""
+    numbers = leaf_numbers(spec)
+    wanted = {numbers[name] for name in MASKS if name in numbers}
+    found, at = set(), 0
+    for n, leaf in enumerate(leaves):
+        if n in wanted:
+            found.add(at)
+        at += 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+    return found
