@@ -1,7 +1,7 @@
 """The compile cache for users and engines: `rm_abstract.cache`.
 
 Looks at the same directory the engines use (RM_CACHE_DIR, rm_abstract.toml or init's cache_dir).
-Functions that only look never create the directory; imports neither torch nor transformers.
+Functions that only look never create the directory; only `warm` imports torch and transformers.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import functools
 import io
 import json
 import tarfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "show",
     "stats",
     "verify",
+    "warm",
 ]
 
 _MAX_ENTRY_BYTES = 64 << 30  # a bundle member that claims more is not one of ours
@@ -186,6 +188,40 @@ def import_bundle(bundle: str | Path) -> dict[str, Any]:
     except (tarfile.TarError, OSError) as error:
         raise CacheError(f"[cache] expected a bundle, got '{bundle}': {error}") from None
     return {"imported": imported, "known": known, "refused": refused}
+
+
+def warm(
+    model_dir: str | Path,
+    *,
+    device: Any = None,
+    batch_size: Sequence[int] = (1,),
+    sequence_length: Sequence[int] = (16,),
+    auto_class: str | None = None,
+) -> dict[str, Any]:
+    """Compiles a model folder ahead: what each call of these sizes was (`cache` says hit or miss),
+    and the entries this made, by kind. Raises CacheError when nothing could be compiled."""
+    from rm_abstract.ahead import compile_ahead
+
+    started = time.perf_counter()
+    before = {row["name"] for row in entries()}
+    report = compile_ahead(
+        model_dir,
+        device=device,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        auto_class=auto_class,
+    )
+    compiled = [entry for model in report.models for entry in model["entries"]]
+    if not compiled:
+        raise CacheError(f"[cache] expected something to compile, got {report.why_not()}")
+    shown = ("signature", "artefact", "cache", "parity", "capture_ms", "compile_ms", "shapes")
+    return {
+        "directory": path(),
+        "device": report.device,
+        "seconds": time.perf_counter() - started,
+        "programs": [{name: entry[name] for name in shown} for entry in compiled],
+        "new": dict(Counter(row["kind"] for row in entries() if row["name"] not in before)),
+    }
 
 
 def _options() -> dict[str, str]:

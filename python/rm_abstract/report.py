@@ -39,6 +39,13 @@ class Report:
         nodes = sum(entry["nodes"] for entry in entries)
         return sum(entry["native_nodes"] for entry in entries) / nodes if nodes else 0.0
 
+    def why_not(self) -> str:
+        """Every reason that kept a call eager, in one line."""
+        reasons = [reason for model in self.models for reason in model["reasons"]]
+        return ", ".join(f"{r['code']} {r['detail']}".strip() for r in reasons) or (
+            "no model was armed"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "device": self.device,

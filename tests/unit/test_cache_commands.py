@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -132,6 +134,34 @@ def test_keys_complete_from_the_listing(keys: list[str]):
     command = cache.commands["show"]
     found = command.params[0].shell_complete(command.make_context("show", [keys[0]]), keys[0][:2])
     assert keys[0][:16] in [item.value for item in found]
+
+
+def complete(*words: str) -> list[str]:
+    """What bash would be offered for the last word, through the installed completion's protocol."""
+    env = {"_RM_ABSTRACT_COMPLETE": "bash_complete", "COMP_CWORD": str(len(words))}
+    done = subprocess.run(
+        [sys.executable, "-m", "rm_abstract.cli.main"],
+        env={**os.environ, **env, "COMP_WORDS": " ".join(["rm-abstract", *words])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.split(",", 1)[1] for line in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_commands_options_and_keys(keys: list[str]):
+    every = {"path", "stats", "ls", "show", "explain", "verify", "gc", "clear", "export", "import"}
+    assert set(complete("cache", "")) == {*every, "warm"}
+    assert complete("cache", "ex") == ["explain", "export"]
+    assert complete("cache", "explain", "--la") == ["--last-miss"]
+    assert complete("cache", "warm", "--dev") == ["--device"]
+    for command in ("show", "explain"):
+        assert complete("cache", command, keys[0][:6]) == [keys[0][:16]]
+
+
+def test_every_command_takes_json():
+    for name, command in cache.commands.items():
+        assert "--json" in [word for option in command.params for word in option.opts], name
 
 
 def test_sizes_and_ages_are_short():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from rm_abstract import cache as library
+from rm_abstract.cli.compile import ahead_options
 from rm_abstract.errors import Error
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -208,6 +209,20 @@ def export_command(bundle: str, keys: tuple[str, ...], as_json: bool) -> None:
     """Write entries (default: all) into one file."""
     count = library.export_bundle(bundle, keys)
     _print_json({"exported": count}) if as_json else click.echo(f"exported {count} entries")
+
+
+@cache.command("warm")
+@ahead_options
+def warm_command(as_json: bool, **sizes: Any) -> None:
+    """Compile a transformers model folder into the cache ahead of the run that needs it."""
+    report = library.warm(**sizes)
+    if as_json:
+        return _print_json(report)
+    for row in report["programs"]:
+        click.echo(f"{row['cache']:<6} {row['signature']}  ({row['compile_ms'] / 1e3:.2f} s)")
+    new = ", ".join(f"{count} {kind}" for kind, count in sorted(report["new"].items()))
+    click.echo(f"new entries: {new or 'none'}; {report['seconds']:.1f} s on {report['device']}")
+    return None
 
 
 @cache.command("import")
