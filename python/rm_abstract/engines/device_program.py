@@ -203,7 +203,7 @@ class DeviceProgram:
             self.bucket = self._buckets.exact(sizes)
         self._shapes = self.bucket.shapes(self._record.input_dims)
         self._served: dict[tuple[int, ...], bool] = {}
-        self._paddings: dict[tuple[str | int, ...], Padding] = {}
+        self._paddings: dict[tuple[object, ...], Padding] = {}
         text = _core.ir.substitute(self._record.ir, dict(bucket.sizes))
         self.support = support_of(self._compiler.backend, self._compiler.index, text)
         if not self.support.device_nodes:

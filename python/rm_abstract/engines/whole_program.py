@@ -16,13 +16,14 @@ import torch
 
 from rm_abstract import _core, parity
 from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import FlatCall, flatten_call
+from rm_abstract.capture.call import FlatCall, call_module, flatten_call
 from rm_abstract.capture.export import call_tensors
 from rm_abstract.engines.artefacts import Artefacts, weights_digest
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.device_program import DTYPE_NAMES, DeviceProgram, tensors_in
+from rm_abstract.engines.explicit_masks import Explicit
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.engines.progress import Progress
 from rm_abstract.engines.variant import Record, Variant
@@ -145,24 +146,48 @@ class DeviceVariant(Variant):
 
 
 class DeviceCall(CompiledCall):
-    """A call structure on a device: keys and values are inputs and outputs of its programs, and
-    sizes outside the user's buckets stay eager without keeping the others from the device."""
+    """A call structure on a device: keys and values are inputs and outputs of its programs, masks
+    are explicit, and sizes outside the user's buckets stay eager without keeping the others from
+    the device."""
 
     def __init__(self, engine: NativeEngine, spec: Any) -> None:
         super().__init__(engine, spec)
         self._step = None
         self._outside: dict[tuple[Any, ...], Decline] = {}
+        self._given = spec
+        self._explicit = Explicit.of(spec, engine.parameters)
+        if self._explicit is not None:
+            self.spec = self._explicit.spec
 
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
         if self._outside and (found := self._outside.get(_shape_key(flat_inputs))):
             raise found
-        return super().run(flat_inputs)
+        return super().run(self._complete(flat_inputs))
+
+    def _complete(self, flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._explicit.complete(flat_inputs) if self._explicit else flat_inputs
+
+    def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
+        if pattern in self.refused:
+            raise self.refused[pattern]
+        module = self._engine.module()
+        given = self._explicit.original(flat_inputs) if self._explicit else flat_inputs
+
+        def run_eager() -> Any:
+            names = self._engine.parameters.positional
+            return call_module(module._call_impl, self._given, list(given), names)
+
+        with self._engine.on_original():
+            return self._first(flat_inputs, run_eager, raises=False)
 
     def first(
         self, flat_inputs: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool
     ) -> Any:
+        return self._first(self._complete(flat_inputs), run_eager, raises)
+
+    def _first(self, completed: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool) -> Any:
         try:
-            return super().first(flat_inputs, run_eager, raises)
+            return super().first(completed, run_eager, raises)
         except Decline as outside:
             if outside.code != "RM105" or not raises:
                 raise
@@ -170,7 +195,8 @@ class DeviceCall(CompiledCall):
         finally:
             for pattern, refusal in list(self.refused.items()):
                 if refusal.code == "RM105":
-                    self._outside[_shape_key(flat_inputs)] = self.refused.pop(pattern)
+                    given = self._explicit.original(completed) if self._explicit else completed
+                    self._outside[_shape_key(given)] = self.refused.pop(pattern)
 
 
 def _shape_key(flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
