@@ -49,6 +49,8 @@ constexpr OptionSpec kTable[] = {
      "0 runs operators one by one, 1 fuses, 2 also packs weights, 3 also searches"},
     {"precision", "RM_PRECISION", kCompile, kChoice, "auto", "auto|fp32|fp16|bf16|int8|int4", true,
      "auto keeps the model's dtype; int4 is weight-only", kNotYet},
+    {"pack_weights", "RM_PACK_WEIGHTS", kCompile, kChoice, "auto", "auto|never|first|later", false,
+     "copy weights into the layouts kernels like best: before the first call, behind the second call of a shape (auto, except for text generation) or never"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
      "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come"},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,

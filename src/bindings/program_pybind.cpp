@@ -37,10 +37,10 @@ class PyProgram {
  public:
   PyProgram(const std::string& text, const py::dict& weights,
             const std::vector<std::string>& backends, const std::string& force_kernel,
-            bool pack_weights)
+            const std::string& packing)
       : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
         table_(kernel_table(backends)),
-        program_(checked(text), *table_, force_kernel, pack_weights) {
+        program_(checked(text), *table_, force_kernel, packing_of(packing)) {
     update_weights(weights);
   }
 
@@ -67,6 +67,11 @@ class PyProgram {
       program_.run(views, outputs);
     }
     return outputs.take();
+  }
+
+  void wait_for_packing() {
+    py::gil_scoped_release release;
+    program_.wait_for_packing();
   }
 
   py::dict report() const {
@@ -101,6 +106,12 @@ class PyProgram {
   }
 
  private:
+  static engine::Packing packing_of(const std::string& name) {
+    if (name == "never") return engine::Packing::kNever;
+    if (name == "first") return engine::Packing::kFirst;
+    if (name == "later") return engine::Packing::kLater;
+    throw_invalid("[program] expected packing never, first or later, got '" + name + "'");
+  }
   static ir::Graph checked(const std::string& text) {
     ir::Graph graph = ir::parse(text);
     ops::infer_and_check(graph);
@@ -116,13 +127,17 @@ class PyProgram {
 }  // namespace
 
 void bind_program(py::module_& m) {
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function([] { engine::Background::stop_all(); }));
   py::class_<PyProgram>(m, "Program",
                         "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
-                    const std::string&, bool>(),
+                    const std::string&, const std::string&>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
-           py::arg("pack_weights") = true,
-           "Without pack_weights no packed copy of a weight is kept.")
+           py::arg("packing") = "first",
+           "packing: 'first' copies weights into the kernels' layouts before the first call, "
+           "'later' behind the second call of a shape, 'never' reads them where they lie.")
+      .def("wait_for_packing", &PyProgram::wait_for_packing)
       .def("run", &PyProgram::run, py::arg("inputs"))
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"))
       .def("report", &PyProgram::report)

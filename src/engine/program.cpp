@@ -35,13 +35,15 @@ bool is_compute(const plan::Step& step) { return step.op != "copy"; }
 }  // namespace
 
 Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel,
-                 bool pack_weights)
-    : graph_(std::move(graph)), kernels_(kernels, std::move(forced_kernel), pack_weights),
+                 Packing packing)
+    : graph_(std::move(graph)), packing_(packing), kernels_(kernels, forced_kernel, true),
+      direct_kernels_(kernels, forced_kernel, false),
       store_(std::make_shared<runtime::ConstantStore>()) {
   ir::verify(graph_);
 }
 
 void Program::set_weights(const std::map<std::string, TensorView>& weights) {
+  background_.cancel();  // it reads the old weights
   auto store = std::make_shared<runtime::ConstantStore>();
   for (ir::ValueId v : graph_.weights()) {
     const ir::Value& value = graph_.value(v);
@@ -61,20 +63,24 @@ void Program::set_weights(const std::map<std::string, TensorView>& weights) {
   instances_.clear();
   recent_.clear();
   newest_ = nullptr;
+  packed_once_ = false;
 }
 
-std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::Layout>& inputs) {
+std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::Layout>& inputs,
+                                                        bool pack,
+                                                        const std::atomic<bool>* cancelled) {
   auto start = std::chrono::steady_clock::now();
   std::shared_ptr<runtime::ConstantStore> store;
   {
     std::lock_guard lock(mutex_);
     store = store_;
   }
+  plan::PreparedCache& kernels = pack ? kernels_ : direct_kernels_;
   ir::Graph graph = ir::substitute(graph_, bind_symbols(graph_, inputs));
   ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =
-      materialise_constants(graph, analysis, kernels_, *store);
+      materialise_constants(graph, analysis, kernels, *store);
 
   std::vector<plan::External> externals(graph.num_values());
   plan::LowerRequest request;
@@ -101,11 +107,12 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
     data.push_back(c->data);
   }
   auto out = std::make_shared<Instance>();
-  auto plan = std::make_shared<plan::Plan>(plan::bind_kernels(plan::lower(request), data, kernels_));
+  auto plan = std::make_shared<plan::Plan>(plan::bind_kernels(plan::lower(request), data, kernels));
   plan::plan_memory(*plan);
   plan::verify_plan(*plan);
   out->constants = std::make_shared<runtime::BoundConstants>(
-      runtime::bind_constants(*plan, std::move(used), *store));
+      runtime::bind_constants(*plan, std::move(used), *store, cancelled));
+  out->packed = pack;
   for (const auto& r : plan->outputs) {
     const plan::Buffer& b = plan->buffers[static_cast<size_t>(r.buffer)];
     out->outputs.push_back(r.layout);
@@ -142,7 +149,12 @@ std::shared_ptr<Program::Instance> Program::instance(const std::vector<ir::Layou
       return it->second.first;
     }
   }
-  std::shared_ptr<Instance> made = instantiate(inputs);
+  bool pack = packing_ == Packing::kFirst;
+  if (packing_ == Packing::kLater) {
+    std::lock_guard lock(mutex_);
+    pack = packed_once_;
+  }
+  std::shared_ptr<Instance> made = instantiate(inputs, pack);
   std::lock_guard lock(mutex_);
   auto it = instances_.find(key);
   if (it != instances_.end()) return it->second.first;
@@ -182,8 +194,25 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
     }
   }
   context->run();
+  if (packing_ == Packing::kLater && !inst->packed && ++inst->calls == 2) {
+    pack_later(layouts, inst);
+  }
   std::lock_guard lock(inst->mutex);
   inst->idle.push_back(std::move(context));
+}
+
+void Program::pack_later(const std::vector<ir::Layout>& inputs,
+                         const std::shared_ptr<Instance>& from) {
+  background_.post([this, inputs, from](const std::atomic<bool>& cancelled) {
+    std::shared_ptr<Instance> better = instantiate(inputs, true, &cancelled);
+    std::lock_guard lock(mutex_);
+    packed_once_ = true;
+    for (auto& [key, entry] : instances_) {
+      if (entry.first != from) continue;
+      entry.first = better;
+      newest_ = better;
+    }
+  });
 }
 
 ProgramReport Program::report() const {

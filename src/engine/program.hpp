@@ -4,6 +4,7 @@
 // weights. run() may be called from any number of threads; each call uses a context of its own.
 #pragma once
 
+#include <atomic>
 #include <list>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/background.hpp"
 #include "ir/graph.hpp"
 #include "ir/layout.hpp"
 #include "plan/plan.hpp"
@@ -43,12 +45,19 @@ struct ProgramReport {
   double last_instantiate_ms = 0;
 };
 
+/// When weights are copied into the layouts that kernels like best. A first use of that much memory
+/// can cost more than many calls, so it can wait until a shape is used again.
+enum class Packing {
+  kNever,  // kernels read weights where they lie
+  kFirst,  // before the first call
+  kLater,  // behind the second call of a shape, on a thread of its own
+};
+
 class Program {
  public:
-  /// `graph` must be verified and typed. `kernels` outlives the program. Without `pack_weights` no
-  /// packed copy of a weight is made: decoders read each weight once a token, where it lies.
+  /// `graph` must be verified and typed. `kernels` outlives the program.
   Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel = {},
-          bool pack_weights = true);
+          Packing packing = Packing::kFirst);
 
   /// Replaces all weights (by graph name); instances are rebuilt on the next run. The memory must
   /// stay valid and unchanged until the next call or the program's end.
@@ -59,6 +68,8 @@ class Program {
 
   const ir::Graph& graph() const { return graph_; }
   ProgramReport report() const;
+  /// Waits until weights that were to be packed later are packed.
+  void wait_for_packing() { background_.wait(); }
   /// One line a step of the instance for these shapes: operator, operands, kernel, reasons.
   std::string describe(const std::vector<ir::Layout>& inputs);
   /// The median nanoseconds of every step over `rounds` runs, with the step's text.
@@ -72,22 +83,30 @@ class Program {
     std::vector<ir::Layout> outputs;
     std::vector<int32_t> output_input;  // by output: the donated input that holds it, or -1
     double flops = 0, native_flops = 0, milliseconds = 0;
+    bool packed = false;
+    std::atomic<int> calls{0};
     std::mutex mutex;
     std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;
   };
   using Key = std::vector<int64_t>;
 
   std::shared_ptr<Instance> instance(const std::vector<ir::Layout>& inputs);
-  std::shared_ptr<Instance> instantiate(const std::vector<ir::Layout>& inputs);
+  std::shared_ptr<Instance> instantiate(const std::vector<ir::Layout>& inputs, bool pack,
+                                        const std::atomic<bool>* cancelled = nullptr);
+  void pack_later(const std::vector<ir::Layout>& inputs, const std::shared_ptr<Instance>& from);
 
   const ir::Graph graph_;
-  plan::PreparedCache kernels_;
+  const Packing packing_;
+  plan::PreparedCache kernels_, direct_kernels_;  // with and without packed weights
 
   mutable std::mutex mutex_;  // guards what follows; never held while kernels run
   std::shared_ptr<runtime::ConstantStore> store_;
   std::map<Key, std::pair<std::shared_ptr<Instance>, std::list<Key>::iterator>> instances_;
   std::list<Key> recent_;  // newest first
   std::shared_ptr<Instance> newest_;
+  bool packed_once_ = false;  // the packed weights exist: new shapes use them from the start
+
+  Background background_;  // last: it stops before what it works on goes
 };
 
 }  // namespace rm::engine

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "backend/status.hpp"
+#include "base/error.hpp"
 #include "runtime/aligned_memory.hpp"
 
 namespace rm::runtime {
@@ -12,7 +13,7 @@ using plan::BufferKind;
 using plan::Ref;
 
 BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
-                              ConstantStore& store) {
+                              ConstantStore& store, const std::atomic<bool>* cancelled) {
   BoundConstants out{std::move(constants), {}};
   out.packed.resize(plan.steps.size());
   for (size_t s = 0; s < plan.steps.size(); ++s) {
@@ -23,6 +24,9 @@ BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> c
       if (!r.present()) continue;
       const auto& buffer = plan.buffers[static_cast<size_t>(r.buffer)];
       if (buffer.kind != BufferKind::kConstant) continue;
+      if (cancelled != nullptr && *cancelled) {
+        throw Error(RM_CANCELLED, "[pack] expected to go on, got a request to stop");
+      }
       const Constant& c = *out.constants[static_cast<size_t>(buffer.index)];
       out.packed[s][i] = store.packed(*planned.kernel->state, i, c, r.layout);
     }

@@ -2,6 +2,7 @@
 // plan may have any number of contexts. run() allocates nothing.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -17,9 +18,10 @@ struct BoundConstants {
   std::vector<std::vector<std::shared_ptr<void>>> packed;  // [step][input], null: as it lies
 };
 
-/// Asks every kernel how it wants its constant operands and packs them.
+/// Asks every kernel how it wants its constant operands and packs them. Throws RM_CANCELLED between
+/// two of them once `cancelled` is set.
 BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
-                              ConstantStore& store);
+                              ConstantStore& store, const std::atomic<bool>* cancelled = nullptr);
 
 class ExecutionContext {
  public:

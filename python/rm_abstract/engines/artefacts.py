@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rm_abstract.session import Session
 
 BRIDGE = "torch"
+_HASH_THREADS = 8
 
 
 class Artefacts:
@@ -166,11 +168,16 @@ class Artefacts:
 
 def weights_digest(weights: dict[str, torch.Tensor]) -> bytes:
     """One digest over names, types and contents, read at memory speed."""
-    parts: list[bytes] = []
-    for name in sorted(weights):
+
+    def part(name: str) -> bytes:
         tensor = weights[name].detach()
-        parts.append(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
-        if tensor.numel():
-            flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-            parts.append(_core.cache.digest(flat.numpy()))
+        head = f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode()
+        if not tensor.numel():
+            return head
+        flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+        return head + _core.cache.digest(flat.numpy())
+
+    # Hashing leaves the GIL, so threads help: one a core up to where memory is the limit.
+    with ThreadPoolExecutor(min(torch.get_num_threads(), _HASH_THREADS)) as pool:
+        parts = list(pool.map(part, sorted(weights)))
     return bytes(_core.cache.digest(b"".join(parts)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core, parity
+from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import (
     CallSpec,
     FlatCall,
@@ -172,6 +173,7 @@ class NativeEngine:
                 self._weights(record),
                 self.artefacts.backends(),
                 self._session.settings.text("force_kernel"),
+                packing=self._packing(call),
             )
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
@@ -184,6 +186,13 @@ class NativeEngine:
             compile_ms=(time.perf_counter() - started) * 1e3,
         )
         return variant
+
+    def _packing(self, call: FlatCall) -> str:
+        """Generation reads its weights where they lie: memory for one copy of them, not two."""
+        wanted = self._session.settings.text("pack_weights")
+        if wanted != "auto":
+            return wanted
+        return "never" if any(map(kv_cache.is_device, call.leaves)) else "later"
 
     def trusted(self, variant: Variant) -> bool:
         """True when the gate passed this program on these very weights before.

@@ -163,7 +163,7 @@ TEST_CASE("an encoder layer equals its reference at every shape") {
 TEST_CASE("a program that may not pack weights keeps no packed copy and is as right") {
   std::mt19937 rng(25);
   Case c = load(kEncoder, rng);
-  Program packs(c.graph, cpu_kernels()), reads(c.graph, cpu_kernels(), {}, false);
+  Program packs(c.graph, cpu_kernels()), reads(c.graph, cpu_kernels(), {}, engine::Packing::kNever);
   for (Program* program : {&packs, &reads}) {
     program->set_weights(c.weight_views());
     check_against_reference(*program, c, rng, 1, 1);
@@ -299,5 +299,39 @@ TEST_CASE("a donated input is updated in place, any other is left alone") {
     for (size_t i = 1; i < want.size(); ++i) {
       CHECK(max_difference(outputs.reused.count(i) ? cache : outputs.tensors[i], want[i]) < 1e-5);
     }
+  }
+}
+
+TEST_CASE("weights packed behind the second call give what weights as they lie give") {
+  std::mt19937 rng(9);
+  Case c = load(kEncoder, rng);
+  for (auto packing : {engine::Packing::kNever, engine::Packing::kFirst, engine::Packing::kLater}) {
+    Program program(c.graph, cpu_kernels(), {}, packing);
+    program.set_weights(c.weight_views());
+    const bool later = packing == engine::Packing::kLater;
+    const bool first = packing == engine::Packing::kFirst;
+    CHECK(program.report().packed_bytes == 0);
+    check_against_reference(program, c, rng, 2, 9);
+    CHECK((program.report().packed_bytes > 0) == first);
+    check_against_reference(program, c, rng, 2, 9);
+    program.wait_for_packing();
+    CHECK((program.report().packed_bytes > 0) == (first || later));
+    check_against_reference(program, c, rng, 2, 9);  // the same shape, packed
+    check_against_reference(program, c, rng, 3, 5);  // a new one
+    program.set_weights(c.weight_views());
+    CHECK(program.report().packed_bytes == 0);
+    check_against_reference(program, c, rng, 2, 9);
+  }
+}
+
+TEST_CASE("packing in progress stops when weights change or the program ends") {
+  std::mt19937 rng(10);
+  Case c = load(kEncoder, rng);
+  for (int round = 0; round < 20; ++round) {
+    Program program(c.graph, cpu_kernels(), {}, engine::Packing::kLater);
+    program.set_weights(c.weight_views());
+    check_against_reference(program, c, rng, 2, 9);
+    check_against_reference(program, c, rng, 2, 9);
+    if (round % 2 == 0) program.set_weights(c.weight_views());
   }
 }
