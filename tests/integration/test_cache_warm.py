@@ -70,7 +70,7 @@ def test_a_run_after_warm_misses_nothing(model_dir: Path):
 
 
 def test_warm_says_what_it_cannot_use(tmp_path: Path, model_dir: Path):
-    with pytest.raises(rm_abstract.ConfigError, match="config.json"):
+    with pytest.raises(rm_abstract.ConfigError, match=r"config\.json"):
         library.warm(tmp_path)
     with pytest.raises(rm_abstract.ConfigError, match="positive integers"):
         library.warm(model_dir, batch_size=[0])
