@@ -96,9 +96,10 @@ void Worker::crashed(const std::string& what) {
 }
 
 bool Worker::frozen() {
+  if (ready_.pid == 0) return false;  // it does not beat before it is ready: an import takes time
   const uint64_t beat = bell_->heartbeat.load(std::memory_order_relaxed);
   const auto now = Clock::now();
-  if (beat != last_beat_ || last_beat_ == 0) {
+  if (beat != last_beat_) {
     last_beat_ = beat;
     last_beat_at_ = now;
   }
@@ -124,43 +125,57 @@ std::string Worker::request(MessageType type, const std::string& body,
                             const Patience& patience, const std::string& what) {
   check_owner();
   const std::lock_guard lock(requests_);
-  const auto deadline = deadline_of(patience.timeout_s);
   const uint64_t id = next_request_++;
   last_beat_at_ = Clock::now();
+  std::optional<Failure> failure;
   try {
     channel_.send(type, id, body, files);
-    while (true) {
-      const auto packet = channel_.receive(kSlice);
-      if (packet && packet->request == id) {
-        if (packet->type == MessageType::kDone || packet->type == MessageType::kReady) {
-          return packet->body;
-        }
-        if (packet->type == MessageType::kFailed) {
-          throw Failure::decode(packet->body).error("worker " + what);
-        }
-        if (packet->type == MessageType::kProgress && progress) {
-          const Progress step = Progress::decode(packet->body);
-          progress(step.fraction, step.stage);
-        }
-      }
-      if (!packet && (!process_.alive() || frozen())) crashed(what);
-      if (Clock::now() > deadline) {
-        cancel(id);
-        throw Error(RM_DEADLINE_EXCEEDED,
-                    "[worker " + what + "] expected an answer within " +
-                        std::to_string(patience.timeout_s) + " s, got none; raise timeout_s",
-                    "RM302");
-      }
-      if (!packet && patience.interrupt) patience.interrupt();
-    }
+    const std::string answer = wait_for_answer(id, progress, patience, what, failure);
+    if (!failure) return answer;
   } catch (const FileError&) {
     crashed(what);
   } catch (const Error& error) {
-    if (error.code() == RM_DATA_LOSS && process_.alive()) process_.kill();  // garbage: start afresh
+    if (error.code() == RM_DATA_LOSS) process_.kill();  // garbage: its successor starts afresh
     throw;
-  } catch (...) {  // the interrupt's
+  } catch (...) {  // the interrupt's, or the caller's progress
     cancel(id);
     throw;
+  }
+  throw failure->error("worker " + what);
+}
+
+std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress,
+                                    const Patience& patience, const std::string& what,
+                                    std::optional<Failure>& failure) {
+  const auto deadline = deadline_of(patience.timeout_s);
+  auto looked_at = Clock::now();
+  while (true) {
+    const auto packet = channel_.receive(kSlice);
+    if (packet && packet->request == id) {
+      if (packet->type == MessageType::kDone || packet->type == MessageType::kReady) {
+        return packet->body;
+      }
+      if (packet->type == MessageType::kFailed) {
+        failure = Failure::decode(packet->body);
+        return {};
+      }
+      if (packet->type == MessageType::kProgress && progress) {
+        const Progress step = Progress::decode(packet->body);
+        progress(step.fraction, step.stage);
+      }
+    }
+    const auto now = Clock::now();
+    if (now - looked_at < kSlice) continue;  // packets may come faster than that
+    looked_at = now;
+    if (!packet && (!process_.alive() || frozen())) crashed(what);
+    if (now > deadline) {
+      cancel(id);
+      throw Error(RM_DEADLINE_EXCEEDED,
+                  "[worker " + what + "] expected an answer within " +
+                      std::to_string(patience.timeout_s) + " s, got none; raise timeout_s",
+                  "RM302");
+    }
+    if (patience.interrupt) patience.interrupt();
   }
 }
 

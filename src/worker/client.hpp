@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -97,6 +98,8 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::string request(MessageType type, const std::string& body,
                       const std::vector<const Fd*>& files, const OnProgress& progress,
                       const Patience& patience, const std::string& what);
+  std::string wait_for_answer(uint64_t id, const OnProgress& progress, const Patience& patience,
+                              const std::string& what, std::optional<Failure>& failure);
   void cancel(uint64_t id) noexcept;
   void execute(uint64_t handle, const Patience& patience);
   void unload(uint64_t handle) noexcept;

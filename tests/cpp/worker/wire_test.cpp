@@ -1,0 +1,136 @@
+// The wire format: round trips, and random bytes that must be refused without harm.
+#include "worker/wire.hpp"
+
+#include <doctest/doctest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <random>
+
+#include "base/error.hpp"
+#include "worker/channel.hpp"
+#include "worker/protocol.hpp"
+
+using namespace rm;
+using namespace rm::worker;
+
+namespace {
+
+LoadRequest some_load() {
+  LoadRequest load;
+  load.device = 1;
+  load.artefact = std::string("\0binary\xff", 8);
+  load.constants = {{"a.weight", {kDLFloat, 32, 1}, {2, 3}, 64, 24, std::string(32, 'd')}};
+  load.inputs = {{"", {kDLInt, 64, 1}, {2, 5}, 0, 80, ""}};
+  load.outputs = {{"", {kDLBfloat, 16, 1}, {}, 128, 2, ""}};
+  return load;
+}
+
+uint64_t seed() {
+  const char* text = std::getenv("RM_SEED");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 20261121;
+}
+
+/// Decoding may refuse with rm::Error; nothing else may happen.
+void must_survive(const std::string& bytes) {
+  const std::function<void()> readers[] = {
+      [&] { PacketHeader::decode(bytes); },   [&] { Ready::decode(bytes); },
+      [&] { CompileRequest::decode(bytes); }, [&] { LoadRequest::decode(bytes); },
+      [&] { Progress::decode(bytes); },       [&] { Failure::decode(bytes).error("x"); }};
+  for (const auto& read : readers) {
+    try {
+      read();
+    } catch (const Error&) {
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a message is read back as it was written") {
+  const LoadRequest load = some_load();
+  const LoadRequest again = LoadRequest::decode(load.encode());
+  CHECK(again.encode() == load.encode());
+  CHECK(again.artefact == load.artefact);
+  CHECK(again.constants[0].dims == std::vector<int64_t>{2, 3});
+  const PacketHeader header{MessageType::kLoad, 7, 1234, true};
+  const PacketHeader read = PacketHeader::decode(header.encode());
+  CHECK(read.type == MessageType::kLoad);
+  CHECK(read.request == 7);
+  CHECK(read.body_bytes == 1234);
+  CHECK(read.body_in_memory);
+}
+
+TEST_CASE("another protocol version is refused with the reason for it") {
+  std::string bytes = PacketHeader{MessageType::kHello, 1, 0, false}.encode();
+  bytes[4] = 9;
+  try {
+    PacketHeader::decode(bytes);
+    FAIL("it was accepted");
+  } catch (const Error& error) {
+    CHECK(error.reason() == "RM403");
+  }
+}
+
+TEST_CASE("every truncation of a message is refused") {
+  const std::string whole = some_load().encode();
+  for (size_t size = 0; size < whole.size(); ++size) {
+    CHECK_THROWS_AS(LoadRequest::decode(whole.substr(0, size)), Error);
+  }
+  CHECK_THROWS_AS(LoadRequest::decode(whole + "x"), Error);
+}
+
+TEST_CASE("random and mutated bytes are refused or read, never a crash") {
+  std::mt19937_64 random(seed());
+  CAPTURE(seed());
+  const std::string whole = some_load().encode();
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = round % 2 == 0 ? whole : std::string(random() % 200, '\0');
+    const size_t changes = round % 2 == 0 ? 1 + random() % 4 : bytes.size();
+    for (size_t i = 0; i < changes && !bytes.empty(); ++i) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    must_survive(bytes);
+  }
+}
+
+TEST_CASE("a slot outside its memory is refused") {
+  TensorSlot slot{"x", {kDLFloat, 32, 1}, {4}, 0, 16, ""};
+  slot.check(16);
+  slot.offset = 1;
+  CHECK_THROWS_AS(slot.check(16), Error);
+  slot.offset = UINT64_MAX - 4;
+  CHECK_THROWS_AS(slot.check(16), Error);
+  slot = {"x", {kDLFloat, 32, 1}, {INT64_MAX, INT64_MAX, 8}, 0, 16, ""};
+  CHECK_THROWS_AS(slot.check(16), Error);
+  slot = {"x", {kDLFloat, 32, 1}, {-1}, 0, 16, ""};
+  CHECK_THROWS_AS(slot.check(16), Error);
+}
+
+TEST_CASE("a long body arrives whole, with the descriptors it came with") {
+  auto [left, right] = Channel::make_pair();
+  Channel here(std::move(left)), there(std::move(right));
+  std::string body(3 << 20, 'b');
+  body.back() = 'e';
+  const Fd file(dup(0));
+  here.send(MessageType::kLoad, 9, body, {&file});
+  const auto packet = there.receive(std::chrono::milliseconds(1000));
+  REQUIRE(packet);
+  CHECK(packet->request == 9);
+  CHECK(packet->body == body);
+  CHECK(packet->files.size() == 1);
+}
+
+TEST_CASE("garbage on the socket is an error of the reader") {
+  auto [left, right] = Channel::make_pair();
+  Channel there(std::move(right));
+  std::mt19937_64 random(seed());
+  for (int round = 0; round < 500; ++round) {
+    std::string bytes(1 + random() % 300, '\0');
+    for (char& c : bytes) c = static_cast<char>(random());
+    REQUIRE(send(left.get(), bytes.data(), bytes.size(), 0) > 0);
+    CHECK_THROWS_AS(there.receive(std::chrono::milliseconds(1000)), Error);
+  }
+}
