@@ -229,14 +229,13 @@ void Worker::unload(uint64_t handle) noexcept {
 void Worker::execute(uint64_t handle, const Patience& patience) {
   check_owner();
   const std::lock_guard lock(executions_);
-  if (!process_.alive()) crashed("execute");
   const auto deadline = deadline_of(patience.timeout_s);
   const uint32_t seen = bell_->response.number.load(std::memory_order_acquire);
   const uint32_t number = next_number_++;
   bell_->handle = handle;
   last_beat_at_ = Clock::now();
   bell_->request.ring(number);
-  while (!bell_->response.wait_change(seen, kSlice)) {
+  while (!bell_->response.wait_change(seen, kSlice, spin_)) {
     if (!process_.alive() || frozen()) crashed("execute");
     if (Clock::now() > deadline) {
       process_.kill();

@@ -117,6 +117,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::mutex executions_;  // one execution at a time
   uint64_t next_request_ = 1;
   uint32_t next_number_ = 1;
+  SpinBudget spin_;  // guarded by executions_
   uint64_t last_beat_ = 0;
   std::chrono::steady_clock::time_point last_beat_at_;
 };

@@ -1,5 +1,4 @@
-// Futex waits with a short spin in front: a round trip between two running processes stays below
-// the cost of two sleeps.
+// Futex waits, with a spin in front that is as long as it has paid lately.
 #include "worker/doorbell.hpp"
 
 #include <linux/futex.h>
@@ -13,7 +12,9 @@
 namespace rm::worker {
 namespace {
 
-constexpr auto kSpin = std::chrono::microseconds(30);
+constexpr auto kMostSpin = std::chrono::microseconds(20);
+constexpr auto kTrialSpin = std::chrono::microseconds(4);
+constexpr uint32_t kTrialEvery = 256;  // waits without spinning before it is tried again
 
 void relax() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -40,19 +41,39 @@ void Signal::ring(uint32_t value) {
   if (sleepers.load(std::memory_order_seq_cst) != 0) futex(&number, FUTEX_WAKE, INT32_MAX, nullptr);
 }
 
-bool Signal::wait_change(uint32_t seen, std::chrono::nanoseconds timeout) {
+std::chrono::nanoseconds SpinBudget::next() {
+  if (budget_.count() == 0 && can_spin() && ++waits_ % kTrialEvery == 0) return kTrialSpin;
+  return budget_;
+}
+
+void SpinBudget::succeeded() {
+  budget_ = std::min<std::chrono::nanoseconds>(
+      kMostSpin, std::max<std::chrono::nanoseconds>(budget_ * 2, kTrialSpin));
+}
+
+void SpinBudget::failed() { budget_ = budget_ > kTrialSpin ? budget_ / 2 : budget_.zero(); }
+
+bool Signal::wait_change(uint32_t seen, std::chrono::nanoseconds timeout, SpinBudget& spin) {
   using Clock = std::chrono::steady_clock;
   const auto start = Clock::now();
-  if (can_spin()) {
+  if (const auto budget = spin.next(); budget.count() > 0) {
     do {
       for (int i = 0; i < 32; ++i) {
-        if (number.load(std::memory_order_acquire) != seen) return true;
+        if (number.load(std::memory_order_acquire) != seen) {
+          spin.succeeded();
+          return true;
+        }
         relax();
       }
-    } while (Clock::now() - start < kSpin);
+    } while (Clock::now() - start < budget);
+    spin.failed();
   }
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   bool changed = number.load(std::memory_order_seq_cst) != seen;
+  while (!changed && timeout == kForever) {  // without a timer a sleep is a microsecond cheaper
+    futex(&number, FUTEX_WAIT, seen, nullptr);
+    changed = number.load(std::memory_order_seq_cst) != seen;
+  }
   while (!changed) {
     const auto left = timeout - (Clock::now() - start);
     if (left <= std::chrono::nanoseconds::zero()) break;

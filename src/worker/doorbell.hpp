@@ -12,6 +12,21 @@
 
 namespace rm::worker {
 
+/// How long a waiter spins before it sleeps: as long as that pays. Where both sides share a core
+/// spinning only keeps the other from running; where each has its own it saves two sleeps.
+class SpinBudget {
+ public:
+  std::chrono::nanoseconds next();
+  void succeeded();
+  void failed();
+
+ private:
+  std::chrono::nanoseconds budget_{0};
+  uint32_t waits_ = 0;
+};
+
+inline constexpr auto kForever = std::chrono::nanoseconds::max();
+
 /// One direction: the writer raises `number`, the reader sleeps on it.
 struct alignas(64) Signal {
   std::atomic<uint32_t> number;
@@ -19,8 +34,8 @@ struct alignas(64) Signal {
 
   /// Sets the number and wakes a sleeper.
   void ring(uint32_t value);
-  /// Returns true as soon as the number is not `seen`; false after `timeout`. Spins first.
-  bool wait_change(uint32_t seen, std::chrono::nanoseconds timeout);
+  /// Returns true as soon as the number is not `seen`; false after `timeout`.
+  bool wait_change(uint32_t seen, std::chrono::nanoseconds timeout, SpinBudget& spin);
 };
 
 struct Doorbell {

@@ -57,6 +57,7 @@ class Server {
   Server(Fd socket, Service& service) : channel_(std::move(socket)), service_(service) {}
   ~Server() {
     quit_ = true;
+    if (bell_ != nullptr) bell_->request.ring(bell_->request.number.load() + 1);  // wakes it
     if (executor_.joinable()) executor_.join();
     if (watcher_.joinable()) watcher_.join();
   }
@@ -186,8 +187,10 @@ class Server {
 
   void execute_loop() {
     uint32_t seen = 0;
+    SpinBudget spin;
     while (!quit_) {
-      if (!bell_->request.wait_change(seen, milliseconds(200))) continue;
+      bell_->request.wait_change(seen, kForever, spin);
+      if (quit_) return;
       seen = bell_->request.number.load(std::memory_order_acquire);
       try {
         execute(bell_->handle);
