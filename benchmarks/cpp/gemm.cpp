@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "../../tests/cpp/cpu_gemm/harness.hpp"
+#include "probe.hpp"
 
 namespace {
 using namespace gemm_test;
@@ -125,38 +126,6 @@ Contest contest(DLDataType type, int64_t m, int64_t n, int64_t k, const std::str
   return result;
 }
 
-/// GB/s of all threads reading 512 MiB once, each from several places at once; huge pages or not.
-double read_rate(bool huge) {
-  constexpr int64_t kBytes = 512 << 20, kPlaces = 4;
-  typedef uint64_t V __attribute__((vector_size(32)));
-  char* base = static_cast<char*>(std::aligned_alloc(2 << 20, kBytes));
-  madvise(base, kBytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  std::memset(base, 1, kBytes);
-  double best = 0;
-  for (int round = 0; round < 5; ++round) {
-    uint64_t total = 0;
-    const double start = now();
-#pragma omp parallel reduction(+ : total)
-    {
-      const int64_t share = kBytes / omp_get_num_threads() / kPlaces / 64 * 64;
-      const char* from = base + omp_get_thread_num() * kPlaces * share;
-      V sum[kPlaces] = {};
-      for (int64_t i = 0; i < share; i += 64) {
-#pragma GCC unroll 4
-        for (int p = 0; p < kPlaces; ++p) {
-          const V* at = reinterpret_cast<const V*>(from + p * share + i);
-          sum[p] |= at[0] | at[1];
-        }
-      }
-      for (const V& v : sum) total += v[0] + v[1] + v[2] + v[3];
-    }
-    const double rate = kBytes / (now() - start) * 1e-9;
-    if (total != 42) best = std::max(best, rate);
-  }
-  std::free(base);
-  return best;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -194,8 +163,8 @@ int main(int argc, char** argv) {
       {768, 768, "none"},   {768, 2048, "none"}, {32000, 1024, "none"}};
   const bool decoding = argc > 4 && std::string(argv[4]) == "decoder";
   for (int64_t m : ms) {
-    std::printf("read probe: %.1f GB/s, without huge pages %.1f GB/s\n", read_rate(true),
-                read_rate(false));
+    std::printf("read probe: %.1f GB/s, without huge pages %.1f GB/s\n", rm::bench::read_rate(true),
+                rm::bench::read_rate(false));
     for (const Layer& layer : decoding ? decoder : encoder) {
       const Contest r = contest(type, m, layer.n, layer.k, layer.activation, 5,
                                 decoding ? 256e6 : 64e6, decoding);

@@ -13,13 +13,15 @@ namespace {
 struct Case {
   int64_t b, h, g, s, t, d, e;
 };
-enum class Mask { none, causal, boolean, padding, additive, causal_padding };
+enum class Mask { none, causal, boolean, padding, additive, causal_padding, cache, window, lowest };
 
-double reference(const Case& c, const Tensor& q, const Tensor& k, const Tensor& v,
-                 const Tensor* mask, bool causal, double scale, const Dims& at) {
+/// The results of one query: `at` is its batch, head and position.
+std::vector<double> reference(const Case& c, const Tensor& q, const Tensor& k, const Tensor& v,
+                              const Tensor* mask, bool causal, double scale, const Dims& at) {
   const int64_t g = at[1] / (c.h / c.g);
   std::vector<double> score(static_cast<size_t>(c.t), -INFINITY);
-  double most = -INFINITY, sum = 0, out = 0;
+  std::vector<double> out(static_cast<size_t>(c.e), 0.0);
+  double most = -INFINITY, sum = 0;
   for (int64_t t = 0; t < c.t; ++t) {
     if (causal && t > at[2]) continue;
     double x = 0;
@@ -32,13 +34,15 @@ double reference(const Case& c, const Tensor& q, const Tensor& k, const Tensor& 
     score[static_cast<size_t>(t)] = x;
     most = std::max(most, x);
   }
-  if (most == -INFINITY) return 0;
+  if (most == -INFINITY) return out;
   for (int64_t t = 0; t < c.t; ++t) {
     const double w = std::exp(score[static_cast<size_t>(t)] - most);
     sum += w;
-    if (w != 0) out += w * v.at({at[0], g, t, at[3]});
+    if (w == 0) continue;
+    for (int64_t e = 0; e < c.e; ++e) out[static_cast<size_t>(e)] += w * v.at({at[0], g, t, e});
   }
-  return out / sum;
+  for (double& x : out) x /= sum;
+  return out;
 }
 
 Tensor make_mask(const Case& c, Mask kind, Type t, std::mt19937& rng) {
@@ -53,6 +57,26 @@ Tensor make_mask(const Case& c, Mask kind, Type t, std::mt19937& rng) {
     return m.fill([&](int64_t i) {
       const int64_t s = i / c.t % c.s;
       return s == 0 ? 0.0 : s == 1 ? 1.0 : (i * 2654435761u >> 8) % 3 ? 1.0 : 0.0;
+    });
+  }
+  if (kind == Mask::cache || kind == Mask::window) {
+    // A static cache: what comes after a query's own position is empty; the first keys of each
+    // batch are padding, or fall out of the window. Some rows of the second batch see nothing.
+    Tensor m = Tensor::strided(Type::boolean, shape, {0, 1, 2, 3}, 0, {1});
+    return m.fill([&](int64_t i) {
+      const int64_t t = i % c.t, s = i / c.t % c.s, b = i / (c.t * c.s * c.h);
+      const int64_t here = c.t * 2 / 3 + s - b * c.t;
+      const bool late = kind == Mask::window ? t + c.t / 4 > here : t >= b + c.t / 8;
+      return late && t <= here;
+    });
+  }
+  if (kind == Mask::lowest) {
+    // As transformers makes them: 0 or the lowest number; the first row hides every key.
+    const double low = t == Type::f64 ? -1.7976931348623157e308 : -3.4028234663852886e38;
+    Tensor m = Tensor::strided(t, shape, {0, 1, 2, 3}, 0, {1});
+    return m.fill([&](int64_t i) {
+      const int64_t at = i % c.t, s = i / c.t % c.s;
+      return s > 0 && at >= c.t / 3 && at < c.t - c.t / 4 ? 0.0 : low;
     });
   }
   Tensor m = Tensor::strided(t, shape, {0, 1, 2, 3}, 1, {0});
@@ -78,9 +102,10 @@ void check(const Case& c, Type type, Mask kind, std::mt19937& rng) {
   Call call{"sdpa", {&q, &k, &v}, {&o}, {real("scale", scale), integer("is_causal", causal)}};
   call.inputs.push_back(masked ? &mask : nullptr);
   std::vector<double> want;
-  for (int64_t i = 0; i < o.numel(); ++i) {
-    want.push_back(
-        reference(c, q, k, v, masked ? &mask : nullptr, causal, scale, coordinates(i, o.shape())));
+  for (int64_t i = 0; i < o.numel(); i += c.e) {
+    const auto row =
+        reference(c, q, k, v, masked ? &mask : nullptr, causal, scale, coordinates(i, o.shape()));
+    want.insert(want.end(), row.begin(), row.end());
   }
   const double slack = type == Type::f64 ? 1e-12 : 4e-6 + 2 * epsilon(type);
   on_every_row(call, [&](const std::string&) {
@@ -98,16 +123,44 @@ void check(const Case& c, Type type, Mask kind, std::mt19937& rng) {
 TEST_CASE("sdpa matches its definition for every mask, type and size class") {
   std::mt19937 rng(9);
   const std::vector<Case> cases = {
-      {1, 1, 1, 1, 1, 1, 1},      {2, 4, 2, 7, 9, 16, 16},   {1, 3, 1, 5, 33, 20, 12},
-      {1, 2, 2, 31, 31, 64, 64},  {2, 6, 3, 1, 300, 32, 48}, {1, 2, 2, 3, 17, 8, 5},
-      {1, 1, 1, 40, 300, 24, 33}, {0, 2, 2, 4, 4, 8, 8},     {1, 2, 2, 0, 4, 8, 8},
-      {1, 2, 2, 6, 0, 8, 8},      {1, 2, 2, 2, 0, 8, 8},     {1, 1, 1, 6, 6, 0, 8}};
+      {1, 1, 1, 1, 1, 1, 1},      {2, 4, 2, 7, 9, 16, 16},    {1, 3, 1, 5, 33, 20, 12},
+      {1, 2, 2, 31, 31, 64, 64},  {2, 6, 3, 1, 300, 32, 48},  {1, 2, 2, 3, 17, 8, 5},
+      {1, 1, 1, 40, 300, 24, 33}, {2, 4, 2, 1, 1100, 64, 64}, {2, 6, 2, 3, 700, 40, 20},
+      {2, 2, 1, 50, 300, 8, 8},   {1, 4, 1, 4, 130, 40, 72},  {0, 2, 2, 4, 4, 8, 8},
+      {1, 2, 2, 0, 4, 8, 8},      {1, 2, 2, 6, 0, 8, 8},      {1, 2, 2, 2, 0, 8, 8},
+      {1, 1, 1, 6, 6, 0, 8}};
   for (const Case& c : cases) {
     for (Type t : kFloats) {
       for (Mask m : {Mask::none, Mask::causal, Mask::boolean, Mask::padding, Mask::additive,
-                     Mask::causal_padding}) {
+                     Mask::causal_padding, Mask::cache, Mask::window, Mask::lowest}) {
         check(c, t, m, rng);
       }
+    }
+  }
+}
+
+// NaN behind the last attended key, finite numbers before the first.
+TEST_CASE("sdpa never looks at keys and values behind what the mask attends to") {
+  std::mt19937 rng(13);
+  for (Type type : {Type::f32, Type::bf16, Type::f16}) {
+    for (int64_t s : {1, 3, 40}) {
+      const int64_t t = 700, first = 130, last = 405;  // attended: [first, last)
+      Tensor q(type, {1, 4, s, 32}), k(type, {1, 2, t, 32}), v(type, {1, 2, t, 32}),
+          o(type, {1, 4, s, 32});
+      Tensor mask = Tensor::strided(Type::boolean, {1, 4, s, t}, {0, 1, 2, 3}, 0, {1});
+      q.normal(rng);
+      const auto inside = [&](int64_t i) { return i / 32 % t < last; };
+      k.fill([&](int64_t i) { return inside(i) ? 0.01 * double(i % 7) : double(NAN); });
+      v.fill([&](int64_t i) { return inside(i) ? double(i % 32) : double(NAN); });
+      mask.fill([&](int64_t i) { return i % t >= first && i % t < last; });
+      on_every_row({"sdpa", {&q, &k, &v, &mask}, {&o}, {}}, [&](const std::string& row) {
+        INFO(row);
+        int bad = 0;
+        for (int64_t i = 0; i < o.numel(); ++i) {
+          bad += !close(o[i], double(i % 32), 2 * epsilon(type) + 1e-5, 0);
+        }
+        CHECK(bad == 0);
+      });
     }
   }
 }

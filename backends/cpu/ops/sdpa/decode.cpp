@@ -11,36 +11,76 @@ RM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * t
 RM_INLINE int64_t queries_of(const SdpaShape& p) { return p.heads / p.groups * p.s; }
 RM_INLINE int64_t partial_size(const SdpaShape& p) { return 2 + p.e; }
 
-/// The four sums of lanes.
-RM_INLINE void sum4(const vf* a, float* out) {
-#if RM_ISA_LEVEL == 1
-  const __m256 low = _mm256_hadd_ps(reinterpret_cast<__m256>(a[0]), reinterpret_cast<__m256>(a[1]));
-  const __m256 high =
-      _mm256_hadd_ps(reinterpret_cast<__m256>(a[2]), reinterpret_cast<__m256>(a[3]));
-  const __m256 all = _mm256_hadd_ps(low, high);
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+// ---- scores
+// ---------------------------------------------------------------------------------------
+
+constexpr int kTile = 8;  // sums in flight: queries x keys of a tile
+
+/// The eight sums of lanes.
+RM_INLINE void sum8(const vf* a, float* out) {
+#if RM_ISA_LEVEL >= 1
+  __m256 half[kTile];
+#pragma GCC unroll 8
+  for (int i = 0; i < kTile; ++i) {
+#if RM_ISA_LEVEL >= 2
+    const __m512 v = reinterpret_cast<__m512>(a[i]);
+    half[i] = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
 #else
-  for (int i = 0; i < 4; ++i) out[i] = vsum(a[i]);
+    half[i] = reinterpret_cast<__m256>(a[i]);
+#endif
+  }
+  __m256 four[2];
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256* h = half + 4 * i;
+    four[i] = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
+  }
+  const __m256 low = _mm256_permute2f128_ps(four[0], four[1], 0x20);
+  const __m256 high = _mm256_permute2f128_ps(four[0], four[1], 0x31);
+  _mm256_storeu_ps(out, _mm256_add_ps(low, high));
+#else
+  for (int i = 0; i < kTile; ++i) out[i] = vsum(a[i]);
 #endif
 }
 
-/// Four products of dense rows: a[i] . b[i]. A row that repeats is loaded once.
-template <class T, bool kSameKey>
-RM_INLINE void dot4(const float* q, int64_t q_step, const T* k, int64_t k_step, int64_t d,
-                    float* out) {
-  vf acc[4] = {};
+// Keys and values are read from four places of a piece at once: processors fetch ahead within a
+// page, so one place at a time leaves bandwidth unused.
+constexpr int kPlaces = 4;
+
+/// Keys from one place to the next: a quarter, but not a multiple of a page's part, for then the
+/// places would fight for the same lines of the first-level cache.
+RM_INLINE int64_t place_step(int64_t n, int64_t row_bytes) {
+  const int64_t step = n / kPlaces;
+  return step > 8 && step * row_bytes % 1024 == 0 ? step - 1 : step;
+}
+
+/// scores[r * lds + t] = q[r] . k[t] for Q queries and kTile / Q dense keys: neighbours at four
+/// places.
+template <class T, int Q>
+RM_INLINE void score_tile(const float* q, int64_t ldq, const T* k, int64_t row, int64_t step,
+                          int64_t d, float* scores, int64_t lds) {
+  constexpr int kKeys = kTile / Q;
+  const auto at = [&](int t) { return t % kPlaces * step + t / kPlaces; };
+  vf acc[kTile] = {};
   int64_t i = 0;
   for (; i + kWidth <= d; i += kWidth) {
-    const vf shared = kSameKey ? vload(k + i) : vload(q + i);
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      acc[j] += shared * (kSameKey ? vload(q + j * q_step + i) : vload(k + j * k_step + i));
+    vf key[kKeys];
+#pragma GCC unroll 8
+    for (int t = 0; t < kKeys; ++t) key[t] = vload(k + at(t) * row + i);
+#pragma GCC unroll 8
+    for (int r = 0; r < Q; ++r) {
+      const vf x = vload(q + r * ldq + i);
+#pragma GCC unroll 8
+      for (int t = 0; t < kKeys; ++t) acc[r * kKeys + t] += x * key[t];
     }
   }
-  sum4(acc, out);
-  for (; i < d; ++i) {
-    for (int j = 0; j < 4; ++j) {
-      out[j] += q[(kSameKey ? j * q_step : 0) + i] * widen(k[(kSameKey ? 0 : j * k_step) + i]);
+  float sums[kTile];
+  sum8(acc, sums);
+  for (int r = 0; r < Q; ++r) {
+    for (int t = 0; t < kKeys; ++t) {
+      float total = sums[r * kKeys + t];
+      for (int64_t j = i; j < d; ++j) total += q[r * ldq + j] * widen(k[at(t) * row + j]);
+      scores[r * lds + at(t)] = total;
     }
   }
 }
@@ -57,79 +97,178 @@ float dot(const float* q, const T* k, int64_t stride, int64_t d) {
   return total;
 }
 
-/// scores[r * n + t] = scale * q[r] . k[t].
 template <class T>
-void score(const float* q, int64_t ldq, int64_t rows, const T* k, int64_t row, int64_t column,
-           int64_t n, int64_t d, float scale, float* scores) {
-  int64_t r = 0;
-  float four[4];
-  if (column == 1) {
-    for (; r + 4 <= rows; r += 4) {
-      for (int64_t t = 0; t < n; ++t) {
-        dot4<T, true>(q + r * ldq, ldq, k + t * row, 0, d, four);
-        for (int j = 0; j < 4; ++j) scores[(r + j) * n + t] = scale * four[j];
-      }
+struct Rows {
+  const T* at;
+  int64_t row, column;  // strides
+};
+
+template <class T>
+void score(const float* q, int64_t ldq, int64_t queries, const Rows<T>& k, int64_t n, int64_t d,
+           float* scores) {
+  const int64_t step = k.column == 1 ? place_step(n, k.row * static_cast<int64_t>(sizeof(T))) : 0;
+  const int64_t pairs = queries / 2 * 2, even = step / 2 * 2;
+  for (int64_t t = 0; t < step; ++t) {
+    for (int64_t r = 0; r < pairs; r += 2) {
+      score_tile<T, 2>(q + r * ldq, ldq, k.at + t * k.row, k.row, step, d, scores + r * n + t, n);
+    }
+    if (pairs < queries && t % 2 == 0 && t < even) {
+      score_tile<T, 1>(q + pairs * ldq, ldq, k.at + t * k.row, k.row, step, d,
+                       scores + pairs * n + t, n);
     }
   }
-  for (; r < rows; ++r) {
-    int64_t t = 0;
-    if (column == 1) {
-      for (; t + 4 <= n; t += 4) {
-        dot4<T, false>(q + r * ldq, 0, k + t * row, row, d, four);
-        for (int j = 0; j < 4; ++j) scores[r * n + t + j] = scale * four[j];
-      }
+  for (int64_t r = 0; r < queries; ++r) {
+    const auto one = [&](int64_t t) {
+      scores[r * n + t] = dot(q + r * ldq, k.at + t * k.row, k.column, d);
+    };
+    if (r == pairs && even < step) {
+      for (int64_t place = 0; place < kPlaces; ++place) one(place * step + even);
     }
-    for (; t < n; ++t) scores[r * n + t] = scale * dot(q + r * ldq, k + t * row, column, d);
+    for (int64_t t = kPlaces * step; t < n; ++t) one(t);
   }
 }
 
-/// out[r][e] = sum over keys of weight[r][t] * v[t][e], for R rows that share every load of v.
-template <class T, int R>
-void weighted(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t column, int64_t n,
-              int64_t e, float* out, int64_t ldo) {
-  constexpr int kVectors = R == 1 ? 4 : 2;
-  int64_t i = 0;
-  if (column == 1) {
-    for (; i + kVectors * kWidth <= e; i += kVectors * kWidth) {
-      vf acc[R][kVectors] = {};
-      for (int64_t t = 0; t < n; ++t) {
-        const T* at = v + t * row + i;
+// ---- weighted values
+// ------------------------------------------------------------------------------
+
+constexpr int64_t kNearKeys = 32;  // values that stay in the first level while all queries pass
+
+/// out[r][i..] += sum of weight[r][t] * v[t][i..] over S places of n keys each, `step` keys apart,
+/// for Q rows and C vectors.
+template <class T, int Q, int C, int S>
+RM_INLINE void weigh_tile(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t step,
+                          int64_t n, float* out, int64_t ldo) {
+  vf acc[Q][C];
 #pragma GCC unroll 4
-        for (int c = 0; c < kVectors; ++c) {
-          const vf value = vload(at + c * kWidth);
+  for (int r = 0; r < Q; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[r][c] = vload(out + r * ldo + c * kWidth);
+  }
+  for (int64_t t = 0; t < n; ++t) {
 #pragma GCC unroll 4
-          for (int r = 0; r < R; ++r) acc[r][c] += weight[r * ldw + t] * value;
-        }
-      }
+    for (int s = 0; s < S; ++s) {
+      const int64_t key = t + s * step;
+      vf value[C];
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) value[c] = vload(v + key * row + c * kWidth);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-        for (int c = 0; c < kVectors; ++c) vstore(out + r * ldo + i + c * kWidth, acc[r][c]);
+      for (int r = 0; r < Q; ++r) {
+        const float w = weight[r * ldw + key];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) acc[r][c] += w * value[c];
       }
     }
   }
+#pragma GCC unroll 4
+  for (int r = 0; r < Q; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) vstore(out + r * ldo + c * kWidth, acc[r][c]);
+  }
+}
+
+template <class T, int Q, int S>
+RM_INLINE void weigh_rows(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t step,
+                          int64_t n, int64_t e, float* out, int64_t ldo) {
+  int64_t i = 0;
+  for (; i + 4 * kWidth <= e; i += 4 * kWidth) {
+    weigh_tile<T, Q, 4, S>(weight, ldw, v + i, row, step, n, out + i, ldo);
+  }
+  for (; i + kWidth <= e; i += kWidth) {
+    weigh_tile<T, Q, 1, S>(weight, ldw, v + i, row, step, n, out + i, ldo);
+  }
   for (; i < e; ++i) {
-    for (int r = 0; r < R; ++r) {
-      float a = 0;
-      for (int64_t t = 0; t < n; ++t) a += weight[r * ldw + t] * widen(v[t * row + i * column]);
+    for (int r = 0; r < Q; ++r) {
+      float a = out[r * ldo + i];
+      for (int64_t t = 0; t < n; ++t) {
+        for (int s = 0; s < S; ++s) {
+          const int64_t key = t + s * step;
+          a += weight[r * ldw + key] * widen(v[key * row + i]);
+        }
+      }
       out[r * ldo + i] = a;
     }
   }
 }
 
+/// All queries with S places of n keys, a few keys at a time.
+template <class T, int S>
+RM_INLINE void weigh_places(const float* weight, int64_t ldw, int64_t queries, const T* v,
+                            int64_t row, int64_t step, int64_t n, int64_t e, float* out,
+                            int64_t ldo) {
+  for (int64_t t = 0; t < n; t += kNearKeys / S) {
+    const int64_t keys = imin(kNearKeys / S, n - t);
+    const T* from = v + t * row;
+    int64_t r = 0;
+    for (; r + 2 <= queries; r += 2) {
+      weigh_rows<T, 2, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo);
+    }
+    if (r < queries) {
+      weigh_rows<T, 1, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo);
+    }
+  }
+}
+
+/// out[r][e] = sum over keys of weight[r][t] * v[t][e].
+template <class T>
+void weigh(const float* weight, int64_t queries, const Rows<T>& v, int64_t n, int64_t e, float* out,
+           int64_t ldo) {
+  for (int64_t r = 0; r < queries; ++r) {
+    for (int64_t i = 0; i < e; ++i) out[r * ldo + i] = 0;
+  }
+  if (v.column == 1) {
+    const int64_t step = place_step(n, v.row * static_cast<int64_t>(sizeof(T)));
+    const int64_t done = kPlaces * step;
+    weigh_places<T, kPlaces>(weight, n, queries, v.at, v.row, step, step, e, out, ldo);
+    weigh_places<T, 1>(weight + done, n, queries, v.at + done * v.row, v.row, 0, n - done, e, out,
+                       ldo);
+    return;
+  }
+  for (int64_t r = 0; r < queries; ++r) {
+    for (int64_t t = 0; t < n; ++t) {
+      for (int64_t i = 0; i < e; ++i) {
+        out[r * ldo + i] += weight[r * n + t] * widen(v.at[t * v.row + i * v.column]);
+      }
+    }
+  }
+}
+
+// ---- one piece
+// ------------------------------------------------------------------------------------
+
+RM_INLINE vf load_some(const float* p, int64_t n) {
+  return n == kWidth ? vload(p) : vload_part(p, n);
+}
+RM_INLINE void store_some(float* p, vf v, int64_t n) {
+  if (n == kWidth) {
+    vstore(p, v);
+  } else {
+    vstore_part(p, v, n);
+  }
+}
+
 /// Scores to weights in place; the maximum and the sum go to partial[0] and [1].
-void soften(float* row, int64_t n, float* partial) {
-  float most = -kInf, sum = 0;
-  for (int64_t t = 0; t < n; ++t) most = row[t] > most ? row[t] : most;
-  const float shift = most == -kInf ? 0.0f : most;
+void soften(float* row, int64_t n, float scale, const float* addend, float* partial) {
+  vf high = vset(-kInf), total{};
   for (int64_t t = 0; t < n; t += kWidth) {
     const int64_t c = imin(kWidth, n - t);
-    const vf w = vexp_nonpositive(vload_part(row + t, c, -kInf) - shift);
-    vstore_part(row + t, w, c);
-    for (int64_t i = 0; i < c; ++i) sum += w[i];
+    vf x = load_some(row + t, c) * scale;
+    if (addend) x += load_some(addend + t, c);
+    if (c < kWidth) {
+      for (int64_t i = c; i < kWidth; ++i) x[i] = -kInf;
+    }
+    store_some(row + t, x, c);
+    high = vmax(x, high);
+  }
+  const float most = vmax_of(high), shift = most == -kInf ? 0.0f : most;
+  for (int64_t t = 0; t < n; t += kWidth) {
+    const int64_t c = imin(kWidth, n - t);
+    const vf x = c == kWidth ? vload(row + t) : vload_part(row + t, c, -kInf);
+    const vf w = vexp_nonpositive(x - shift);
+    store_some(row + t, w, c);
+    total += w;
   }
   partial[0] = most;
-  partial[1] = sum;
+  partial[1] = vsum(total);
 }
 
 template <class T>
@@ -139,35 +278,32 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
   auto* queries = reinterpret_cast<float*>(memory);
   float* scores = queries + queries_of(p) * ldq;
   float* addend = scores + queries_of(p) * n;
-  const T* k = static_cast<const T*>(data.k) + b * p.k[0] + g * p.k[1] + t0 * p.k[2];
-  const T* v = static_cast<const T*>(data.v) + b * p.v[0] + g * p.v[1] + t0 * p.v[2];
+  const Rows<T> k{static_cast<const T*>(data.k) + b * p.k[0] + g * p.k[1] + t0 * p.k[2], p.k[2],
+                  p.k[3]};
+  const Rows<T> v{static_cast<const T*>(data.v) + b * p.v[0] + g * p.v[1] + t0 * p.v[2], p.v[2],
+                  p.v[3]};
   for (int64_t r = 0; r < queries_of(p); ++r) {
     const int64_t h = g * share + r / p.s, s = r % p.s;
     widen_row(static_cast<const T*>(data.q) + b * p.q[0] + h * p.q[1] + s * p.q[2], p.q[3],
               queries + r * ldq, p.d);
   }
-  score(queries, ldq, queries_of(p), k, p.k[2], p.k[3], n, p.d, p.scale, scores);
+  score(queries, ldq, queries_of(p), k, n, p.d, scores);
+  const char* last = nullptr;  // the mask row that `addend` holds; heads often share one
+  bool masked = false;
   for (int64_t r = 0; r < queries_of(p); ++r) {
     const int64_t h = g * share + r / p.s, s = r % p.s;
     float* row = scores + r * n;
-    if (p.mask != DType::invalid &&
-        mask_addend(p.mask, mask_row(p, data, b, h, s) + t0 * p.m[3] * mask_bytes(p.mask), p.m[3],
-                    n, addend)) {
-      for (int64_t t = 0; t < n; ++t) row[t] += addend[t];
+    if (p.mask != DType::invalid) {
+      const char* at = mask_row(p, data, b, h, s) + t0 * p.m[3] * mask_bytes(p.mask);
+      if (at != last) masked = mask_addend(p.mask, at, p.m[3], n, addend);
+      last = at;
     }
     if (p.causal) {
       for (int64_t t = imax(0, s + 1 - t0); t < n; ++t) row[t] = -kInf;
     }
-    soften(row, n, partial + r * partial_size(p));
+    soften(row, n, p.scale, masked ? addend : nullptr, partial + r * partial_size(p));
   }
-  const int64_t ldo = partial_size(p);
-  int64_t r = 0;
-  for (; r + 4 <= queries_of(p); r += 4) {
-    weighted<T, 4>(scores + r * n, n, v, p.v[2], p.v[3], n, p.e, partial + r * ldo + 2, ldo);
-  }
-  for (; r < queries_of(p); ++r) {
-    weighted<T, 1>(scores + r * n, n, v, p.v[2], p.v[3], n, p.e, partial + r * ldo + 2, ldo);
-  }
+  weigh(scores, queries_of(p), v, n, p.e, partial + 2, partial_size(p));
 }
 
 void run(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int64_t t0, int64_t t1,

@@ -68,6 +68,12 @@ static inline int64_t keys_end(const SdpaShape& p, const SdpaData& data, int64_t
   for (int64_t s = s0; s < s1 && end < limit; ++s) {
     const auto* row = reinterpret_cast<const uint8_t*>(mask_row(p, data, b, h, s));
     int64_t last = limit;
+    if (p.m[3] == 1) {
+      for (uint64_t eight; last >= end + 8; last -= 8) {
+        __builtin_memcpy(&eight, row + last - 8, 8);
+        if (eight != 0) break;
+      }
+    }
     while (last > end && !row[(last - 1) * p.m[3]]) --last;
     end = last;
   }

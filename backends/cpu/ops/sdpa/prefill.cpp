@@ -214,30 +214,39 @@ struct Rows {
     pack_keys(k, p.k[2], p.k[3], n, p.d, scratch.keys);
     int64_t ldv;
     const float* values = load_values(t0, n, &ldv);
-    const int64_t width = round_up(n, kPanel);
-    bool masked = false, mask_known = false;
     for (int64_t r0 = s0; r0 < s1; r0 += kRowBlock) {
-      const int64_t rows = imin(kRowBlock, s1 - r0), at = r0 - s0;
-      if (p.causal && t0 > r0 + rows - 1) continue;
-      multiply(queries + at * ldq, ldq, scratch.keys, kPanel, p.d * kPanel, rows, width, p.d,
-               scratch.scores, width, false);
-      for (int64_t i = 0; i < rows; ++i) {
-        if (p.mask != DType::invalid && !(mask_known && p.m[2] == 0)) {
-          masked = mask_addend(p.mask,
-                               mask_row(p, data, b, h, r0 + i) + t0 * p.m[3] * mask_bytes(p.mask),
-                               p.m[3], n, scratch.addend);
-          mask_known = true;
-        }
-        const int64_t valid = p.causal ? imax(0, imin(n, r0 + i + 1 - t0)) : n;
-        const float factor =
-            soften(scratch.scores + i * width, valid, width, p.scale,
-                   masked ? scratch.addend : nullptr, scratch.most + at + i, scratch.sum + at + i);
-        if (t0 > 0 && factor != 1.0f) rescale(scratch.acc + (at + i) * scratch.e, factor);
+      const int64_t rows = imin(kRowBlock, s1 - r0);
+      // Under a causal or banded mask the rows end long before the block does.
+      const int64_t end = imin(n, keys_end(p, data, b, h, r0, r0 + rows) - t0);
+      if (end > 0) {
+        row_block(t0, end, r0, rows, values, ldv);
+      } else if (t0 == 0) {
+        float* acc = scratch.acc + (r0 - s0) * scratch.e;
+        for (int64_t i = 0; i < rows * scratch.e; ++i) acc[i] = 0;
       }
-      const int64_t depth = p.causal ? imin(n, r0 + rows - t0) : n;
-      multiply(scratch.scores, width, values, ldv, kPanel, rows, scratch.e, depth,
-               scratch.acc + at * scratch.e, scratch.e, t0 > 0);
     }
+  }
+
+  /// Queries [r0, r0 + rows) with keys [t0, t0 + n).
+  void row_block(int64_t t0, int64_t n, int64_t r0, int64_t rows, const float* values,
+                 int64_t ldv) {
+    const int64_t at = r0 - s0, width = round_up(n, kPanel);
+    multiply(queries + at * ldq, ldq, scratch.keys, kPanel, p.d * kPanel, rows, width, p.d,
+             scratch.scores, width, false);
+    bool masked = false;
+    for (int64_t i = 0; i < rows; ++i) {
+      if (p.mask != DType::invalid && (i == 0 || p.m[2] != 0)) {
+        const char* row = mask_row(p, data, b, h, r0 + i) + t0 * p.m[3] * mask_bytes(p.mask);
+        masked = mask_addend(p.mask, row, p.m[3], n, scratch.addend);
+      }
+      const int64_t valid = p.causal ? imax(0, imin(n, r0 + i + 1 - t0)) : n;
+      const float factor =
+          soften(scratch.scores + i * width, valid, width, p.scale,
+                 masked ? scratch.addend : nullptr, scratch.most + at + i, scratch.sum + at + i);
+      if (t0 > 0 && factor != 1.0f) rescale(scratch.acc + (at + i) * scratch.e, factor);
+    }
+    multiply(scratch.scores, width, values, ldv, kPanel, rows, scratch.e, n,
+             scratch.acc + at * scratch.e, scratch.e, t0 > 0);
   }
 
   void rescale(float* acc, float factor) const {

@@ -5,6 +5,7 @@
 
 #include "common/parallel.hpp"
 #include "common/row.hpp"
+#include "ops/sdpa/attended.hpp"
 #include "ops/sdpa/shape.hpp"
 
 namespace rm::cpu {
@@ -97,7 +98,9 @@ class Sdpa {
 
   uint64_t workspace_bytes() const {
     return scratch_ * static_cast<uint64_t>(threads_) +
-           static_cast<uint64_t>(partial_floats() * shape_.batch * shape_.groups * pieces_) * 4;
+           static_cast<uint64_t>(shape_.batch * shape_.groups) *
+               (static_cast<uint64_t>(partial_floats() * pieces_) * 4 + sizeof(KeyRange)) +
+           sizeof(KeyRange);
   }
 
   rm_status* launch(const rm_launch& l) const {
@@ -151,22 +154,47 @@ class Sdpa {
     });
   }
 
+  /// Pieces begin at fixed keys and are cut to what the mask leaves; the others are not touched.
   void run_decode(const SdpaData& data, char* memory) const {
-    auto* partials = reinterpret_cast<float*>(memory + scratch_ * static_cast<uint64_t>(threads_));
     const int64_t all = shape_.batch * shape_.groups, tasks = all * pieces_;
-    const int threads = threads_for(flops(shape_) / 12, tasks, threads_);
+    auto* partials = reinterpret_cast<float*>(memory + scratch_ * static_cast<uint64_t>(threads_));
+    // The next multiple of 8 bytes behind the partial results.
+    auto* ranges = reinterpret_cast<KeyRange*>(partials + (tasks * partial_floats() + 1) / 2 * 2);
+    const int64_t keys = find_ranges(data, ranges);
+    const double share = static_cast<double>(keys) / static_cast<double>(all * shape_.t + 1);
+    const int threads = threads_for(flops(shape_) * share / 12, tasks, threads_);
     parallel_tasks(tasks, threads, [&](int64_t task, int thread) {
       const int64_t piece = task % pieces_, bg = task / pieces_;
-      decode_->run(shape_, data, bg / shape_.groups, bg % shape_.groups, piece * kDecodeKeys,
-                   std::min(shape_.t, (piece + 1) * kDecodeKeys),
+      const int64_t begin = std::max(piece * kDecodeKeys, ranges[bg].begin);
+      const int64_t end = std::min((piece + 1) * kDecodeKeys, ranges[bg].end);
+      if (begin >= end) return;
+      decode_->run(shape_, data, bg / shape_.groups, bg % shape_.groups, begin, end,
                    partials + task * partial_floats(),
                    memory + scratch_ * static_cast<uint64_t>(thread));
     });
     for (int64_t bg = 0; bg < all; ++bg) {
+      const int64_t first = ranges[bg].begin / kDecodeKeys;
+      const int64_t last = (ranges[bg].end + kDecodeKeys - 1) / kDecodeKeys;
       decode_->combine(shape_, data, bg / shape_.groups, bg % shape_.groups,
-                       partials + bg * pieces_ * partial_floats(), pieces_,
+                       partials + (bg * pieces_ + first) * partial_floats(), last - first,
                        reinterpret_cast<float*>(memory));
     }
+  }
+
+  /// Once a call, and once for all heads where they share the mask; returns the sum of keys.
+  int64_t find_ranges(const SdpaData& data, KeyRange* ranges) const {
+    const int64_t share = shape_.groups ? shape_.heads / shape_.groups : 0;
+    int64_t keys = 0;
+    for (int64_t b = 0; b < shape_.batch; ++b) {
+      for (int64_t g = 0; g < shape_.groups; ++g) {
+        KeyRange& range = ranges[b * shape_.groups + g];
+        const bool shared = g > 0 && (shape_.mask == DType::invalid || shape_.m[1] == 0);
+        range = shared ? ranges[b * shape_.groups]
+                       : attended(shape_, data, b, g * share, (g + 1) * share);
+        keys += range.end - range.begin;
+      }
+    }
+    return keys;
   }
 
   void run_f64(const SdpaData& data, char* memory) const {
