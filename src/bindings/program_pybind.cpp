@@ -7,6 +7,7 @@
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/tensor_exchange.hpp"
+#include "engine/greedy_loop.hpp"
 #include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
@@ -67,6 +68,31 @@ class PyProgram {
       program_.run(views, outputs);
     }
     return outputs.take();
+  }
+
+  // (tokens made, [count][rows]; rows finished; interrupted). The role tensors are written.
+  py::tuple decode_greedy(const py::sequence& inputs, const py::dict& roles, int64_t steps,
+                          int64_t capacity, const std::vector<int64_t>& eos, int64_t pad,
+                          std::vector<bool> finished) {
+    std::vector<engine::TensorView> views;
+    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
+    auto role = [&](const char* name) {
+      return roles.contains(name) ? roles[name].cast<int>() : -1;
+    };
+    engine::GreedyRoles r{role("ids"), role("positions"), role("length"), role("mask"),
+                          role("logits")};
+    std::vector<char> ended(finished.begin(), finished.end());
+    engine::GreedyResult result;
+    auto signals = [] {
+      py::gil_scoped_acquire acquire;
+      return PyErr_CheckSignals() != 0;
+    };
+    {
+      py::gil_scoped_release release;
+      result = engine::decode_greedy(program_, views, r, {steps, capacity, eos, pad}, ended, signals);
+    }
+    if (result.interrupted) throw py::error_already_set();
+    return py::make_tuple(result.tokens, std::vector<bool>(ended.begin(), ended.end()));
   }
 
   void wait_for_packing() {
@@ -137,6 +163,11 @@ void bind_program(py::module_& m) {
            py::arg("packing") = "first",
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'never' reads them where they lie.")
+      .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
+           py::arg("steps"), py::arg("capacity"), py::arg("eos"), py::arg("pad"),
+           py::arg("finished"),
+           "Up to `steps` greedy tokens a row: ([count * rows] tokens, rows finished). The tensors "
+           "of `roles` (ids, positions, length, mask) are updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
       .def("run", &PyProgram::run, py::arg("inputs"))
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"))

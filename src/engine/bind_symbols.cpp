@@ -41,8 +41,10 @@ bool solve_linear(const ir::Dim& expr, int64_t actual, ir::Bindings& bindings) {
 ir::Bindings bind_symbols(const ir::Graph& graph, const std::vector<ir::Layout>& inputs) {
   const auto& ids = graph.inputs();
   if (ids.size() != inputs.size()) {
-    throw Error(RM_INVALID_ARGUMENT, "[bind] expected " + std::to_string(ids.size()) +
-                                         " inputs, got " + std::to_string(inputs.size()), "RM105");
+    throw Error(RM_INVALID_ARGUMENT,
+                "[bind] expected " + std::to_string(ids.size()) + " inputs, got " +
+                    std::to_string(inputs.size()),
+                "RM105");
   }
   ir::Bindings bindings;
   std::vector<std::pair<size_t, size_t>> expressions;  // (input, axis) not bound directly
@@ -81,7 +83,8 @@ ir::Bindings bind_symbols(const ir::Graph& graph, const std::vector<ir::Layout>&
     if (it->second < range.lo || it->second > range.hi) {
       throw Error(RM_INVALID_ARGUMENT,
                   "[bind] expected " + name + " in [" + std::to_string(range.lo) + "," +
-                      std::to_string(range.hi) + "], got " + std::to_string(it->second), "RM105");
+                      std::to_string(range.hi) + "], got " + std::to_string(it->second),
+                  "RM105");
     }
   }
   return bindings;

@@ -28,7 +28,8 @@ std::string attr_key(const ir::Attrs& attrs) {
     out += name + static_cast<char>('0' + attr.index());
     if (const auto* i = std::get_if<int64_t>(&attr)) raw(i, sizeof *i);
     if (const auto* f = std::get_if<double>(&attr)) raw(f, sizeof *f);
-    if (const auto* s = std::get_if<std::string>(&attr)) out += std::to_string(s->size()) + ":" + *s;
+    if (const auto* s = std::get_if<std::string>(&attr))
+      out += std::to_string(s->size()) + ":" + *s;
     if (const auto* v = std::get_if<std::vector<int64_t>>(&attr)) raw(v->data(), v->size() * 8);
     if (const auto* d = std::get_if<std::vector<double>>(&attr)) raw(d->data(), d->size() * 8);
     if (const auto* dims = std::get_if<ir::Dims>(&attr)) {
@@ -39,9 +40,7 @@ std::string attr_key(const ir::Attrs& attrs) {
   return out;
 }
 
-bool is_generator(std::string_view op) {
-  return op == "iota" || op == "full" || op == "dim_value";
-}
+bool is_generator(std::string_view op) { return op == "iota" || op == "full" || op == "dim_value"; }
 
 // iota, full and dim_value are computed here: they have no operands a kernel could read.
 Constant generate(const Graph& graph, const Node& node, const std::string& key) {
@@ -82,8 +81,12 @@ class Materialiser {
  public:
   Materialiser(const Graph& graph, const ConstantAnalysis& analysis, plan::PreparedCache& kernels,
                runtime::ConstantStore& store)
-      : graph_(graph), analysis_(analysis), kernels_(kernels), store_(store),
-        definitions_(graph.definitions()), out_(graph.num_values()) {}
+      : graph_(graph),
+        analysis_(analysis),
+        kernels_(kernels),
+        store_(store),
+        definitions_(graph.definitions()),
+        out_(graph.num_values()) {}
 
   std::vector<ConstantPtr> run() {
     for (ValueId v : analysis_.needed) get(v);
@@ -126,9 +129,8 @@ class Materialiser {
     for (ValueId v : node.operands) {
       if (v == ir::kNoValue) continue;
       ConstantPtr c = get(v);
-      externals[static_cast<size_t>(v)] = {plan::BufferKind::kConstant,
-                                           static_cast<int32_t>(sources.size()), c->layout,
-                                           c->bytes};
+      externals[static_cast<size_t>(v)] = {
+          plan::BufferKind::kConstant, static_cast<int32_t>(sources.size()), c->layout, c->bytes};
       request.externals[static_cast<size_t>(v)] = &externals[static_cast<size_t>(v)];
       sources.push_back(std::move(c));
     }
@@ -170,8 +172,8 @@ class Materialiser {
     auto plan = std::make_shared<plan::Plan>(plan::bind_kernels(std::move(list), {}, kernels_));
     plan::plan_memory(*plan);
     plan::verify_plan(*plan);
-    auto bound = std::make_shared<runtime::BoundConstants>(
-        runtime::bind_constants(*plan, {}, store_));
+    auto bound =
+        std::make_shared<runtime::BoundConstants>(runtime::bind_constants(*plan, {}, store_));
     runtime::ExecutionContext context(plan, bound);
     for (size_t i = 0; i < sources.size(); ++i) context.bind_input(i, sources[i]->data);
     for (size_t i = 0; i < memory.size(); ++i) context.bind_output(i, memory[i].get());
@@ -223,8 +225,9 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
     for (size_t k = 0; k < node.results.size(); ++k) {
       auto r = static_cast<size_t>(node.results[k]);
       a.is_constant[r] = 1;
-      a.keys[r] = "d:" + hash_bytes(text + "\n" + std::to_string(k) +
-                                    graph.type(node.results[k]).str()).hex();
+      a.keys[r] =
+          "d:" +
+          hash_bytes(text + "\n" + std::to_string(k) + graph.type(node.results[k]).str()).hex();
     }
   }
   for (ValueId v : graph.outputs) need(v);

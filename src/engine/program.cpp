@@ -36,7 +36,9 @@ bool is_compute(const plan::Step& step) { return step.op != "copy"; }
 
 Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::string forced_kernel,
                  Packing packing)
-    : graph_(std::move(graph)), packing_(packing), kernels_(kernels, forced_kernel, true),
+    : graph_(std::move(graph)),
+      packing_(packing),
+      kernels_(kernels, forced_kernel, true),
       direct_kernels_(kernels, forced_kernel, false),
       store_(std::make_shared<runtime::ConstantStore>()) {
   ir::verify(graph_);
@@ -94,15 +96,14 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
     declare(graph.inputs()[i], {plan::BufferKind::kInput, static_cast<int32_t>(i), inputs[i],
-                                buffer_bytes(inputs[i]),
-                                graph.value(graph.inputs()[i]).donated});
+                                buffer_bytes(inputs[i]), graph.value(graph.inputs()[i]).donated});
   }
   std::vector<runtime::ConstantPtr> used;
   std::vector<const void*> data;
   for (ir::ValueId v : analysis.needed) {
     const auto& c = constants[static_cast<size_t>(v)];
-    declare(v, {plan::BufferKind::kConstant, static_cast<int32_t>(used.size()), c->layout,
-                c->bytes});
+    declare(v,
+            {plan::BufferKind::kConstant, static_cast<int32_t>(used.size()), c->layout, c->bytes});
     used.push_back(c);
     data.push_back(c->data);
   }
@@ -124,8 +125,8 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
     if (!bridge) out->native_flops += ops::cost(graph, graph.nodes[static_cast<size_t>(n)]).flops;
   }
   out->plan = std::move(plan);
-  out->milliseconds = std::chrono::duration<double, std::milli>(
-                          std::chrono::steady_clock::now() - start).count();
+  out->milliseconds =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   log_debug(LogTopic::kPlan, [&] {
     return "instance: " + std::to_string(out->plan->steps.size()) + " steps, arena " +
            std::to_string(out->plan->arena_bytes) + " bytes (lower bound " +
@@ -275,8 +276,7 @@ std::vector<std::pair<std::string, double>> Program::profile(const std::vector<T
   for (size_t i = 0; i < inputs.size(); ++i) context.bind_input(i, inputs[i].data);
   for (size_t i = 0; i < inst->outputs.size(); ++i) {
     if (inst->output_input[i] >= 0) continue;
-    memory.push_back(
-        runtime::allocate_host(static_cast<size_t>(inst->outputs[i].num_bytes())));
+    memory.push_back(runtime::allocate_host(static_cast<size_t>(inst->outputs[i].num_bytes())));
     context.bind_output(i, memory.back().get());
   }
   context.run();  // warm

@@ -37,9 +37,9 @@ class OutputAllocator {
 };
 
 struct ProgramReport {
-  int64_t nodes = 0, native_nodes = 0;        // compute steps of the newest instance
+  int64_t nodes = 0, native_nodes = 0;  // compute steps of the newest instance
   double flops = 0, native_flops = 0;
-  std::map<std::string, int64_t> kernels;     // "backend/kernel" -> steps
+  std::map<std::string, int64_t> kernels;  // "backend/kernel" -> steps
   int64_t instances = 0, arena_bytes = 0, arena_lower_bound_bytes = 0;
   int64_t packed_bytes = 0, derived_bytes = 0;
   double last_instantiate_ms = 0;

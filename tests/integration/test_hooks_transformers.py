@@ -25,6 +25,7 @@ PATCHED = [
     (nn.Module, "to"),
     (nn.Module, "_replicate_for_data_parallel"),
     (transformers.generation.GenerationMixin, "_prepare_cache_for_generation"),
+    (transformers.generation.GenerationMixin, "_sample"),
 ]
 WATCHED = [transformers.PreTrainedModel, nn.Module, torch.Tensor, torch.compiler]
 WATCHED += [transformers.generation.GenerationMixin, nn.modules.module, transformers.modeling_utils]

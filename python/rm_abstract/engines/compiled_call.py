@@ -20,6 +20,7 @@ from rm_abstract.capture.export import call_tensors
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.variant import Variant
 from rm_abstract.errors import CompileError, Error, from_core, internal
+from rm_abstract.generation.greedy_step import GreedyStep
 from rm_abstract.generation.step_call import StepCall
 
 if TYPE_CHECKING:
@@ -92,6 +93,17 @@ class CompiledCall:
             if variant.serves([t.shape for t in tensors]):
                 return variant.run(tensors, flat_inputs)
         return self._next(pattern, flat_inputs)
+
+    def greedy_step(self, leaves: list[Any]) -> GreedyStep | None:
+        """The program of this generation step as a loop can run it; None when there is none."""
+        if self._step is None:
+            return None
+        prepared = self._step.prepare(leaves)
+        tensors, pattern, _ = unfold(prepared)
+        for variant in self.variants.get(pattern, ()):
+            if variant.serves([t.shape for t in tensors]):
+                return GreedyStep.of(variant, tensors, self._step.roles(prepared))
+        return None
 
     def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
         if pattern in self.refused:

@@ -60,6 +60,10 @@ class NativeEngine:
         call = flatten_call(self.parameters, args, kwargs)
         return call if isinstance(call, Decline) else call.spec
 
+    def flatten(self, kwargs: dict[str, Any]) -> FlatCall | Decline:
+        """A call by keywords, taken apart."""
+        return flatten_call(self.parameters, (), kwargs)
+
     def first_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
     ) -> Any:

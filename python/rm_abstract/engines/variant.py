@@ -84,6 +84,16 @@ class Variant:
             commit(results, leaves)
         return self._build(results, leaves)
 
+    def output_number(self, name: str) -> int | None:
+        """Which result of the program is this field of the output; None when it is no tensor."""
+        structure = self.record.output
+        if structure[0] not in ("class", "dict"):
+            return None
+        for key, value in structure[3 if structure[0] == "class" else 1 :]:
+            if key == name and value[0] == "tensor":
+                return int(value[1])
+        return None
+
     def full_report(self) -> EntryReport:
         """The record for explain(), with the program's current figures."""
         now = self.program.report()

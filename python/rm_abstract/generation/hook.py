@@ -43,6 +43,28 @@ def preparing_cache(session: Session, original: Any) -> Any:
     return prepare
 
 
+def sampling(session: Session, original: Any) -> Any:
+    """The replacement of `_sample`, where greedy and sampled decoding happen."""
+
+    @functools.wraps(original)
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not session.closed and disabled_var.get() is None:
+            armed = armed_of(self)
+            if armed is not None and armed.session is session:
+                from rm_abstract.generation import greedy
+
+                try:
+                    call = greedy.bound_call(original, self, args, kwargs)
+                    declined = greedy.why_not(self, call)
+                except (TypeError, KeyError, AttributeError):
+                    declined = "this version of transformers"
+                if not declined:
+                    return greedy.Greedy(self, armed, call).run()
+        return original(self, *args, **kwargs)
+
+    return sample
+
+
 def _planned(session: Session) -> bool:
     """True when our compiler plans the session's programs: only those append in place."""
     from rm_abstract.engines import registry

@@ -31,6 +31,7 @@ class StepCall:
             raise Decline("RM104", "a device cache in a call without tokens")
         self._cache, self._tokens = caches[0], tokens[0]
         self._masks = [numbers[name] for name in MASKS if name in numbers]
+        self._positions = numbers.get("position_ids", -1)
 
     @staticmethod
     def of(spec: CallSpec) -> StepCall | None:
@@ -56,6 +57,19 @@ class StepCall:
             elif mask.shape[-1] != capacity:
                 raise Decline("RM104", f"a mask of shape {list(mask.shape)} with a device cache")
         return tuple(out)
+
+    def roles(self, leaves: Sequence[Any]) -> dict[str, int]:
+        """The tensors a loop changes with every token, by number among the unfolded ones."""
+        at, number = 0, {}
+        for n, leaf in enumerate(leaves):
+            number[n] = at
+            at += 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+        found = {"ids": number[self._tokens], "length": number[self._cache]}
+        if self._positions >= 0:
+            found["positions"] = number[self._positions]
+        for n in self._masks:
+            found["mask"] = number[n]
+        return found
 
     def comparable(self, leaves: Sequence[Any]) -> Callable[[Any], Any]:
         """A function that puts zeros where padding is; `leaves` as `prepare` returned them.

@@ -81,13 +81,19 @@ def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
 
 
 def _patch_generation(session: Session, utils: ModuleType) -> None:
-    from rm_abstract.generation.hook import preparing_cache
+    from rm_abstract.generation.hook import preparing_cache, sampling
 
     session.patches.replace(
         utils.GenerationMixin,
         "_prepare_cache_for_generation",
         functools.partial(preparing_cache, session),
         "an armed model's generate gets a cache that programs append to in place",
+    )
+    session.patches.replace(
+        utils.GenerationMixin,
+        "_sample",
+        functools.partial(sampling, session),
+        "greedy tokens of an armed model come from a loop in the core",
     )
 
 

@@ -1,5 +1,7 @@
 // Whole programs through the CPU plugin, compared with the reference evaluation of the same graph.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "engine/program.hpp"
+
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -9,7 +11,6 @@
 #include "backend/registry.hpp"
 #include "base/error.hpp"
 #include "engine/bind_symbols.hpp"
-#include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/evaluate.hpp"
 #include "ops/registry.hpp"
@@ -194,9 +195,12 @@ TEST_CASE("inputs that do not fit are refused before anything runs") {
   HostTensor longer = random_tensor(rng, ir::DType::kI64, {2, 4});
   HostTensor narrow = random_tensor(rng, ir::DType::kI32, {2, 3});
   HostTensor beyond = random_tensor(rng, ir::DType::kI64, {2, 65});
-  CHECK_THROWS_WITH_AS(program.run({view(ids), view(longer)}, outputs), doctest::Contains("mask"), Error);
-  CHECK_THROWS_WITH_AS(program.run({view(ids), view(narrow)}, outputs), doctest::Contains("i32"), Error);
-  CHECK_THROWS_WITH_AS(program.run({view(beyond), view(beyond)}, outputs), doctest::Contains("s1"), Error);
+  CHECK_THROWS_WITH_AS(program.run({view(ids), view(longer)}, outputs), doctest::Contains("mask"),
+                       Error);
+  CHECK_THROWS_WITH_AS(program.run({view(ids), view(narrow)}, outputs), doctest::Contains("i32"),
+                       Error);
+  CHECK_THROWS_WITH_AS(program.run({view(beyond), view(beyond)}, outputs), doctest::Contains("s1"),
+                       Error);
   CHECK_THROWS_AS(program.run({view(ids)}, outputs), Error);
   ids = ops::from_ints(ids.type, {0, 1, 2, 3, 4, 64});  // outside the table
   HostTensor mask = ops::from_ints(ids.type, {1, 1, 1, 1, 1, 1});
@@ -226,7 +230,8 @@ TEST_CASE("sizes that differ although the program took them for equal are refuse
   Case c = load(
       "rmir 1\nsym s0 [1,64]\nsym s1 [1,64]\n"
       "input %0 \"a\" : f32[s0,4]\ninput %1 \"b\" : f32[s1,4]\n"
-      "%2 = add(%0, %1) : f32[s0,4]\nreturn %2\n", rng);
+      "%2 = add(%0, %1) : f32[s0,4]\nreturn %2\n",
+      rng);
   Program program(c.graph, cpu_kernels());
   program.set_weights({});
   HostOutputs outputs;
@@ -252,8 +257,8 @@ namespace {
 
 // A cache of capacity s1: new rows go to `at`, and what the cache then holds is read.
 std::string append_program(bool donated, const char* extra) {
-  return std::string("rmir 1\nsym s0 [1,8]\nsym s1 [1,64]\n") +
-         "input %0 \"cache\" : f32[2,s1,4]" + (donated ? " donated" : "") + "\n" +
+  return std::string("rmir 1\nsym s0 [1,8]\nsym s1 [1,64]\n") + "input %0 \"cache\" : f32[2,s1,4]" +
+         (donated ? " donated" : "") + "\n" +
          "input %1 \"new\" : f32[2,s0,4]\n"
          "input %2 \"at\" : i64[s0]\n"
          "%3 = index_copy(%0, %2, %1) {axis=1} : f32[2,s1,4]\n"

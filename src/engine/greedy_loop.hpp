@@ -1,0 +1,46 @@
+// Greedy decoding as one loop over a program: no allocation and no caller between two tokens.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/program.hpp"
+
+namespace rm::engine {
+
+/// Which inputs of the program change with every token, by number; -1: the program has none.
+struct GreedyRoles {
+  int ids = -1;        // i64 [B,1]: the last token of every row
+  int positions = -1;  // i64 [B,1] or [1,1]
+  int length = -1;     // i64 []: positions the cache holds
+  int mask = -1;       // i64 [B,C]: column `length` becomes 1
+  int logits = -1;     // output, [B,1,V] f32, bf16 or f16
+};
+
+struct GreedyLimits {
+  int64_t steps = 0;     // at most this many tokens a row
+  int64_t capacity = 0;  // positions the cache has room for
+  std::vector<int64_t> eos;
+  int64_t pad = 0;  // what finished rows get
+};
+
+struct GreedyResult {
+  std::vector<int64_t> tokens;  // [count][B]
+  int64_t count = 0;
+  bool interrupted = false;
+};
+
+/// Runs until `steps` tokens were made, every row is finished or the cache is full. The tensors of
+/// the roles are the loop's own and are updated in place; buffers of the cache are donated inputs.
+/// `finished[b]` says which rows ended, before and after. `interrupted()` is asked between tokens
+/// now and then; true ends the loop after a whole step. Throws what Program::run throws; the
+/// tensors then say how far it came.
+GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inputs,
+                           const GreedyRoles& roles, const GreedyLimits& limits,
+                           std::vector<char>& finished, const std::function<bool()>& interrupted);
+
+/// The first index of the largest of `count` logits; a NaN counts as the largest, as in torch.
+int64_t argmax(ir::DType dtype, const void* logits, int64_t count);
+
+}  // namespace rm::engine

@@ -1,0 +1,91 @@
+"""Tiny random causal language models of many families, for generate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import transformers as hf
+
+TOKENS = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 256,
+    **TOKENS,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+GPT = {"n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 256, **TOKENS}
+
+
+@dataclass
+class Family:
+    """`static`: transformers wrote the model for static caches, so it gets a device cache."""
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    static: bool = True
+
+
+NEO = {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 128,
+    "window_size": 8,
+    "attention_types": [[["global", "local"], 1]],
+    "max_position_embeddings": 256,
+    **TOKENS,
+}
+OPT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "ffn_dim": 128,
+    "word_embed_proj_dim": 64,
+    "max_position_embeddings": 256,
+    **TOKENS,
+}
+BLOOM = {"hidden_size": 64, "n_layer": 2, "n_head": 4, **TOKENS}
+WINDOW = {"sliding_window": 8}
+WIDE = {"head_dim": 16}
+
+FAMILIES = {
+    "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT),
+    "gpt_neo": Family("GPTNeoForCausalLM", "GPTNeoConfig", NEO, static=False),
+    "gpt_neox": Family("GPTNeoXForCausalLM", "GPTNeoXConfig", SMALL),
+    "gptj": Family("GPTJForCausalLM", "GPTJConfig", {**GPT, "rotary_dim": 8}),
+    "opt": Family("OPTForCausalLM", "OPTConfig", OPT),
+    "bloom": Family("BloomForCausalLM", "BloomConfig", BLOOM),
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "mistral": Family("MistralForCausalLM", "MistralConfig", {**GROUPED, **WINDOW}),
+    "qwen2": Family("Qwen2ForCausalLM", "Qwen2Config", GROUPED),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", {**GROUPED, **WIDE}),
+    "gemma": Family("GemmaForCausalLM", "GemmaConfig", {**GROUPED, **WIDE}),
+    "gemma2": Family("Gemma2ForCausalLM", "Gemma2Config", {**GROUPED, **WIDE, **WINDOW}),
+    "gemma3": Family("Gemma3ForCausalLM", "Gemma3TextConfig", {**GROUPED, **WIDE, **WINDOW}),
+    "phi": Family("PhiForCausalLM", "PhiConfig", SMALL),
+    "phi3": Family("Phi3ForCausalLM", "Phi3Config", GROUPED),
+    "stablelm": Family("StableLmForCausalLM", "StableLmConfig", GROUPED),
+    "olmo": Family("OlmoForCausalLM", "OlmoConfig", GROUPED),
+    "olmo2": Family("Olmo2ForCausalLM", "Olmo2Config", GROUPED),
+    "cohere": Family("CohereForCausalLM", "CohereConfig", GROUPED),
+    "granite": Family("GraniteForCausalLM", "GraniteConfig", GROUPED),
+    "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", GROUPED),
+    "codegen": Family("CodeGenForCausalLM", "CodeGenConfig", {**GPT, "rotary_dim": 8}),
+    "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", GROUPED),
+    "glm": Family("GlmForCausalLM", "GlmConfig", {**GROUPED, **WIDE}),
+}
+
+
+def build(name: str, seed: int) -> Any:
+    """A model of a family with random weights that never ends a row by itself."""
+    family = FAMILIES[name]
+    torch.manual_seed(seed)
+    model = getattr(hf, family.model)(getattr(hf, family.config)(**family.options)).eval()
+    model.generation_config.eos_token_id = None
+    return model

@@ -1,0 +1,225 @@
+"""Unmodified generate on a device cache: the same tokens as transformers gives, whatever is asked."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from families import FAMILIES, build
+
+import rm_abstract as rm
+
+IN_CI = ("gpt2", "llama", "gemma3", "gpt_neox", "bloom", "mistral")
+HEAVY = os.environ.get("RM_HEAVY") == "1"
+
+
+def prompts(batch: int = 2, length: int = 11) -> dict[str, torch.Tensor]:
+    """Random ids, every row but the first padded on the left."""
+    ids = torch.randint(4, 99, (batch, length))
+    mask = torch.ones_like(ids)
+    for row in range(1, batch):
+        ids[row, : 2 * row] = 0
+        mask[row, : 2 * row] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(model: Any, inputs: dict[str, torch.Tensor], **options: Any) -> tuple[Any, Any]:
+    """generate by transformers alone and by us, from the same random state."""
+    options = {"max_new_tokens": 12, "pad_token_id": 0, "do_sample": False, **options}
+    with rm.disabled():
+        torch.manual_seed(3)
+        expected = model.generate(**inputs, **options)
+    torch.manual_seed(3)
+    return expected, model.generate(**inputs, **options)
+
+
+def explained(model: Any) -> dict[str, Any]:
+    (found,) = rm.explain(model).to_dict()["models"]
+    return dict(found)
+
+
+@pytest.fixture
+def llama(session: Any, seed: int) -> Any:
+    model = build("llama", seed)
+    rm.accelerate(model)
+    return model
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES) if HEAVY else IN_CI)
+def test_families_give_transformers_tokens(session: Any, name: str, seed: int) -> None:
+    model = build(name, seed)
+    rm.accelerate(model)
+    for options in ({}, {"do_sample": True, "top_k": 20}, {"num_beams": 2}):
+        for _ in range(2):  # compiled, then served
+            expected, got = both(model, prompts(), **options)
+            assert torch.equal(got, expected), (name, options)
+    found = explained(model)
+    signatures = " ".join(entry["signature"] for entry in found["entries"])
+    assert found["routed"] + found["loop_tokens"] > 50
+    assert ("[2,64]" in signatures) == FAMILIES[name].static, signatures
+    assert all(entry["native_share"] == 1.0 for entry in found["entries"])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tokens_do_not_change_where_buffers_grow(llama: Any, batch: int) -> None:
+    for _ in range(2):
+        expected, got = both(llama, prompts(batch, 50), max_new_tokens=100)
+        assert torch.equal(got, expected)
+    assert explained(llama)["loop_tokens"] > 90
+
+
+def test_rows_end_each_at_its_own_end_token(llama: Any) -> None:
+    inputs = prompts(4, 9)
+    free, _ = both(llama, inputs, max_new_tokens=30)
+    # Tokens that some rows produce early and others late or never.
+    ends = sorted({int(free[0, 12]), int(free[2, 20]), int(free[3, 10])})
+    for eos in (ends, ends[0], ends[-1]):
+        expected, got = both(llama, inputs, max_new_tokens=30, eos_token_id=eos)
+        assert torch.equal(got, expected), eos
+
+
+def test_limits_by_length_and_by_new_tokens_agree(llama: Any) -> None:
+    inputs = prompts(2, 9)
+    for limit in ({"max_length": 10}, {"max_length": 31}, {"max_new_tokens": 1}):
+        options = {"max_new_tokens": None, **limit}
+        expected, got = both(llama, inputs, **options)
+        assert torch.equal(got, expected), limit
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"min_new_tokens": 8, "eos_token_id": 5},
+        {"bad_words_ids": [[7], [8, 9]]},
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "num_return_sequences": 2},
+        {"do_sample": True, "min_p": 0.05, "typical_p": 0.9},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"max_time": 60.0},
+        {"prompt_lookup_num_tokens": 3},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_controls_are_transformers_own(llama: Any, options: dict[str, Any]) -> None:
+    inputs = prompts(1 if "prompt_lookup_num_tokens" in options else 2)
+    for _ in range(2):
+        expected, got = both(llama, inputs, **options)
+        assert torch.equal(got, expected)
+    assert explained(llama)["routed"] > 10
+
+
+def test_scores_logits_and_the_cache_come_back(llama: Any) -> None:
+    for _ in range(2):
+        expected, got = both(
+            llama,
+            prompts(),
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+        )
+        assert torch.equal(got.sequences, expected.sequences)
+        for a, b in zip(got.scores + got.logits, expected.scores + expected.logits, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert isinstance(got.past_key_values, hf.DynamicCache)
+    length = got.past_key_values.get_seq_length()
+    assert length == expected.past_key_values.get_seq_length()
+    for mine, theirs in zip(got.past_key_values, expected.past_key_values, strict=True):
+        assert mine[0].shape == theirs[0].shape
+
+
+def test_a_conversation_goes_on_with_the_returned_cache(llama: Any) -> None:
+    inputs = prompts(1, 9)
+    results = []
+    for disabled in (True, False, False):
+        torch.manual_seed(3)
+        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        with rm.disabled() if disabled else torch.no_grad():
+            first = llama.generate(**inputs, **options, return_dict_in_generate=True)
+            longer = torch.cat([first.sequences, torch.full((1, 3), 17)], dim=1)
+            cache = first.past_key_values
+            logits = llama(longer[:, cache.get_seq_length() :], past_key_values=cache).logits
+            second = llama.generate(longer, past_key_values=cache, **options)
+        results.append((first.sequences, logits, second))
+    for sequences, logits, second in results[1:]:
+        assert torch.equal(sequences, results[0][0])
+        torch.testing.assert_close(logits, results[0][1], rtol=1e-4, atol=1e-5)
+        assert torch.equal(second, results[0][2])
+
+
+class Recorder(hf.generation.streamers.BaseStreamer):
+    """A streamer that keeps what it gets, and raises after `limit` tokens."""
+
+    def __init__(self, limit: int = 10**6) -> None:
+        self.seen: list[int] = []
+        self.limit = limit
+
+    def put(self, value: torch.Tensor) -> None:
+        self.seen += value.reshape(-1).tolist()
+        if len(self.seen) > self.limit:
+            raise RuntimeError("stop here")
+
+    def end(self) -> None:
+        self.seen.append(-1)
+
+
+def test_a_streamer_gets_every_token_and_may_raise(llama: Any) -> None:
+    inputs = prompts(1, 9)
+    with rm.disabled():
+        expected = Recorder()
+        both(llama, inputs, streamer=expected)
+    for _ in range(2):
+        got = Recorder()
+        llama.generate(**inputs, max_new_tokens=12, do_sample=False, pad_token_id=0, streamer=got)
+        assert got.seen == expected.seen[: len(got.seen)] and got.seen[-1] == -1
+    with pytest.raises(RuntimeError, match="stop here"):
+        llama.generate(
+            **inputs, max_new_tokens=12, do_sample=False, pad_token_id=0, streamer=Recorder(13)
+        )
+    expected_tokens, tokens = both(llama, inputs)
+    assert torch.equal(tokens, expected_tokens)
+
+
+def test_inference_mode_and_grad_mode_alternate(llama: Any) -> None:
+    inputs = prompts(2, 9)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.inference_mode):
+        with mode():
+            expected, got = both(llama, inputs)
+        assert torch.equal(got, expected), mode
+
+
+def test_half_precision_logits_are_close(session: Any, seed: int) -> None:
+    model = build("llama", seed).to(torch.bfloat16)
+    rm.accelerate(model)
+    for _ in range(2):
+        expected, got = both(
+            model, prompts(), max_new_tokens=3, return_dict_in_generate=True, output_logits=True
+        )
+        torch.testing.assert_close(got.logits[0], expected.logits[0], rtol=0.1, atol=0.1)
+    assert explained(model)["routed"] >= 3
+
+
+def test_hooks_of_the_user_keep_the_model_on_transformers_path(llama: Any) -> None:
+    inputs = prompts(1, 9)
+    both(llama, inputs)
+    seen = []
+    handle = llama.register_forward_hook(lambda *_: seen.append(1))
+    expected, got = both(llama, inputs)
+    assert torch.equal(got, expected) and len(seen) == 24
+    handle.remove()
+    expected, got = both(llama, inputs)
+    assert torch.equal(got, expected)
+
+
+def test_weights_changed_between_calls_are_noticed(llama: Any) -> None:
+    inputs = prompts(1, 9)
+    for _ in range(2):
+        expected, got = both(llama, inputs)
+        assert torch.equal(got, expected)
+    with torch.no_grad():
+        llama.lm_head.weight.copy_(torch.randn_like(llama.lm_head.weight))
+    changed, got = both(llama, inputs)
+    assert torch.equal(got, changed) and not torch.equal(changed, expected)
