@@ -11,8 +11,6 @@ from types import ModuleType
 
 import pytest
 
-MODULES = ("ewise", "layernorm", "rmsnorm", "softmax", "cross_entropy")
-
 
 def load(name: str) -> ModuleType:
     for package in ("", "rm_abstract.ops."):

@@ -10,6 +10,17 @@ import numpy as np
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+F = torch.nn.functional
+ACTIVATIONS = (
+    ("none", lambda x: x),
+    ("gelu", F.gelu),
+    ("relu", F.relu),
+    ("gelu_tanh", lambda x: F.gelu(x, approximate="tanh")),
+    ("silu", F.silu),
+    ("tanh", torch.tanh),
+    ("sigmoid", torch.sigmoid),
+    ("leaky_relu", lambda x: F.leaky_relu(x, 0.1)),
+)
 EPSILON = {"float32": 2.0**-23, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-MODULES = ("ewise", "layernorm", "rmsnorm", "softmax", "cross_entropy")
+MODULES = ("ewise", "layernorm", "rmsnorm", "softmax", "cross_entropy", "gemv", "gemm", "sdpa")
 ALLOWED = re.compile(
     r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cudart|cublas|cublasLt)\.so\.\d+|ld-linux-.*)$"
 )
@@ -22,6 +22,9 @@ CALLS = {
     "layernorm": "m.forward_numpy(x)",
     "rmsnorm": "m.forward_numpy(x)",
     "softmax": "m.forward_numpy(x)",
+    "gemv": "m.forward_numpy(x, x)",
+    "sdpa": "m.forward_numpy(x[None, None], x[None, None], x[None, None])",
+    "gemm": "m.forward_numpy(x, x, trans_b=True)",
     "cross_entropy": "m.forward_numpy(x, numpy.zeros(2, 'int64'))",
 }
 

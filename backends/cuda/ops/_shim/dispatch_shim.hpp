@@ -68,6 +68,28 @@ inline int multiprocessors() {
   return known_count;
 }
 
+/// 10 * major + minor of the current device; 0 without one.
+inline int compute_capability() {
+  thread_local int known_device = -1, known = 0;
+  int device = 0, major = 0, minor = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (device != known_device) {
+    if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess)
+      return 0;
+    known = 10 * major + minor, known_device = device;
+  }
+  return known;
+}
+
+/// Lets a kernel be launched with up to `bytes` of dynamic shared memory.
+template <class Kernel>
+Status allow_shared_memory(const char* op, Kernel* kernel, int bytes) {
+  return cuda_status(
+      op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+      "room in shared memory");
+}
+
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// Microseconds to move `bytes` at a modern card's speed, and a launch: only the order counts.

@@ -1,0 +1,23 @@
+// What the gemv kernels are launched with. Pitches are in elements, w_pitch in bytes.
+#pragma once
+
+#include "_shim/epilogue_shim.hpp"
+
+namespace rm::cuda_ops {
+
+struct GemvArgs {
+  const void *x, *w, *scales;
+  void* y;
+  std::int64_t x_pitch, w_pitch, y_pitch, scales_pitch;
+  int m, n, k, group, bits;
+  EpilogueArgs epilogue;
+  // gemv_bulk_sm90: sizes in bytes
+  int chunks, slots;                 // pieces a row of w is cut into; warps that share a group
+  int turn_step, chunk_step;         // from a warp's tile to its next
+  int stage_bytes, scales_at, x_at;  // a stage: w rows, then scales, then (staged) x rows
+  int x_smem_pitch, x_resident;      // x stays in shared memory, else its piece comes with w's
+  int x_small;                       // resident x is loaded, not copied
+  int sums_bytes, group_shift;       // log2 of group; 30 where one scale covers a row
+};
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,59 @@
+// What the attention kernels share: which keys a row sees, the running softmax, swizzled tiles.
+// Scores are kept in units of log2(e), so that exp2 is the exponential.
+#pragma once
+
+#include "_shim/async_shim.cuh"
+#include "_shim/device_shim.cuh"
+#include "sdpa/kernels/sdpa_args.hpp"
+
+namespace rm::cuda_ops {
+
+inline constexpr float kLog2E = 1.44269504088896340736f;
+__device__ __forceinline__ float minus_infinity() { return -__int_as_float(0x7f800000); }
+
+__device__ __forceinline__ int keys_of(const SdpaArgs& p, int batch) {
+  if (p.lengths == nullptr) return p.keys;
+  const std::int64_t n = p.lengths_are_64 ? static_cast<const std::int64_t*>(p.lengths)[batch]
+                                          : static_cast<const std::int32_t*>(p.lengths)[batch];
+  return static_cast<int>(n < 0 ? 0 : n < p.keys ? n : p.keys);
+}
+
+/// Keys that row s of a batch with `keys` keys sees by causality.
+__device__ __forceinline__ int visible_keys(const SdpaArgs& p, int keys, int s) {
+  if (!p.causal) return keys;
+  const std::int64_t n = s + p.causal_offset + 1;
+  return static_cast<int>(n < 0 ? 0 : n < keys ? n : keys);
+}
+
+/// 2^x by the special-function unit: 2 ulp, exact at -inf.
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The score of a product: scaled, masked, in log2 units.
+template <class T>
+__device__ __forceinline__ float masked_score(const SdpaArgs& p, float product, int b, int h, int s,
+                                              int j) {
+  float x = product * p.scale;
+  if (p.mask) {
+    const std::int64_t at = b * p.mask_batch + h * p.mask_head + s * p.mask_row + j * p.mask_column;
+    if (p.mask_is_bool) {
+      if (static_cast<const std::uint8_t*>(p.mask)[at] == 0) return minus_infinity();
+    } else {
+      x += to_float(static_cast<const T*>(p.mask)[at]);
+    }
+  }
+  return x * kLog2E;
+}
+
+/// Byte offset of 16-byte piece `piece` of row `row` in a tile of rows of kBytes bytes, permuted so
+/// that 8 neighbouring rows' pieces lie in different banks.
+template <int kBytes>
+__device__ __forceinline__ int swizzled(int row, int piece) {
+  constexpr int kPieces = kBytes / 16, kMask = kPieces < 8 ? kPieces - 1 : 7;
+  return row * kBytes + ((piece ^ (row & kMask)) * 16);
+}
+
+}  // namespace rm::cuda_ops

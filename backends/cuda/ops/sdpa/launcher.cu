@@ -1,0 +1,232 @@
+// The table of sdpa: checks, choice and launches.
+#include "_shim/dispatch_shim.hpp"
+#include "sdpa/api.hpp"
+#include "sdpa/kernels/sdpa_decode_sm80.cuh"
+#include "sdpa/kernels/sdpa_flash_sm80.cuh"
+#include "sdpa/kernels/sdpa_naive_any.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+SdpaArgs args_of(const Sdpa& p) {
+  SdpaArgs a{};
+  a.q = p.q.data, a.k = p.k.data, a.v = p.v.data, a.o = p.o.data;
+  a.q_batch = p.q.stride[0], a.q_head = p.q.stride[1], a.q_row = p.q.stride[2];
+  a.k_batch = p.k.stride[0], a.k_head = p.k.stride[1], a.k_row = p.k.stride[2];
+  a.v_batch = p.v.stride[0], a.v_head = p.v.stride[1], a.v_row = p.v.stride[2];
+  a.o_batch = p.o.stride[0], a.o_head = p.o.stride[1], a.o_row = p.o.stride[2];
+  a.batch = static_cast<int>(p.q.shape[0]), a.heads = static_cast<int>(p.q.shape[1]);
+  a.rows = static_cast<int>(p.q.shape[2]), a.dim = static_cast<int>(p.q.shape[3]);
+  a.groups = static_cast<int>(p.k.shape[1]), a.keys = static_cast<int>(p.k.shape[2]);
+  a.ratio = a.groups ? a.heads / a.groups : 1;
+  if (p.mask) {
+    a.mask = p.mask->data, a.mask_is_bool = p.mask->dtype == DType::boolean;
+    a.mask_batch = p.mask->stride[0], a.mask_head = p.mask->stride[1];
+    a.mask_row = p.mask->stride[2], a.mask_column = p.mask->stride[3];
+  }
+  if (p.lengths) a.lengths = p.lengths->data, a.lengths_are_64 = p.lengths->dtype == DType::i64;
+  if (p.lse) a.lse = static_cast<float*>(p.lse->data);
+  a.causal = p.causal, a.causal_offset = p.causal_offset, a.scale = p.scale, a.splits = 1;
+  return a;
+}
+
+/// Blocks that share the keys of one head: enough for the card, at least 64 keys each.
+int splits_of(const SdpaArgs& a) {
+  const std::int64_t heads =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(a.batch) * a.groups);
+  const int resident = a.dim > 128 ? 1 : a.dim > 64 ? 1 : 3;  // blocks a multiprocessor
+  const std::int64_t wanted = std::max(1, multiprocessors()) * resident / heads;
+  return static_cast<int>(
+      std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, ceil_div(a.keys, 64))));
+}
+
+int padded_dim(const SdpaArgs& a) { return a.dim <= 64 ? 64 : a.dim <= 128 ? 128 : 256; }
+
+std::size_t partial_bytes(const SdpaArgs& a, int splits) {
+  if (splits <= 1) return 0;
+  return static_cast<std::size_t>(a.batch) * a.groups * splits * kDecodeRows * (padded_dim(a) + 2) *
+         4;
+}
+
+bool rows_aligned(const Tensor& t) {
+  bool ok = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+  for (int d = 0; d < 3; ++d)
+    ok = ok && (t.shape[d] <= 1 || t.stride[d] * size_of(t.dtype) % 16 == 0);
+  return ok;
+}
+
+const char* tensor_why_not(const Sdpa& p, int longest) {
+  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (p.q.dtype == DType::f32) return "float32: the tensor cores would round it";
+  if (p.q.shape[3] > longest || p.q.shape[3] % 8 != 0) {
+    return "the head dim is not a multiple of 8 within its range";
+  }
+  for (const Tensor* t : {&p.q, &p.k, &p.v, &p.o}) {
+    if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
+  }
+  if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
+}
+
+const char* decode_why_not(const Sdpa& p) {
+  if (p.q.shape[2] * (p.q.shape[1] / p.k.shape[1]) > kDecodeRows) {
+    return "more than 16 query rows a key head";
+  }
+  return tensor_why_not(p, 256);
+}
+
+const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 128); }
+
+template <class T, int kD>
+Status launch_decode_dim(SdpaArgs a, Workspace workspace, Stream stream) {
+  a.splits = splits_of(a);
+  if (workspace.bytes < partial_bytes(a, a.splits)) {
+    return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, a.splits)) +
+                   " bytes, got " + std::to_string(workspace.bytes) + "; try workspace()");
+  }
+  a.partial = static_cast<float*>(workspace.data);
+  constexpr int kBytes = std::max(decode_memory(kD), kDecodeWarps * kDecodeRows * (kD + 2) * 4);
+  if (Status s = allow_shared_memory("sdpa", sdpa_decode<T, kD>, kBytes); !s) return s;
+  const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
+  sdpa_decode<T, kD><<<grid, kDecodeWarps * 32, kBytes, stream>>>(a);
+  if (Status s = launch_status("sdpa"); !s || a.splits == 1) return s;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), grid.y);
+  config.blockDim = dim3(kD);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute, config.numAttrs = 1;
+  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, kD>, a),
+                     "a launch without errors");
+}
+
+template <class T, int kD>
+Status launch_flash_dim(const SdpaArgs& a, Stream stream) {
+  constexpr int kBytes = flash_memory(kD);
+  if (Status s = allow_shared_memory("sdpa", sdpa_flash<T, kD>, kBytes); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, kFlashRows)),
+                  static_cast<unsigned>(a.batch * a.heads));
+  sdpa_flash<T, kD><<<grid, kFlashWarps * 32, kBytes, stream>>>(a);
+  return launch_status("sdpa");
+}
+
+template <class Fn>
+Status with_type(const Sdpa& p, Fn&& fn) {
+  return p.q.dtype == DType::bf16 ? fn(Type<__nv_bfloat16>{}) : fn(Type<__half>{});
+}
+
+Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (a.dim <= 64) return launch_decode_dim<T, 64>(a, workspace, stream);
+    if (a.dim <= 128) return launch_decode_dim<T, 128>(a, workspace, stream);
+    return launch_decode_dim<T, 256>(a, workspace, stream);
+  });
+}
+
+Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return a.dim <= 64 ? launch_flash_dim<T, 64>(a, stream) : launch_flash_dim<T, 128>(a, stream);
+  });
+}
+
+Status launch_naive(const Sdpa& p, Workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  const std::int64_t rows = static_cast<std::int64_t>(a.batch) * a.heads * a.rows;
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20));
+  dispatch_float(p.q.dtype, [&](auto type) {
+    sdpa_naive<typename decltype(type)::type><<<blocks, 128, 0, stream>>>(a);
+  });
+  return launch_status("sdpa");
+}
+
+double key_bytes(const Sdpa& p) { return static_cast<double>(numel(p.k)) * 2 * size_of(p.k.dtype); }
+double flops(const Sdpa& p) {
+  return 4.0 * static_cast<double>(numel(p.q)) * static_cast<double>(p.k.shape[2]);
+}
+
+constexpr KernelRow<Sdpa> kRows[] = {
+    {"sdpa_decode_sm80", "bfloat16, float16; up to 16 query rows a key head, D <= 256",
+     decode_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); }, launch_decode},
+    {"sdpa_flash_sm80", "bfloat16, float16; D <= 128", flash_why_not,
+     [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
+     launch_flash},
+    {"sdpa_naive_any", "any problem with D <= 512",
+     [](const Sdpa&) -> const char* { return nullptr; },
+     [](const Sdpa& p) { return 20 + flops(p) / 1e6; }, launch_naive},
+};
+
+Status check_tensor(const char* what, const Tensor& t, const Sdpa& p) {
+  const bool key = &t == &p.k || &t == &p.v;
+  const bool ok = t.rank == 4 && t.dtype == p.q.dtype && t.shape[0] == p.q.shape[0] &&
+                  t.shape[3] == p.q.shape[3] && (t.shape[3] <= 1 || t.stride[3] == 1) &&
+                  (key ? t.shape[2] == p.k.shape[2] && t.shape[1] == p.k.shape[1]
+                       : t.shape[1] == p.q.shape[1] && t.shape[2] == p.q.shape[2]);
+  if (ok) return {};
+  return invalid(std::string("[sdpa] expected ") + what +
+                 (key ? " [B, G, T, D]" : " [B, H, S, D]") + " of " + name_of(p.q.dtype) +
+                 " with a dense last axis, got " + name_of(t.dtype) + " of rank " +
+                 std::to_string(t.rank) + "; try matching q");
+}
+
+Status check(const Sdpa& p) {
+  if (p.q.rank != 4 || !is_float(p.q.dtype) || p.k.rank != 4) {
+    return invalid("[sdpa] expected q, k, v of rank 4 in float32, bfloat16 or float16, got " +
+                   std::string(name_of(p.q.dtype)) + " of rank " + std::to_string(p.q.rank));
+  }
+  const std::pair<const char*, const Tensor*> all[] = {
+      {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}};
+  for (const auto& [what, t] : all) {
+    if (Status s = check_tensor(what, *t, p); !s) return s;
+  }
+  if (p.k.shape[1] == 0 ? p.q.shape[1] != 0 : p.q.shape[1] % p.k.shape[1] != 0) {
+    return invalid("[sdpa] expected H a multiple of G, got " + std::to_string(p.q.shape[1]) +
+                   " and " + std::to_string(p.k.shape[1]));
+  }
+  if (p.q.shape[3] > 512) return unsupported("[sdpa] expected a head dim up to 512, got more");
+  if (p.mask &&
+      (p.mask->rank != 4 || (p.mask->dtype != DType::boolean && p.mask->dtype != p.q.dtype) ||
+       p.mask->shape[0] != p.q.shape[0] || p.mask->shape[1] != p.q.shape[1] ||
+       p.mask->shape[2] != p.q.shape[2] || p.mask->shape[3] != p.k.shape[2])) {
+    return invalid("[sdpa] expected mask [B, H, S, T] of bool or q's dtype, got " +
+                   std::string(name_of(p.mask->dtype)) + " of rank " +
+                   std::to_string(p.mask->rank) + "; try expand");
+  }
+  if (p.lengths && (p.lengths->rank != 1 || p.lengths->shape[0] != p.q.shape[0] ||
+                    (p.lengths->dtype != DType::i32 && p.lengths->dtype != DType::i64) ||
+                    !is_contiguous(*p.lengths))) {
+    return invalid("[sdpa] expected lengths [B] of int32 or int64, dense, got another");
+  }
+  if (p.lse && (p.lse->dtype != DType::f32 || !is_contiguous(*p.lse) ||
+                numel(*p.lse) != p.q.shape[0] * p.q.shape[1] * p.q.shape[2])) {
+    return invalid("[sdpa] expected lse [B, H, S] of float32, dense, got another");
+  }
+  return {};
+}
+
+}  // namespace
+
+std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
+
+std::size_t sdpa_workspace(const Sdpa& p) {
+  if (p.q.rank != 4 || p.k.rank != 4 || p.k.shape[1] == 0 || numel(p.q) == 0 || decode_why_not(p)) {
+    return 0;
+  }
+  const SdpaArgs a = args_of(p);
+  return partial_bytes(a, splits_of(a));
+}
+
+Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream) {
+  if (Status s = check(p); !s) return s;
+  if (numel(p.o) == 0) return {};
+  const KernelRow<Sdpa>* row = nullptr;
+  if (Status s = select_row<Sdpa>("sdpa", kRows, p, kernel, &row); !s) return s;
+  return row->launch(p, workspace, stream);
+}
+
+}  // namespace rm::cuda_ops

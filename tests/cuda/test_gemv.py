@@ -1,0 +1,158 @@
+"""gemv against float64: every kernel, weights of 32, 16, 8 and 4 bits, chains that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, tolerance
+
+pytestmark = pytest.mark.cuda
+KERNELS = ("gemv_bulk_sm90", "gemv_naive_any")
+
+
+def product_scale(x: torch.Tensor, w: torch.Tensor) -> float:
+    """A typical magnitude of what is summed into an element."""
+    return float((x.double().square() @ w.double().square().T).sqrt().max()) + 1e-30
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gemv_equals_float64(
+    module: Callable[[str], ModuleType], dtype: str, kernel: str, seed: int
+) -> None:
+    m, rng = module("gemv"), np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    t = DTYPES[dtype]
+    for k in range(100):
+        bulk = kernel == "gemv_bulk_sm90"
+        rows = int(rng.integers(1, 9 if bulk else 14))
+        n, depth = int(rng.integers(1, 700)), int(np.exp(rng.uniform(1, np.log(20000))))
+        if bulk:
+            depth = max(8, depth // 8 * 8)
+        pitch = depth + int(rng.integers(0, 2)) * 64
+        x = torch.randn(rows, depth, device="cuda").to(t)
+        w = torch.randn(n, pitch, device="cuda").to(t)[:, :depth]
+        y = torch.full((rows, n), float("nan"), device="cuda", dtype=t)
+        bias = torch.randn(n, device="cuda").to(t) if k % 2 else None
+        residual = torch.randn(rows, n, device="cuda").to(t) if k % 3 == 0 else None
+        activation = ACTIVATIONS[k % len(ACTIVATIONS)][0]
+        m.forward(x, w, None, bias, residual, y=y, activation=activation, slope=0.1,
+                  kernel=kernel)  # fmt: skip
+        expected = x.double() @ w.double().T
+        scale = product_scale(x, w) + 1
+        if bias is not None:
+            expected = expected + bias.double()
+        expected = ACTIVATIONS[k % len(ACTIVATIONS)][1](expected)
+        if residual is not None:
+            expected = expected + residual.double()
+        what = f"problem {k}, {rows} x {n} x {depth}, {activation}, seed {seed}"
+        assert_close(y, expected, tolerance(dtype, depth) + 8 * 2.0**-23, scale, what)
+
+
+def quantised(
+    rng: np.random.Generator, n: int, depth: int, group: int, bits: int, t: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(w as stored, scales, the weights in float64)."""
+    low, high = (-128, 128) if bits == 8 else (-8, 8)
+    q = torch.from_numpy(rng.integers(low, high, (n, depth))).cuda()
+    scales = (torch.rand(depth // group, n, device="cuda") * 0.1 + 0.01).to(t)
+    full = q.double() * scales.double().T.repeat_interleave(group, 1)
+    if bits == 8:
+        return q.to(torch.int8), scales, full
+    u = (q + 8).to(torch.uint8)
+    return u[:, ::2] | (u[:, 1::2] << 4), scales, full
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_quantised_weights_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, bits: int, kernel: str, seed: int
+) -> None:
+    m, rng, t = module("gemv"), np.random.default_rng(seed), DTYPES[dtype]
+    torch.manual_seed(seed)
+    for k in range(50):
+        group = int(rng.choice([128, 256, 512]))
+        if kernel == "gemv_naive_any":
+            group = int(rng.choice([8, 24, 128]))
+        depth = group * int(rng.integers(1, 40))
+        if k % 5 == 0:
+            group = depth  # one scale a row
+        n, rows = 8 * int(rng.integers(1, 60)), int(rng.integers(1, 9))
+        w, scales, full = quantised(rng, n, depth, group, bits, t)
+        x = torch.randn(rows, depth, device="cuda").to(t)
+        y = torch.full((rows, n), float("nan"), device="cuda", dtype=t)
+        m.forward(x, w, scales, y=y, kernel=kernel)
+        what = f"problem {k}, int{bits}, {rows} x {n} x {depth}, group {group}, seed {seed}"
+        bound = tolerance(dtype, depth) + 8 * 2.0**-23
+        assert_close(y, x.double() @ full.T, bound, product_scale(x, full), what)
+
+
+def test_a_chain_that_overlaps_in_a_graph_equals_one_that_does_not(
+    module: Callable[[str], ModuleType], seed: int
+) -> None:
+    m = module("gemv")
+    torch.manual_seed(seed)
+    weights = [torch.randn(2048, 2048, device="cuda").bfloat16() / 45 for _ in range(16)]
+    x = torch.randn(1, 2048, device="cuda").bfloat16()
+
+    def chain(overlap: bool) -> torch.Tensor:
+        value = x
+        for w in weights:
+            y = torch.empty_like(value)
+            stream = torch.cuda.current_stream().cuda_stream
+            m.forward(value, w, y=y, activation="tanh", overlap=overlap, stream=stream)
+            value = y
+        return value
+
+    expected = chain(False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(True)
+    for _ in range(20):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(got, chain(False))
+    assert expected.isfinite().all()
+
+
+def test_nan_and_inf_spread_as_in_torch(module: Callable[[str], ModuleType]) -> None:
+    m = module("gemv")
+    x = torch.ones(3, 64)
+    x[0, 3], x[1, 5], x[2, 7] = float("nan"), float("inf"), -float("inf")
+    w = torch.randn(16, 64)
+    for kernel, _ in m.kernels():
+        got = torch.from_numpy(m.forward_numpy(x.numpy(), w.numpy(), kernel=kernel))
+        assert_close(got, x.double() @ w.double().T, 1e-5, 1.0, kernel)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_numpy_form_gives_what_the_dlpack_form_gives(
+    module: Callable[[str], ModuleType], dtype: str
+) -> None:
+    m, t = module("gemv"), DTYPES[dtype]
+    x, w, b = torch.randn(3, 64).to(t), torch.randn(40, 64).to(t), torch.randn(40).to(t)
+    y = torch.empty(3, 40, dtype=t, device="cuda")
+    m.forward(x.cuda(), w.cuda(), None, b.cuda(), y=y)
+    assert torch.equal(
+        from_numpy(m.forward_numpy(*map(to_numpy, (x, w)), None, to_numpy(b))), y.cpu()
+    )
+
+
+def test_what_is_not_legal_is_named(module: Callable[[str], ModuleType]) -> None:
+    m = module("gemv")
+    x, w = np.ones((2, 64), "float32"), np.ones((8, 64), "float32")
+    with pytest.raises(m.InvalidArgument, match="scales exactly where w is quantised"):
+        m.forward_numpy(x, w.astype("int8"))
+    with pytest.raises(m.InvalidArgument, match=r"expected w \[N, 64\]"):
+        m.forward_numpy(x, w[:, :32])
+    with pytest.raises(m.InvalidArgument, match="activation of none, relu"):
+        m.forward_numpy(x, w, activation="swish")
+    with pytest.raises(m.Unsupported, match="more than 8 rows of x"):
+        m.forward_numpy(np.ones((9, 64), "float32"), w, kernel="gemv_bulk_sm90")
+    assert m.forward_numpy(x[:, :0], w[:, :0]).tolist() == [[0.0] * 8] * 2
+    assert m.forward_numpy(x[:0], w).shape == (0, 8)
