@@ -1,4 +1,4 @@
-"""Unmodified generate on a device cache: the same tokens as transformers gives, whatever is asked."""
+"""Unmodified generate on a device cache: transformers' tokens, whatever is asked of it."""
 
 from __future__ import annotations
 
