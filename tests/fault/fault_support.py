@@ -35,11 +35,11 @@ class Workers:
     """Starts workers on the test's own cache directory (RM_CACHE_DIR)."""
 
     log: Path
-    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
         self, *arguments: str, env: dict[str, str] | None = None, **popen: object
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[bytes]:
         command = [
             sys.executable,
             str(HERE / "fault_worker.py"),
@@ -52,13 +52,13 @@ class Workers:
             env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # else a readline() would swallow more than a line, and finish() miss it
             **popen,
         )
         self.processes.append(process)
         return process
 
-    def finish(self, process: subprocess.Popen[str], timeout: float = 120) -> Ran:
+    def finish(self, process: subprocess.Popen[bytes], timeout: float = 120) -> Ran:
         """Waits in slices, so that a pause of everything (a stopped job, a suspended machine)
         costs one slice and is not taken for a worker that hangs."""
         for left in range(int(timeout / SLICE_SECONDS), -1, -1):
@@ -68,8 +68,8 @@ class Workers:
             except subprocess.TimeoutExpired:
                 state = Path(f"/proc/{process.pid}/status").read_text()
                 assert left, f"worker {process.args} did not end:\n{state}"
-        ran = Ran(process.returncode, stderr=err)
-        for line in out.splitlines():
+        ran = Ran(process.returncode, stderr=err.decode())
+        for line in out.decode().splitlines():
             if not line.endswith(("]", "}")):
                 continue  # cut off by a kill
             value = json.loads(line)

@@ -17,6 +17,10 @@ from typing import Any
 
 import torch
 
+from rm_abstract.engines.replaced_code import Unstable, replaced_code
+
+__all__ = ["Unstable", "describe"]
+
 _PLAIN = (bool, int, float, str, bytes, type(None))
 # Bookkeeping of nn.Module and transformers that a traced forward does not read.
 _IGNORED = {
@@ -54,10 +58,6 @@ _IGNORED = {
 }
 
 
-class Unstable(Exception):
-    """Something has no stable description; the message says what."""
-
-
 def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
     """The module's identity as text. Raises Unstable."""
     seen_tensors: dict[int, str] = {}
@@ -78,9 +78,16 @@ def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
             except Unstable as error:
                 raise Unstable(f"{name or 'the module'}.{key}: {error}") from None
         rows.append(row)
+    replaced = replaced_code({type(sub) for sub in module.modules()}, files, _installed)
     sources = [[_display(f), _file_digest(f, digest)] for f in sorted(files)]
     return json.dumps(
-        {"modules": rows, "sources": sources, "versions": _versions(), "flags": _flags()},
+        {
+            "modules": rows,
+            "replaced": replaced,
+            "sources": sources,
+            "versions": _versions(),
+            "flags": _flags(),
+        },
         separators=(",", ":"),
         sort_keys=True,
     )
@@ -110,7 +117,8 @@ def _value(value: Any, configs: dict[int, int], files: set[str]) -> Any:
     if hasattr(value, "to_diff_dict") and hasattr(value, "to_json_string"):
         if id(value) not in configs:  # transformers configs are shared by every layer
             configs[id(value)] = len(configs)
-            return ["config", type(value).__qualname__, value.to_json_string(use_diff=False)]
+            text = value.to_json_string(use_diff=False)
+            return ["config", type(value).__qualname__, text, _implementations(value)]
         return ["config", configs[id(value)]]
     if isinstance(value, torch.nn.Module):
         return ["module", type(value).__module__, type(value).__qualname__]
@@ -135,6 +143,17 @@ def _value(value: Any, configs: dict[int, int], files: set[str]) -> Any:
     raise Unstable(f"an object of {type(value).__module__}.{type(value).__qualname__}")
 
 
+def _implementations(config: Any) -> list[Any]:
+    """What a config chooses and does not write to its file: how attention and experts run."""
+    rows: list[Any] = []
+    for key, value in sorted(vars(config).items()):
+        if key.endswith("_implementation_internal"):
+            rows.append([key, repr(value)])
+        elif hasattr(value, "to_diff_dict") and value is not config:
+            rows.append([key, _implementations(value)])
+    return rows
+
+
 def _sources(kind: type) -> Iterator[str]:
     """Files of a class and its bases, torch's own excluded (its version stands for them)."""
     for base in kind.__mro__:
@@ -156,7 +175,9 @@ def _sources(kind: type) -> Iterator[str]:
 
 def _user_files() -> Iterator[str]:
     """Sources of all imported modules outside installed packages: helpers of a user's model."""
-    for module in list(sys.modules.values()):
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "torch":  # torch.ops and torch.classes name files that are none
+            continue
         file = getattr(module, "__file__", None)
         if file and file.endswith(".py") and not _installed(file):
             yield file

@@ -1,0 +1,367 @@
+"""What changes a key of the engine, and what does not: each is a test, because a key that misses an
+input serves a wrong answer, and one with too many never hits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.bert import modeling_bert
+
+import rm_abstract
+from rm_abstract import _core
+from rm_abstract.capture.call import flatten_call
+from rm_abstract.engines import artefacts as artefacts_module
+from rm_abstract.engines import identity
+from rm_abstract.engines.compiled_call import unfold
+from rm_abstract.engines.native import _call_key, create_engine
+
+IR = 'rmir 1\nsym s0 [2,100]\ninput %0 "x" : f32[s0,3]\n%1 = relu(%0) : f32[s0,3]\nreturn %1\n'
+SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def bert(**config: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    attention = config.pop("attn_implementation", "sdpa")
+    values = transformers.BertConfig(**{**SIZES, "intermediate_size": 64, **config})
+    return transformers.BertModel._from_config(values, attn_implementation=attention).eval()
+
+
+def ids(batch: int = 2, length: int = 7) -> torch.Tensor:
+    return torch.arange(batch * length).reshape(batch, length) % 50
+
+
+@pytest.fixture
+def session():
+    with rm_abstract.init("cpu") as active:
+        yield active
+
+
+def front_key(session, module: torch.nn.Module, **kwargs: Any) -> Any:
+    """The key a call's capture is found by."""
+    engine = create_engine(module, session)
+    call = flatten_call(engine.parameters, (), {"input_ids": ids(), **kwargs})
+    pattern = unfold(tuple(call.leaves))[1]
+    key = engine.artefacts._front_key(module, _call_key(call, pattern))
+    assert not key.bypass, key.bypass
+    return key
+
+
+def plan_key(session, ir: str = IR) -> str:
+    return artefacts_module.Artefacts(session).program(_core.ir.canonical(ir))[1]
+
+
+# ---- front records: module, code, versions, flags, call --------------------------------------
+
+
+def replace_method(patch: pytest.MonkeyPatch) -> None:
+    def forward(self, hidden_states):
+        return self.intermediate_act_fn(self.dense(hidden_states)) * 3
+
+    patch.setattr(modeling_bert.BertIntermediate, "forward", forward)
+
+
+def replace_method_of_torch(patch: pytest.MonkeyPatch) -> None:
+    def forward(self, input):
+        return torch.nn.functional.linear(input, self.weight, self.bias) * 2
+
+    patch.setattr(torch.nn.Linear, "forward", forward)
+
+
+def replace_module_function(patch: pytest.MonkeyPatch) -> None:
+    def eager_attention_forward(*args, **kwargs):
+        raise NotImplementedError
+
+    patch.setattr(modeling_bert, "eager_attention_forward", eager_attention_forward)
+
+
+def replace_functional(patch: pytest.MonkeyPatch) -> None:
+    def scaled_dot_product_attention(*args, **kwargs):
+        raise NotImplementedError
+
+    patch.setattr(torch.nn.functional, "scaled_dot_product_attention", scaled_dot_product_attention)
+
+
+def replace_attention_by_name(patch: pytest.MonkeyPatch) -> None:
+    def mine(*args, **kwargs):
+        raise NotImplementedError
+
+    table = modeling_bert.ALL_ATTENTION_FUNCTIONS
+    patch.setitem(type(table)._global_mapping, "sdpa", mine)
+
+
+def other_version(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sys.modules["transformers"], "__version__", "5.0.0.other")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        replace_method,
+        replace_method_of_torch,
+        replace_module_function,
+        replace_functional,
+        replace_attention_by_name,
+        other_version,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_other_code_is_another_capture(
+    session, monkeypatch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]
+):
+    before = front_key(session, bert())
+    assert front_key(session, bert()).hex == before.hex
+    change(monkeypatch)
+    after = front_key(session, bert())
+    assert {f for f in before.fields if before.fields[f] != after.fields[f]} == {"front"}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_hidden_layers": 2},
+        {"intermediate_size": 32},
+        {"hidden_act": "relu"},
+        {"layer_norm_eps": 1e-6},
+        {"attn_implementation": "eager"},
+    ],
+    ids=str,
+)
+def test_another_structure_is_another_capture(session, config: dict[str, Any]):
+    assert front_key(session, bert(**config)).hex != front_key(session, bert()).hex
+
+
+def test_another_dtype_mode_or_tie_is_another_capture(session):
+    keys = {front_key(session, bert()).hex}
+    keys.add(front_key(session, bert().to(torch.bfloat16)).hex)
+    keys.add(front_key(session, bert().train()).hex)
+    tied = bert()
+    tied.encoder.layer[0].output.LayerNorm.weight = tied.embeddings.LayerNorm.weight
+    keys.add(front_key(session, tied).hex)
+    extra = bert()
+    extra.encoder.layer[0].scale = 2.0
+    keys.add(front_key(session, extra).hex)
+    assert len(keys) == 5
+
+
+FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+    "default_dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "matmul": (
+        torch.get_float32_matmul_precision,
+        torch.set_float32_matmul_precision,
+        "medium",
+    ),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+        True,
+    ),
+    "autocast": (
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda on: torch.set_autocast_enabled("cpu", on),
+        True,
+    ),
+    "autocast_dtype": (
+        lambda: torch.get_autocast_dtype("cpu"),
+        lambda dtype: torch.set_autocast_dtype("cpu", dtype),
+        torch.float16,
+    ),
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_global_flag_is_in_the_key(session, flag: str):
+    assert set(identity._flags()) == set(FLAGS)  # a new flag gets its row here
+    module = bert()
+    before = front_key(session, module).hex
+    get, put, other = FLAGS[flag]
+    kept = get()
+    put(other)
+    try:
+        assert front_key(session, module).hex != before
+    finally:
+        put(kept)
+    assert front_key(session, module).hex == before
+
+
+def test_weight_values_are_not_in_the_keys_of_captures_and_plans(session):
+    module = bert()
+    before = front_key(session, module).hex
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1)
+    assert front_key(session, module).hex == before
+
+
+def test_a_call_is_another_capture_exactly_when_torch_would_specialise(session):
+    module = bert()
+    mask = torch.ones_like(ids())
+    base = front_key(session, module).hex
+    assert front_key(session, module, input_ids=ids(3, 9)).hex == base  # sizes are symbols
+    strided = ids(7, 2).t()  # strides are the program's to read, not the capture's to know
+    assert front_key(session, module, input_ids=strided).hex == base
+    others = [
+        front_key(session, module, input_ids=ids(1, 7)),  # torch specialises 0 and 1
+        front_key(session, module, input_ids=ids().int()),
+        front_key(session, module, attention_mask=mask),
+        front_key(session, module, attention_mask=mask.bool()),
+        front_key(session, module, output_hidden_states=True),
+        front_key(session, module, return_dict=False),
+    ]
+    assert len({base, *(key.hex for key in others)}) == 1 + len(others)
+
+
+def test_a_users_own_source_is_in_the_key(session, tmp_path: Path):
+    keys = []
+    for line in ("x * 2", "x * 3", "x * 2"):
+        file = tmp_path / "own_model.py"
+        file.write_text(
+            "import torch\nclass Own(torch.nn.Module):\n"
+            f"    def forward(self, input_ids):\n        x = input_ids\n        return {line}\n"
+        )
+        sys.modules.pop("own_model", None)
+        sys.path.insert(0, str(tmp_path))
+        shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+        try:
+            import own_model
+        finally:
+            sys.path.remove(str(tmp_path))
+        keys.append(front_key(session, own_model.Own().eval()).hex)
+    sys.modules.pop("own_model")
+    assert keys[0] == keys[2] != keys[1]
+
+
+# ---- plans: program, options, backends -------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["f64[s0,3]", "f32[s0,4]", "f32[3,s0]"])
+def test_another_type_is_another_plan(session, what: str):
+    assert plan_key(session, IR.replace("f32[s0,3]", what)) != plan_key(session)
+
+
+def test_another_range_operator_or_attribute_is_another_plan(session):
+    others = [IR.replace("100", "99"), IR.replace("relu", "exp")]
+    assert len({plan_key(session), *(plan_key(session, ir) for ir in others)}) == 3
+
+
+@pytest.mark.parametrize("name", ["cpu", "torch"])
+def test_another_build_of_a_backend_is_another_plan(
+    session, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    before = plan_key(session)
+    rows = _core.backend.backends()
+    assert name in {row["name"] for row in rows}
+    changed = [{**r, "build_id": "other"} if r["name"] == name else r for r in rows]
+    monkeypatch.setattr(_core.backend, "backends", lambda: changed)
+    assert plan_key(session) != before
+
+
+@pytest.mark.parametrize("name", ["cpu", "torch"])
+def test_another_capability_of_a_backend_is_another_plan_and_another_verdict(
+    session, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    weights = {"w": torch.ones(3)}
+    made = artefacts_module.Artefacts(session)
+    before = plan_key(session), made._verdict_key("p", weights).hex
+    original = _core.backend.fingerprint
+
+    def other(asked: str, *rest: int) -> bytes:
+        found = bytes(original(asked, *rest))
+        return found + b" avx1024" if asked == name else found
+
+    monkeypatch.setattr(_core.backend, "fingerprint", other)
+    after = plan_key(session), made._verdict_key("p", weights).hex
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+# ---- verdicts: the very weights --------------------------------------------------------------
+
+
+def test_each_weight_name_type_and_bit_is_in_a_verdicts_key(session):
+    made = artefacts_module.Artefacts(session)
+
+    def key(weights: dict[str, torch.Tensor]) -> str:
+        return made._verdict_key("plan", weights).hex
+
+    module = bert()
+    weights = dict(module.state_dict())
+    base = key(weights)
+    assert key(dict(reversed(weights.items()))) == base  # order is not content
+    assert key({name: tensor.clone() for name, tensor in weights.items()}) == base
+    seen = {base}
+    for name, tensor in weights.items():
+        flipped = tensor.clone()
+        flipped.view(torch.uint8).reshape(-1)[-1] ^= 1
+        seen.add(key({**weights, name: flipped}))
+    first = next(iter(weights))
+    seen.add(key({**weights, first: weights[first].to(torch.float64)}))
+    seen.add(key({**weights, first: weights[first].reshape(-1)}))
+    seen.add(key({("other" if n == first else n): t for n, t in weights.items()}))
+    seen.add(made._verdict_key("another plan", weights).hex)
+    assert len(seen) == 1 + len(weights) + 4
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    assert key({"w": transposed}) == key({"w": transposed.contiguous()})
+
+
+# ---- stability: the same run elsewhere -------------------------------------------------------
+
+SCRIPT = """
+import json, torch, rm_abstract
+from rm_abstract import cache
+rm_abstract.init("cpu")
+from transformers import BertConfig, BertModel
+torch.manual_seed(0)
+sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+model = BertModel(BertConfig(vocab_size=50, **sizes)).eval()
+ids = torch.arange(18).reshape(2, 9)
+with torch.no_grad():
+    for _ in range(2):
+        model(ids)
+print(json.dumps(cache.open_cache().counters()))
+"""
+
+
+def run(*prefix: str, cwd: Path | None = None, **env: str) -> dict[str, int]:
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", SCRIPT],
+        env={**os.environ, **env},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_run_elsewhere_finds_what_the_first_one_made(tmp_path: Path):
+    package = Path(rm_abstract.__file__).parent
+    copy = tmp_path / "machine" / "site-packages"
+    shutil.copytree(package, copy / "rm_abstract", ignore=shutil.ignore_patterns("__pycache__"))
+    assert run(PYTHONHASHSEED="1")["compile"] == 1
+    elsewhere = {
+        "another hash seed, locale, folder and home": run(
+            cwd=tmp_path, PYTHONHASHSEED="2", LC_ALL="C", HOME=str(tmp_path), TZ="Asia/Seoul"
+        ),
+        "a copy of the package": run(PYTHONPATH=str(copy)),
+    }
+    if subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0:
+        elsewhere["without address randomisation"] = run("setarch", "-R")
+    for name, counters in elsewhere.items():
+        assert (counters["miss"], counters["compile"]) == (0, 0), name
+
+
+@pytest.mark.slow
+def test_compiling_again_gives_the_same_bytes():
+    assert run()["compile"] == 1
+    checked = run(RM_CACHE_MODE="check")
+    assert (checked["check_same"], checked["check_differ"]) == (1, 0)
