@@ -115,6 +115,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"backend_path", "/x"},
                                                     {"sim_npu", "true"},
                                                     {"optimization_level", "1"},
+                                                    {"pack_weights", "never"},
                                                     {"precision", "bf16"},
                                                     {"batch_size", "1"},
                                                     {"sequence_length", "8"},
