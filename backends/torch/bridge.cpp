@@ -74,7 +74,8 @@ void check_operand_indices(const Value& value, size_t count) {
   }
 }
 
-/// "aten.add.Tensor" -> "aten::add", "Tensor"; the overload "default" is the empty one.
+/// "aten.add.Tensor" -> "aten::add", "Tensor"; the overload "default" is the empty one. A library's
+/// own operator has its namespace in front: "aten.vision.nms.default" -> "vision::nms".
 void split_name(std::string_view op, State& state) {
   const size_t first = op.find('.'), last = op.rfind('.');
   if (op.substr(0, first) != "aten" || first == last) {
@@ -83,7 +84,11 @@ void split_name(std::string_view op, State& state) {
         "[torch bridge] expected 'aten.<name>.<overload>', got '" + std::string(op) + "'");
   }
   state.op = op;
-  state.name = "aten::" + std::string(op.substr(first + 1, last - first - 1));
+  std::string name(op.substr(first + 1, last - first - 1));
+  const size_t inner = name.find('.');
+  state.name = inner == std::string::npos
+                   ? "aten::" + name
+                   : name.substr(0, inner) + "::" + name.substr(inner + 1);
   state.overload = op.substr(last + 1);
   if (state.overload == "default") state.overload.clear();
 }

@@ -160,6 +160,9 @@ FUNCTIONS: dict[str, Case] = {
         lambda a, b: floats(a, b).bfloat16(),
     ),
     "cumsum": (lambda x: x.cumsum(1) + (x > 0).cumsum(0), matrix),
+    "cumsum to a narrow type": (lambda x: (x > 0).long().cumsum(0, dtype=torch.int32), matrix),
+    "index_copy": (lambda x: x.index_copy(1, torch.tensor([1, 0]), x[:, :2] * 2), matrix),
+    "slice from a bound": (lambda x: x + x[:1, max(0, 1 - 2 * x.shape[1]) :], matrix),
     "norm": (lambda x: F.normalize(x, dim=2), cube),
     "variance": (lambda x: x.var(2) + x.std(2, correction=0), cube),
     "sort": (lambda x: torch.sort(x, 1, descending=True), matrix),
@@ -231,3 +234,12 @@ def test_function(name: str) -> None:
 )
 def test_an_unmapped_operator_is_kept_for_the_bridge(function: Callable[..., Any]) -> None:
     check(function, cube, False)
+
+
+def test_an_operator_of_a_library_runs_on_the_bridge() -> None:
+    @torch.library.custom_op("rm_abstract_test::halve", mutates_args=())
+    def halve(x: torch.Tensor, by: int) -> torch.Tensor:
+        return x / (2 * by)
+
+    halve.register_fake(lambda x, by: torch.empty_like(x))
+    check(lambda x: halve(x.relu(), 3) + 1, matrix, native=False)

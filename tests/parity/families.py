@@ -29,6 +29,7 @@ class Family:
     config: str
     options: dict[str, Any] = field(default_factory=dict)
     static: bool = True
+    native: bool = True  # no node on the torch bridge
 
 
 NEO = {
@@ -51,6 +52,16 @@ OPT = {
     **TOKENS,
 }
 BLOOM = {"hidden_size": 64, "n_layer": 2, "n_head": 4, **TOKENS}
+FALCON = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **TOKENS}
+MPT = {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 256, **TOKENS}
+MIXTRAL = {**GROUPED, "num_local_experts": 4}
+EXPERTS = {
+    **GROUPED,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
 WINDOW = {"sliding_window": 8}
 WIDE = {"head_dim": 16}
 
@@ -78,6 +89,10 @@ FAMILIES = {
     "starcoder2": Family("Starcoder2ForCausalLM", "Starcoder2Config", GROUPED),
     "codegen": Family("CodeGenForCausalLM", "CodeGenConfig", {**GPT, "rotary_dim": 8}),
     "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", GROUPED),
+    "falcon": Family("FalconForCausalLM", "FalconConfig", FALCON),
+    "mpt": Family("MptForCausalLM", "MptConfig", MPT, static=False),
+    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL, native=False),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", EXPERTS, native=False),
     "glm": Family("GlmForCausalLM", "GlmConfig", {**GROUPED, **WIDE}),
 }
 

@@ -227,8 +227,8 @@ def bind(
     Handles are capsules of owning ``at::Tensor`` pointers, ``None`` for an absent operand; the
     function takes over its inputs and gives its results away.
     """
-    _, name, overload = op.split(".")
-    function = getattr(getattr(torch.ops.aten, name), overload)
+    *spaces, name, overload = op.split(".")
+    function = getattr(getattr(getattr(torch.ops, spaces[-1]), name), overload)
     arguments = function._schema.arguments
     positional = sum(not a.kwarg_only for a in arguments)
     take, give = _handles()

@@ -31,7 +31,16 @@ def as_dim(value: Any) -> Dim:
     if isinstance(value, int):
         return value
     expr = value if isinstance(value, sympy.Expr) else value.node.expr
+    if not expr.is_Integer and not isinstance(value, sympy.Expr) and _has_bounds(expr):
+        # max(0, 1-2*s) is 0 for every size s; torch leaves it, and shapes would not agree.
+        ranges = value.node.shape_env.bound_sympy(expr)
+        if ranges.lower == ranges.upper and getattr(ranges.lower, "is_Integer", False):
+            return int(ranges.lower)
     return int(expr) if expr.is_Integer else expr
+
+
+def _has_bounds(expr: sympy.Expr) -> bool:
+    return any(type(part).__name__ in ("Max", "Min") for part in sympy.preorder_traversal(expr))
 
 
 def same(a: Dim, b: Dim) -> bool:

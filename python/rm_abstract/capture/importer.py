@@ -334,8 +334,6 @@ class _Importer:
         single: bool,
     ) -> Any:
         """The call as an `aten.*` node with its arguments as data."""
-        if target.namespace != "aten":
-            raise self.unsupported(node, "an ATen operator", str(target))
         if torch.Tag.nondeterministic_seeded in target.tags:  # draws: replaying them is eager's job
             raise self.unsupported(node, "an operator that draws no random numbers", str(target))
         try:
@@ -347,7 +345,8 @@ class _Importer:
             attrs["sym_args"] = Shape(as_dim(self.resolve(s)) for s in encoded["sym_args"])
         values = [self.resolve(n) for n in operands]
         overload = target._overloadname or "default"
-        op = f"aten.{target._schema.name.split('::')[1]}.{overload}"
+        space, name = target._schema.name.split("::")
+        op = f"aten.{name}.{overload}" if space == "aten" else f"aten.{space}.{name}.{overload}"
         self.kept.append(KeptOp(op, source_line(node)))
         results = self.b.multi(op, values, types, **attrs)
         return results[0] if single else results

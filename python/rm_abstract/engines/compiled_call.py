@@ -149,8 +149,11 @@ class CompiledCall:
             output = run_eager()
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             try:
-                if self._step is not None:
-                    self._step.check_shapes(flat_inputs, before.leaves)
+                if self._step and self._step.reshaped(flat_inputs, before.leaves):
+                    tensors, pattern, past = unfold(tuple(before.leaves))
+                    found, shown = self.variants.setdefault(pattern, []), tensors
+                    shapes = [t.shape for t in tensors]
+                    known = None
                 waiting = [v for v in self.waiting.get(pattern, ()) if v.serves(shapes)]
                 if waiting:
                     variant = waiting[0]

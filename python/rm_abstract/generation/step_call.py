@@ -82,15 +82,22 @@ class StepCall:
             return lambda value: value
         return partial(_hide, visible=masks[0].bool(), start=leaves[self._cache].length)
 
-    def check_shapes(self, leaves: Sequence[Any], before: Sequence[Any]) -> None:
-        """After the original ran: raises Decline when it made other buffers than were expected.
+    def reshaped(self, leaves: Sequence[Any], before: list[Any]) -> bool:
+        """After the original ran: True when it made other buffers than were expected.
 
-        The cache's owner knows the right shapes from then on.
+        The cache among the leaves of `before` is then made anew as it would have been, and the
+        model's next caches are made right. Raises Decline when it held something already.
         """
-        cache = leaves[self._cache]
-        if cache.shapes() != before[self._cache].shapes():
-            cache.learn()
-            raise Decline("RM104", "keys and values of other shapes than the configuration says")
+        real, copy = leaves[self._cache], before[self._cache]
+        shapes = real.shapes()
+        if shapes == copy.shapes():
+            return False
+        if copy.length:
+            raise Decline("RM104", "keys and values that changed their shapes")
+        real.learn()
+        tokens = before[self._tokens]
+        copy.prepare(tokens.shape[0], shapes, max(tokens.shape[1], real.capacity))
+        return True
 
     def refuse(self, leaves: Sequence[Any]) -> None:
         """Calls with this cache are not served: its owner goes back to transformers' own."""

@@ -62,8 +62,13 @@ def _softmax(log: int) -> Handler:
 
 
 def _cumsum(c: Call) -> Value:
-    x = c.b.cast(c.value("self"), c.dtype)
-    return x if x.rank == 0 else c.b.op("cumsum", [x], c.dtype, x.dims, axis=c.axis("dim", x.rank))
+    # Integers are summed in 64 bits whatever the result: wrapping around gives the same low bits.
+    narrow = c.dtype in ("i32", "i16", "i8", "u8")
+    x = c.b.cast(c.value("self"), "i64" if narrow else c.dtype)
+    if x.rank == 0:
+        return c.b.cast(x, c.dtype)
+    total = c.b.op("cumsum", [x], x.dtype, x.dims, axis=c.axis("dim", x.rank))
+    return c.b.cast(total, c.dtype)
 
 
 def _variance(root: bool) -> Handler:
