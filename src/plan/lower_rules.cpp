@@ -97,6 +97,16 @@ void gemm(Lowering& l, const Node& n) {
   l.emit("gemm", std::move(attrs), {operand(0), operand(1), operand(2), operand(3)}, {out});
   l.define(n.result(), out);
 }
+void quant_linear(Lowering& l, const Node& n) {
+  Ref out = l.temporary_for(n.result());
+  std::vector<Ref> inputs;
+  for (size_t i = 0; i < 6; ++i) {
+    const bool present = i < n.operands.size() && n.operands[i] != ir::kNoValue;
+    inputs.push_back(present ? l.ref(n.operands[i]) : Ref{});
+  }
+  l.emit("quant_linear", n.attrs, std::move(inputs), {out});
+  l.define(n.result(), out);
+}
 void matmul(Lowering& l, const Node& n) {
   Ref out = l.temporary_for(n.result());
   Ref a = l.ref(n.operands[0]), b = l.ref(n.operands[1]);
@@ -232,6 +242,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"sdpa", sdpa},         {"rope", rope},             {"softmax", softmax},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
+      {"quantize", direct},   {"quant_linear", quant_linear},
       {"index", index},       {"index_copy", index_copy},
   };
   return table;

@@ -35,6 +35,7 @@ struct View {
 class Problem {
  public:
   explicit Problem(const rm_problem& p) : p_(p) {}
+  const rm_problem& raw() const { return p_; }
 
   size_t num_inputs() const { return p_.num_inputs; }
   size_t num_outputs() const { return p_.num_outputs; }

@@ -11,6 +11,7 @@
 #include "ops/index/rows.hpp"
 #include "ops/index_copy/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
+#include "ops/quant/rows.hpp"
 #include "ops/reduce/rows.hpp"
 #include "ops/rms_norm/rows.hpp"
 #include "ops/rope/rows.hpp"
@@ -50,6 +51,8 @@ std::vector<rm_kernel> all_rows() {
   add(index_copy_rows());
   add(scatter_rows());
   add(sort_rows());
+  add(quantize_rows());
+  add(quant_linear_rows());
   return rows;
 }
 

@@ -57,12 +57,14 @@ const char* PackedGemm::reject(const GemmProblem& g) {
   return nullptr;
 }
 
-PackedGemm::PackedGemm(GemmProblem problem, const KernelSet& kernels)
+PackedGemm::PackedGemm(GemmProblem problem, const KernelSet& kernels, const PanelSource* source)
     : g_(std::move(problem)),
       k_(kernels),
+      source_(source),
       type_(tile_type(g_.dtype[kA])),
+      b_type_(source ? kF32 : type_),
       element_bytes_(dtype_bytes(g_.dtype[kA])),
-      step_bytes_(kernels.nr * kernels.panel_element_bytes[type_] * kernels.step),
+      step_bytes_(kernels.nr * kernels.panel_element_bytes[b_type_] * kernels.step),
       steps_(divide_up(g_.k, kernels.step)),
       panels_(divide_up(g_.n, kernels.nr)) {
   plan_blocks();
@@ -99,6 +101,7 @@ void PackedGemm::plan_threads() {
   thread_bytes_ = acc_bytes_ + a_bytes_;
   if (streamed_) {
     thread_bytes_ += round_line(static_cast<uint64_t>(stream_panels_ * panel_bytes()));
+    if (source_) thread_bytes_ += round_line(source_->scratch_bytes());
     shared_bytes_ =
         copy_a_ ? round_line(static_cast<uint64_t>(stream_rows_ * lda_ * k_.a_element_bytes)) : 0;
   } else if (!g_.constant_b) {
@@ -137,9 +140,10 @@ PackedGemm::Scratch PackedGemm::scratch(void* workspace, int thread) const {
   return {reinterpret_cast<float*>(base), base + acc_bytes_};
 }
 
-void PackedGemm::launch(const rm_launch& l) const {
+void PackedGemm::run(const rm_launch& l, const void* source_launch) const {
   if (g_.empty()) return;
   Operands o{};
+  o.source_launch = source_launch;
   for (Operand i : {kA, kB, kBias, kResidual}) {
     o.ptr[i] = g_.has(i) ? static_cast<const char*>(l.inputs[i]) : nullptr;
   }
@@ -258,8 +262,8 @@ void PackedGemm::few_rows(const Operands& o, const Rows& a, int64_t p0, int64_t 
     const bool many = p + wide <= p1;
     const int64_t count = many ? wide : 1;
     const char* b = panels + (p - o.first_panel) * panel_bytes();
-    k_.tile[type_][a.count - 1][many ? 1 : 0]({a.data, a.stride, b, panel_bytes(), steps_, s.acc,
-                                               acc_panel, false, b + kAheadBytes, step_bytes_});
+    k_.tile[b_type_][a.count - 1][many ? 1 : 0]({a.data, a.stride, b, panel_bytes(), steps_, s.acc,
+                                                 acc_panel, false, b + kAheadBytes, step_bytes_});
     for (int64_t i = 0; i < count; ++i) {
       store(o, s.acc + i * acc_panel, a.batch, a.first, a.count, p + i);
     }
@@ -288,8 +292,8 @@ void PackedGemm::many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t
           const int64_t r0 = a.count * t / tiles, count = a.count * (t + 1) / tiles - r0;
           float* acc = keep ? s.acc + ((p - n0) * a.count + r0) * k_.nr : s.acc;
           const char* rows = a.data + (r0 * a.stride + k0 * k_.step) * k_.a_element_bytes;
-          k_.tile[type_][count - 1][0]({rows, a.stride, block, panel_bytes(), steps, acc, 0, k0 > 0,
-                                        ahead + t * steps * ahead_step, ahead_step});
+          k_.tile[b_type_][count - 1][0]({rows, a.stride, block, panel_bytes(), steps, acc, 0,
+                                          k0 > 0, ahead + t * steps * ahead_step, ahead_step});
           if (last) store(o, acc, a.batch, a.first + r0, count, p);
         }
       }

@@ -11,12 +11,22 @@
 
 namespace rm::cpu::gemm {
 
+/// Makes panels of a b that does not lie in memory as numbers: weights of few bits. Panels are f32.
+class PanelSource {
+ public:
+  virtual ~PanelSource() = default;
+  /// Panels [begin, end) to dst; `launch` is what run() was given, scratch has scratch_bytes().
+  virtual void fill(const void* launch, int64_t begin, int64_t end, char* dst,
+                    char* scratch) const = 0;
+  virtual uint64_t scratch_bytes() const = 0;
+};
+
 class PackedGemm {
  public:
   /// Static string, or null when the problem is supported.
   static const char* reject(const GemmProblem& g);
 
-  PackedGemm(GemmProblem problem, const KernelSet& kernels);
+  PackedGemm(GemmProblem problem, const KernelSet& kernels, const PanelSource* source = nullptr);
 
   uint64_t workspace_bytes() const { return workspace_bytes_; }
   bool prepacked() const { return g_.constant_b; }
@@ -24,11 +34,14 @@ class PackedGemm {
   uint64_t packed_bytes() const;
   /// `src` has the strides the problem was prepared with, or any of the same shape.
   void prepack(const void* src, void* dst) const;
-  void launch(const rm_launch& l) const;
+  void launch(const rm_launch& l) const { run(l, nullptr); }
+  /// `source_launch` goes to the source's fill().
+  void run(const rm_launch& l, const void* source_launch) const;
 
  private:
   struct Operands {
     const char* ptr[kOperands];
+    const void* source_launch = nullptr;
     const char* panels;       // of the current batch, or of all when they are prepacked
     int64_t first_panel = 0;  // that `panels` begins with
     const char* a_rows =
@@ -71,7 +84,9 @@ class PackedGemm {
 
   GemmProblem g_;
   const KernelSet& k_;
-  TileType type_;
+  const PanelSource* source_;
+  TileType type_;    // of a, bias, residual and c
+  TileType b_type_;  // of the panels
   int64_t element_bytes_;
   int64_t step_bytes_;  // of a panel
   int64_t steps_;       // of k

@@ -10,13 +10,15 @@ namespace {
 
 constexpr int64_t kWholeBytes = 1 << 20;   // a smaller b is packed whole, all threads together
 constexpr int64_t kNearBytes = 192 << 10;  // panels that stay in the second level beside rows of a
-constexpr int64_t kMostRows = 1024;        // of a a pass: bounds the copy of a
+uint64_t round_line(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+constexpr int64_t kMostRows = 1024;  // of a a pass: bounds the copy of a
 
 }  // namespace
 
 void PackedGemm::plan_stream() {
   const int64_t bytes = static_cast<int64_t>(batch_bytes());
-  streamed_ = !g_.constant_b && g_.shared_b && bytes >= kWholeBytes && panels_ >= 2 * threads_;
+  streamed_ =
+      source_ || (!g_.constant_b && g_.shared_b && bytes >= kWholeBytes && panels_ >= 2 * threads_);
   if (streamed_) a_bytes_ = 0;  // rows of a are copied once, for all threads
   stream_rows_ = std::min(g_.batch * g_.m, kMostRows);
   stream_panels_ = std::clamp<int64_t>(kNearBytes / std::max<int64_t>(1, panel_bytes()), 1,
@@ -59,7 +61,12 @@ void PackedGemm::stream_panels(Operands o, char* panels, int64_t rows_end, int64
   o.panels = panels;
   for (int64_t p = p0; p < p1; p += stream_panels_) {
     const int64_t end = std::min(p1, p + stream_panels_);
-    k_.pack[type_]({o.ptr[kB], g_.row[kB], g_.col[kB], g_.k, g_.n, panels, p, end});
+    if (source_) {
+      char* scratch = panels + round_line(static_cast<uint64_t>(stream_panels_ * panel_bytes()));
+      source_->fill(o.source_launch, p, end, panels, scratch);
+    } else {
+      k_.pack[type_]({o.ptr[kB], g_.row[kB], g_.col[kB], g_.k, g_.n, panels, p, end});
+    }
     o.first_panel = p;
     run_rows(o, o.first_row, rows_end, p, end, s);
   }

@@ -1,0 +1,345 @@
+// Products with weights of 8 or 4 bits for one ISA, bound by reading the weight once.
+//
+// Activations become integers of 16 bits a block of 32, so that sums of products are exact integers
+// and each block costs one conversion. 4-bit weights multiply the high and the low byte apart.
+#include "ops/gemm/simd.hpp"
+#include "ops/quant/kernels.hpp"
+
+namespace rm::cpu::quant::RM_ISA {
+namespace {
+
+using namespace gemm::RM_ISA;
+constexpr float kLimit = 32639.f;       // 256 * 127 + 127: the high byte fits a signed one
+constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+constexpr int64_t kAhead = 1024;        // prefetch distance, bytes
+
+RM_INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  uint16_t lanes[kLanes] = {h};
+  return F16::load(lanes)[0];
+#endif
+}
+RM_INLINE uint16_t float_to_half(float x) {
+  uint16_t lanes[kLanes];
+  F16::store(lanes, Vec{} + x);
+  return lanes[0];
+}
+
+// ---- activations
+// ----------------------------------------------------------------------------------
+
+/// A block of x as f32, zeros past the end.
+template <class T>
+RM_INLINE void load_block(const SpreadArgs& a, int64_t block, float* x) {
+  using S = typename T::Scalar;
+  const S* src = static_cast<const S*>(a.src) + block * kBlock * a.col_stride;
+  const int64_t left = a.k - block * kBlock;
+  const int64_t count = left < kBlock ? (left < 0 ? 0 : left) : kBlock;
+  S copy[kBlock] = {};
+  if (count < kBlock || a.col_stride != 1) {
+    for (int64_t i = 0; i < count; ++i) copy[i] = src[i * a.col_stride];
+    src = copy;
+  }
+  for (int i = 0; i < kBlock; i += kLanes) F32::store(x + i, T::load(src + i));
+}
+
+RM_INLINE float max_lanes(Vec v) {
+  float most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+/// Integers of a block; returns its scale.
+RM_INLINE float to_integers(const float* x, int32_t* out) {
+  Vec high{}, finite{};  // finite: 0, or NaN when any element is not
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const Vec v = F32::load(x + i), magnitude = (Vec)((Bits)v & 0x7fffffff);
+    high = magnitude > high ? magnitude : high;
+    finite += v * 0.f;
+  }
+  float most = max_lanes(high), check = 0;
+  for (int i = 0; i < kLanes; ++i) check += finite[i];
+  const bool good = check == check;
+  // Below 2^-110 the inverse would overflow: such blocks are zero beside any other.
+  const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const Vec v = good ? F32::load(x + i) : Vec{};
+    const Vec shifted = v * inverse + kRounder;
+    const Bits q = (Bits)shifted - 0x4b400000u;
+    __builtin_memcpy(out + i, &q, sizeof q);
+  }
+  return good ? most / kLimit : __builtin_nanf("");
+}
+
+template <class T>
+void spread(const SpreadArgs& a) {
+  for (int64_t g = 0; g < a.groups; ++g) a.sums[g] = 0;
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    float x[kBlock];
+    int32_t q[kBlock], sum = 0;
+    load_block<T>(a, b, x);
+    const float scale = to_integers(x, q);
+    for (int i = 0; i < kBlock; ++i) sum += q[i];
+    if (a.bits == 8) {
+      auto* out = reinterpret_cast<int16_t*>(a.values) + b * kBlock;
+      for (int i = 0; i < kBlock; ++i) out[i] = static_cast<int16_t>(q[i]);
+    } else {
+      auto* high = reinterpret_cast<int8_t*>(a.values) + b * 2 * kBlock;
+      int8_t* low = high + kBlock;
+      for (int i = 0; i < kBlock; ++i) {
+        const int32_t h = (q[i] + 128) >> 8;
+        high[i] = static_cast<int8_t>(h);
+        low[i] = static_cast<int8_t>(q[i] - h * 256);
+      }
+    }
+    a.scales[b] = scale;
+    const int64_t g = b / a.group_blocks;
+    if (g < a.groups) a.sums[g] += scale * static_cast<float>(sum);
+  }
+}
+
+// ---- products
+// -------------------------------------------------------------------------------------
+
+/// factors[b] = scale of block b of x times scale of its group; returns what zero points take away.
+RM_INLINE float make_factors(const DotArgs& a, int s, float* factors) {
+  const uint16_t *scale = a.scale[s], *zero = a.zero[s];
+  Vec taken{};
+  float rest = 0;
+  int64_t g = 0;
+  for (; g + kLanes <= a.groups; g += kLanes) {
+    const Vec v = F16::load(scale + g);
+    const Vec z = zero ? F16::load(zero + g) : Vec{} + a.zero_point;
+    taken += v * z * F32::load(a.sums + g);
+    if (a.group_blocks == 1) {
+      F32::store(factors + g, v * F32::load(a.scales + g));
+    } else {
+      const int64_t first = g * a.group_blocks;
+      for (int64_t i = 0; i < kLanes * a.group_blocks && first + i < a.blocks; ++i) {
+        factors[first + i] = v[static_cast<int>(i / a.group_blocks)] * a.scales[first + i];
+      }
+    }
+  }
+  for (; g < a.groups; ++g) {
+    const float v = half_to_float(scale[g]);
+    rest += v * (zero ? half_to_float(zero[g]) : a.zero_point) * a.sums[g];
+    const int64_t first = g * a.group_blocks;
+    for (int64_t b = first; b < first + a.group_blocks && b < a.blocks; ++b) {
+      factors[b] = v * a.scales[b];
+    }
+  }
+  // Blocks of padding behind the last group; their x is zero.
+  for (int64_t b = a.groups * a.group_blocks; b < a.blocks; ++b) factors[b] = 0;
+  float lanes[kLanes];
+  F32::store(lanes, taken);
+  for (int i = 0; i < kLanes; ++i) rest += lanes[i];
+  return rest;
+}
+
+#if defined(__AVX2__)
+typedef __m256 Sum;
+RM_INLINE Sum add_scaled(Sum sum, __m256i products, float factor) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), _mm256_set1_ps(factor), sum);
+}
+RM_INLINE float total(Sum v) {
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+void dot8(const DotArgs& a) {
+  float taken[kStreams];
+  for (int s = 0; s < kStreams; ++s) taken[s] = make_factors(a, s, a.factors + s * a.blocks);
+  Sum sum[kStreams] = {};
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
+    const __m256i x0 = _mm256_loadu_si256(x), x1 = _mm256_loadu_si256(x + 1);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStreams; ++s) {
+      const auto* w = reinterpret_cast<const __m128i*>(a.w[s] + b * 32);
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
+      const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(w));
+      const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(w + 1));
+      const __m256i products =
+          _mm256_add_epi32(_mm256_madd_epi16(w0, x0), _mm256_madd_epi16(w1, x1));
+      sum[s] = add_scaled(sum[s], products, a.factors[s * a.blocks + b]);
+    }
+  }
+  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]) - taken[s];
+}
+
+/// Sums of n (0..15) times 256 * high + low. No sum of two products leaves 16 bits.
+RM_INLINE __m256i nibble_products(__m256i n, const __m256i* x) {
+  const __m256i high = _mm256_maddubs_epi16(n, _mm256_loadu_si256(x));
+  const __m256i low = _mm256_maddubs_epi16(n, _mm256_loadu_si256(x + 1));
+  return _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(256)),
+                          _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+}
+
+void dot4(const DotArgs& a) {
+  float taken[kStreams];
+  for (int s = 0; s < kStreams; ++s) taken[s] = make_factors(a, s, a.factors + s * a.blocks);
+  Sum sum[kStreams] = {};
+  const __m256i mask = _mm256_set1_epi8(15);
+  for (int64_t b = 0; b < a.blocks; b += 2) {
+    const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStreams; ++s) {
+      const auto* w = reinterpret_cast<const __m256i*>(a.w[s] + b * 16);
+      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
+      const float* factor = a.factors + s * a.blocks + b;
+      const __m256i both = _mm256_loadu_si256(w);
+      const __m256i n0 = _mm256_and_si256(both, mask);
+      const __m256i n1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+      sum[s] = add_scaled(sum[s], nibble_products(n0, x), factor[0]);
+      sum[s] = add_scaled(sum[s], nibble_products(n1, x + 2), factor[1]);
+    }
+  }
+  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]) - taken[s];
+}
+#else
+void dot8(const DotArgs& a) {
+  for (int s = 0; s < kStreams; ++s) {
+    float sum = -make_factors(a, s, a.factors);
+    for (int64_t b = 0; b < a.blocks; ++b) {
+      const auto* x = reinterpret_cast<const int16_t*>(a.values) + b * kBlock;
+      const auto* w = reinterpret_cast<const int8_t*>(a.w[s]) + b * kBlock;
+      int32_t products = 0;
+      for (int i = 0; i < kBlock; ++i) products += x[i] * w[i];
+      sum += static_cast<float>(products) * a.factors[b];
+    }
+    *a.out[s] = sum;
+  }
+}
+
+void dot4(const DotArgs& a) {
+  for (int s = 0; s < kStreams; ++s) {
+    float sum = -make_factors(a, s, a.factors);
+    for (int64_t b = 0; b < a.blocks; ++b) {
+      const auto* high = reinterpret_cast<const int8_t*>(a.values) + b * 2 * kBlock;
+      const uint8_t* w = a.w[s] + b / 2 * 32;
+      int32_t products = 0;
+      for (int i = 0; i < kBlock; ++i) {
+        const int32_t n = b % 2 == 0 ? w[i] & 15 : w[i] >> 4;
+        products += n * (high[i] * 256 + high[kBlock + i]);
+      }
+      sum += static_cast<float>(products) * a.factors[b];
+    }
+    *a.out[s] = sum;
+  }
+}
+#endif
+
+template <int kBits>
+void widen(const WidenArgs& a) {
+  const int64_t blocks = (a.k + kBlock - 1) / kBlock;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t g = b * kBlock / a.group;
+    const float scale = half_to_float(a.scale[g]);
+    const float zero = a.zero ? half_to_float(a.zero[g]) : a.zero_point;
+    float* dst = a.dst + b * kBlock;
+    int32_t q[kBlock];
+    if constexpr (kBits == 8) {
+      const auto* w = reinterpret_cast<const int8_t*>(a.w) + b * kBlock;
+      for (int i = 0; i < kBlock; ++i) q[i] = w[i];
+    } else {
+      const uint8_t* w = a.w + b / 2 * 32;
+      const int shift = b % 2 * 4;
+      for (int i = 0; i < kBlock; ++i) q[i] = w[i] >> shift & 15;
+    }
+    for (int i = 0; i < kBlock; ++i) dst[i] = (static_cast<float>(q[i]) - zero) * scale;
+  }
+}
+
+// ---- quantize
+// -------------------------------------------------------------------------------------
+
+RM_INLINE float rounded(float x) {
+  // To even, for |x| < 2^22; beyond that the caller clamps anyway.
+  const float magnitude = x < 0 ? -x : x;
+  if (!(magnitude < 4194304.f)) return x;
+  const float shifted = magnitude + 8388608.f;
+  const float whole = shifted - 8388608.f;
+  return x < 0 ? -whole : whole;
+}
+
+struct Group {
+  float scale, zero;
+};
+
+/// As in src/ops/linear/quantized.cpp, bit for bit.
+RM_INLINE Group choose(const float* w, int64_t n, int64_t bits, bool symmetric, uint16_t* scale,
+                       uint16_t* zero) {
+  float most = 0, low = 0, high = 0, check = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float x = w[i], magnitude = x < 0 ? -x : x;
+    if (magnitude > (most < 0 ? -most : most)) most = x;
+    low = x < low ? x : low;
+    high = x > high ? x : high;
+    check += x * 0.f;
+  }
+  float wanted = symmetric ? (bits == 8 ? (most < 0 ? -most : most) / 127.f : most / -8.f)
+                           : (high - low) / (bits == 8 ? 255.f : 15.f);
+  if (check != check) wanted = __builtin_nanf("");
+  *scale = float_to_half(wanted);
+  Group g{half_to_float(*scale), bits == 4 ? 8.f : 0.f};
+  if (!symmetric) {
+    const float first = bits == 8 ? -128.f : 0.f;
+    *zero = float_to_half(g.scale > 0 ? rounded(first - low / g.scale) : first);
+    g.zero = half_to_float(*zero);
+  }
+  return g;
+}
+
+template <class T>
+void quantize(const QuantizeArgs& a) {
+  using S = typename T::Scalar;
+  __builtin_memset(a.q, 0, static_cast<size_t>(a.row_bytes));
+  const float low = a.bits == 4 ? 0.f : a.symmetric ? -127.f : -128.f;
+  const float high = a.bits == 4 ? 15.f : 127.f;
+  for (int64_t from = 0, g = 0; from < a.k; from += a.group, ++g) {
+    const int64_t n = a.k - from < a.group ? a.k - from : a.group;
+    float w[128];
+    for (int64_t i = 0; i < n; ++i) {
+      S lanes[kLanes] = {static_cast<const S*>(a.src)[(from + i) * a.col_stride]};
+      w[i] = T::load(lanes)[0];
+    }
+    const Group group =
+        choose(w, n, a.bits, a.symmetric, a.scale + g, a.symmetric ? nullptr : a.zero + g);
+    const bool usable = group.scale != 0.f && group.scale == group.scale;
+    for (int64_t i = 0; i < n; ++i) {
+      float q = usable ? rounded(w[i] / group.scale) + group.zero : group.zero;
+      q = q < low ? low : q > high ? high : q;
+      const int value = static_cast<int>(q);
+      const int64_t at = from + i;
+      if (a.bits == 8) {
+        a.q[at] = static_cast<uint8_t>(value);
+      } else {
+        a.q[at / 64 * 32 + at % 32] |= static_cast<uint8_t>(value << at / 32 % 2 * 4);
+      }
+    }
+  }
+}
+
+constexpr QuantSet make_set() {
+  QuantSet set{};
+  set.spread[gemm::kF32] = spread<F32>;
+  set.spread[gemm::kBF16] = spread<BF16>;
+  set.spread[gemm::kF16] = spread<F16>;
+  set.dot[0] = dot8;
+  set.dot[1] = dot4;
+  set.widen[0] = widen<8>;
+  set.widen[1] = widen<4>;
+  set.quantize[gemm::kF32] = quantize<F32>;
+  set.quantize[gemm::kBF16] = quantize<BF16>;
+  set.quantize[gemm::kF16] = quantize<F16>;
+  return set;
+}
+
+}  // namespace
+
+extern constinit const QuantSet quant_kernels = make_set();
+
+}  // namespace rm::cpu::quant::RM_ISA

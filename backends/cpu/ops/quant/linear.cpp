@@ -1,0 +1,201 @@
+// Splits columns over threads and streams; the arithmetic is in isa_quant.cpp.
+#include "ops/quant/linear.hpp"
+
+#include <algorithm>
+
+#include "common/parallel.hpp"
+
+namespace rm::cpu::quant {
+namespace {
+
+constexpr double kThreadBytes = 48 << 10;  // of weights a thread must have to read
+
+gemm::TileType tile_type(DType t) {
+  return t == DType::f32 ? gemm::kF32 : t == DType::bf16 ? gemm::kBF16 : gemm::kF16;
+}
+
+}  // namespace
+
+/// f32 rows of the weight, transposed into panels.
+class QuantLinear::Panels final : public gemm::PanelSource {
+ public:
+  explicit Panels(const QuantLinear& owner) : owner_(owner) {}
+
+  void fill(const void* launch, int64_t begin, int64_t end, char* dst,
+            char* scratch) const override {
+    const QuantProblem& q = owner_.q_;
+    const Operands o = owner_.operands(*static_cast<const rm_launch*>(launch));
+    const int64_t nr = owner_.tiles_.nr, width = q.blocks() * kBlock, k = q.gemm.k;
+    auto* rows = reinterpret_cast<float*>(scratch);
+    for (int64_t panel = begin; panel < end; ++panel) {
+      const int64_t cols = std::min(nr, q.gemm.n - panel * nr);
+      for (int64_t j = 0; j < cols; ++j) {
+        const int64_t n = panel * nr + j;
+        owner_.k_.widen[q.bits == 8 ? 0 : 1]({o.q + n * q.row_bytes, o.scale + n * q.scale_row,
+                                              o.zero ? o.zero + n * q.zero_row : nullptr,
+                                              q.bits == 8 ? 0.f : 8.f, k, q.group,
+                                              rows + j * width});
+      }
+      owner_.tiles_.pack[gemm::kF32]({rows, 1, width, k, cols, dst, 0, 1});
+      dst += k * nr * static_cast<int64_t>(sizeof(float));
+    }
+  }
+  uint64_t scratch_bytes() const override {
+    return static_cast<uint64_t>(owner_.tiles_.nr * owner_.q_.blocks() * kBlock) * sizeof(float);
+  }
+
+ private:
+  const QuantLinear& owner_;
+};
+
+const char* QuantLinear::reject(const QuantProblem& q) {
+  const gemm::GemmProblem& g = q.gemm;
+  if (g.dtype[gemm::kA] == DType::f64) return "quant_linear: f32, bf16 and f16 activations only";
+  return gemm::PackedGemm::reject(g);
+}
+
+QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels,
+                         const gemm::KernelSet& tiles)
+    : q_(std::move(problem)),
+      k_(kernels),
+      tiles_(tiles),
+      type_(tile_type(q_.gemm.dtype[gemm::kA])),
+      element_bytes_(dtype_bytes(q_.gemm.dtype[gemm::kA])),
+      chunks_((q_.gemm.n + tiles.nr - 1) / tiles.nr) {
+  if (q_.gemm.m > kFewRows || !q_.gemm.outer.empty()) {
+    panels_ = std::make_unique<Panels>(*this);
+    many_ = std::make_unique<gemm::PackedGemm>(q_.gemm, tiles, panels_.get());
+    return;
+  }
+  const double bytes = double(q_.gemm.n) * double(q_.blocks() * 4 * q_.bits);
+  const double worth = double(std::max<int64_t>(1, q_.gemm.m)) * bytes / kThreadBytes;
+  threads_ = static_cast<int>(std::clamp<double>(
+      worth, 1, std::max(1.0, std::min<double>(thread_limit(), double(chunks_)))));
+}
+
+uint64_t QuantLinear::lay_out(char* base, Scratch* s) const {
+  const int64_t m = q_.gemm.m, blocks = q_.blocks();
+  uint64_t at = 0;
+  const auto take = [&](int64_t bytes) {
+    char* p = base + at;
+    at += static_cast<uint64_t>(bytes + 63) / 64 * 64;
+    return p;
+  };
+  s->values = take(m * blocks * 64);
+  s->scales = reinterpret_cast<float*>(take(m * blocks * 4));
+  s->sums = reinterpret_cast<float*>(take(m * q_.groups() * 4 + 64));
+  s->factors = reinterpret_cast<float*>(take(kStreams * blocks * 4 + 64));
+  s->acc = reinterpret_cast<float*>(take(kStreams * m * tiles_.nr * 4));
+  return at;
+}
+
+uint64_t QuantLinear::workspace_bytes() const {
+  if (many_) return many_->workspace_bytes();
+  Scratch unused{};
+  return lay_out(nullptr, &unused) * static_cast<uint64_t>(threads_);
+}
+
+QuantLinear::Operands QuantLinear::operands(const rm_launch& l) const {
+  // Trailing operands that are absent need not be in the list at all.
+  const auto in = [&](Input i, bool present = true) {
+    return present ? static_cast<const char*>(l.inputs[i]) : nullptr;
+  };
+  return {in(kX),
+          reinterpret_cast<const uint8_t*>(in(kQ)),
+          reinterpret_cast<const uint16_t*>(in(kScale)),
+          reinterpret_cast<const uint16_t*>(in(kZero, q_.has_zero)),
+          in(kBiasIn, q_.gemm.has(gemm::kBias)),
+          in(kResidualIn, q_.gemm.has(gemm::kResidual)),
+          static_cast<char*>(l.outputs[0])};
+}
+
+void QuantLinear::launch(const rm_launch& l) const {
+  if (q_.gemm.empty()) return;
+  if (many_) {
+    const Operands o = operands(l);
+    const void* inputs[] = {o.x, nullptr, o.bias, o.residual};
+    const rm_launch inner{sizeof(rm_launch), nullptr, inputs, l.outputs, l.workspace, l.stream};
+    many_->run(inner, &l);
+    return;
+  }
+  const Operands o = operands(l);
+  Scratch unused{};
+  const uint64_t bytes = lay_out(nullptr, &unused);
+  parallel_ranges(chunks_, std::min(threads_, omp_get_max_threads()), 1,
+                  [&](int64_t begin, int64_t end, int thread) {
+                    run(o, begin, end,
+                        static_cast<char*>(l.workspace) + bytes * static_cast<uint64_t>(thread));
+                  });
+}
+
+void QuantLinear::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* memory) const {
+  Scratch s{};
+  lay_out(memory, &s);
+  const gemm::GemmProblem& g = q_.gemm;
+  const int64_t nr = tiles_.nr;
+  for (int64_t i = 0; i < g.m; ++i) {
+    k_.spread[type_]({o.x + i * g.row[gemm::kA] * element_bytes_, g.col[gemm::kA], g.k, q_.blocks(),
+                      q_.bits, q_.group / kBlock, q_.groups(), s.values + i * q_.blocks() * 64,
+                      s.scales + i * q_.blocks(), s.sums + i * q_.groups()});
+  }
+  const int64_t full = std::min(chunk1, g.n / nr) - chunk0;
+  const int64_t each = full > 0 ? full / kStreams : 0;
+  int64_t columns[kStreams];
+  float* out[kStreams];
+  for (int64_t i = 0; i < each; ++i) {
+    for (int64_t j = 0; j < nr; ++j) {
+      for (int t = 0; t < kStreams; ++t) {
+        columns[t] = (chunk0 + t * each + i) * nr + j;
+        out[t] = s.acc + t * g.m * nr + j;
+      }
+      dot_rows(o, s, columns, out);
+    }
+    for (int t = 0; t < kStreams; ++t) {
+      store(o, s.acc + t * g.m * nr, (chunk0 + t * each + i) * nr, nr);
+    }
+  }
+  // Fewer chunks than streams are left, or columns than a chunk: neighbours are the streams.
+  for (int64_t chunk = chunk0 + each * kStreams; chunk < chunk1; ++chunk) {
+    const int64_t n0 = chunk * nr, cols = std::min(nr, g.n - n0);
+    for (int64_t j = 0; j < cols; j += kStreams) {
+      for (int t = 0; t < kStreams; ++t) {
+        const int64_t column = std::min(j + t, cols - 1);
+        columns[t] = n0 + column;
+        out[t] = s.acc + column;
+      }
+      dot_rows(o, s, columns, out);
+    }
+    store(o, s.acc, n0, cols);
+  }
+}
+
+/// All rows of x with four columns; out[t] is the first row's element of column t.
+void QuantLinear::dot_rows(const Operands& o, const Scratch& s, const int64_t* columns,
+                           float* const* out) const {
+  DotArgs a{};
+  a.zero_point = q_.bits == 8 ? 0.f : 8.f;
+  a.blocks = q_.blocks(), a.groups = q_.groups(), a.group_blocks = q_.group / kBlock;
+  a.factors = s.factors;
+  for (int t = 0; t < kStreams; ++t) {
+    a.w[t] = o.q + columns[t] * q_.row_bytes;
+    a.scale[t] = o.scale + columns[t] * q_.scale_row;
+    a.zero[t] = o.zero ? o.zero + columns[t] * q_.zero_row : nullptr;
+  }
+  for (int64_t i = 0; i < q_.gemm.m; ++i) {
+    a.values = s.values + i * a.blocks * 64;
+    a.scales = s.scales + i * a.blocks;
+    a.sums = s.sums + i * a.groups;
+    for (int t = 0; t < kStreams; ++t) a.out[t] = out[t] + i * tiles_.nr;
+    k_.dot[q_.bits == 8 ? 0 : 1](a);
+  }
+}
+
+void QuantLinear::store(const Operands& o, const float* acc, int64_t n, int64_t cols) const {
+  const gemm::GemmProblem& g = q_.gemm;
+  const auto at = [&](const char* p) { return p ? p + n * element_bytes_ : nullptr; };
+  tiles_.store[type_][g.activation]({acc, g.m, cols, 1.f, at(o.bias), at(o.residual),
+                                     g.row[gemm::kResidual], o.c + n * element_bytes_,
+                                     g.row[gemm::kC]});
+}
+
+}  // namespace rm::cpu::quant

@@ -1,0 +1,270 @@
+// quantize against its reference bit for bit; quant_linear against sums in double.
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "harness.hpp"
+#include "ir/text.hpp"
+#include "ops/evaluate.hpp"
+#include "ops/linear/quantized.hpp"
+#include "ops/registry.hpp"
+
+using namespace rm::test;
+namespace ops = rm::ops;
+namespace ir = rm::ir;
+
+namespace {
+
+struct Case {
+  int64_t m, n, k, bits, group;
+  bool symmetric, bias, residual;
+  std::string activation;
+};
+
+std::string text_of(const Case& c) {
+  return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) +
+         " bits=" + std::to_string(c.bits) + " group=" + std::to_string(c.group) +
+         (c.symmetric ? " symmetric" : "") + (c.bias ? " bias" : "") +
+         (c.residual ? " residual" : "") + " " + c.activation;
+}
+
+/// A weight that was quantised by the plugin's kernel.
+struct Weight {
+  Tensor q, scale, zero;
+  Weight(const Case& c, const Tensor& w)
+      : q(c.bits == 8 ? Type::i8 : Type::u8, {c.n, (c.k + 63) / 64 * 8 * c.bits}),
+        scale(Type::f16, {c.n, (c.k + c.group - 1) / c.group}),
+        zero(Type::f16, {c.n, (c.k + c.group - 1) / c.group}) {
+    Call call{"quantize", {&w}, {&q, &scale}, attributes(c)};
+    call.attrs.push_back(integer("symmetric", c.symmetric));
+    if (!c.symmetric) call.outputs.push_back(&zero);
+    for (const rm_kernel* row : rows("quantize")) {
+      if (supports(*row, call)) REQUIRE(run(*row, call).code == RM_OK);
+    }
+  }
+  static std::vector<Attr> attributes(const Case& c) {
+    return {integer("bits", c.bits), integer("group", c.group)};
+  }
+};
+
+ops::QuantLayout layout(const Case& c) { return {c.k, c.bits, c.group}; }
+
+/// Row r of the quantised weight as numbers.
+std::vector<double> dequantised(const Case& c, const Weight& w, int64_t r) {
+  std::vector<double> out;
+  const int64_t row_bytes = layout(c).row_bytes(), groups = layout(c).groups();
+  const auto* bytes = static_cast<const uint8_t*>(w.q.data()) + r * row_bytes;
+  for (int64_t i = 0; i < c.k; ++i) {
+    const int64_t g = r * groups + i / c.group;
+    const double zero = c.symmetric ? (c.bits == 4 ? 8 : 0) : w.zero[g];
+    out.push_back((layout(c).get(bytes, i) - zero) * w.scale[g]);
+  }
+  return out;
+}
+
+double activate(const std::string& name, double x) {
+  if (name == "silu") return x / (1 + std::exp(-x));
+  if (name == "gelu") return x * 0.5 * std::erfc(-x * std::sqrt(0.5));
+  return x;
+}
+
+void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
+  CAPTURE(text_of(c));
+  CAPTURE(name(type));
+  Tensor w(type, {c.n, c.k}), bias(type, {c.n}), residual(type, {c.m, c.n}), y(type, {c.m, c.n});
+  w.normal(rng, 0.1), bias.normal(rng), residual.normal(rng);
+  Tensor x = scrambled ? Tensor::scrambled(type, {c.m, c.k}, rng) : Tensor(type, {c.m, c.k});
+  x.normal(rng);
+  const Weight weight(c, w);
+  Call call{"quant_linear",
+            {&x, &weight.q, &weight.scale, c.symmetric ? nullptr : &weight.zero,
+             c.bias ? &bias : nullptr, c.residual ? &residual : nullptr},
+            {&y},
+            Weight::attributes(c)};
+  call.attrs.push_back(text("activation", c.activation));
+  std::vector<double> want, tolerance;
+  std::vector<std::vector<double>> rows;
+  for (int64_t r = 0; r < c.n; ++r) rows.push_back(dequantised(c, weight, r));
+  for (int64_t i = 0; i < c.m; ++i) {
+    for (int64_t r = 0; r < c.n; ++r) {
+      double sum = 0, magnitude = 0, rounding = 0;
+      for (int64_t from = 0; from < c.k; from += 32) {  // blocks in which x is rounded
+        double most = 0, weights = 0;
+        for (int64_t j = from; j < std::min(from + 32, c.k); ++j) {
+          const double v = x[i * c.k + j], u = rows[size_t(r)][size_t(j)];
+          sum += v * u, magnitude += std::fabs(v * u);
+          const double q = c.bits == 4
+                               ? 15 * std::fabs(weight.scale[r * layout(c).groups() + j / c.group])
+                               : 0;  // n x - z x is summed apart
+          magnitude += std::fabs(v) * q;
+          most = std::max(most, std::fabs(v)), weights += std::fabs(u);
+        }
+        rounding += most / 65278 * weights;
+      }
+      const double before = sum + (c.bias ? bias[r] : 0);
+      const double value =
+          activate(c.activation, before) + (c.residual ? residual[i * c.n + r] : 0);
+      want.push_back(value);
+      tolerance.push_back(1.2 * rounding + 0x1p-22 * magnitude + 0x1p-21 * std::fabs(before) +
+                          2 * epsilon(type) * std::fabs(value) + 1e-7);
+    }
+  }
+  on_every_row(call, [&](const std::string& row) {
+    std::string wrong;
+    for (int64_t i = 0; i < y.numel() && wrong.empty(); ++i) {
+      const double expected = want[size_t(i)];
+      if (std::fabs(y[i] - expected) <= tolerance[size_t(i)]) continue;
+      wrong = "element " + std::to_string(i) + ": expected " + std::to_string(expected) + " +- " +
+              std::to_string(tolerance[size_t(i)]) + ", got " + std::to_string(y[i]);
+    }
+    INFO(row);
+    CHECK_MESSAGE(wrong.empty(), wrong);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("quant_linear equals sums over the dequantised weight for every layout") {
+  std::mt19937 rng(51);
+  const int64_t ms[] = {1, 2, 3, 8, 9, 33}, ns[] = {1, 3, 16, 40, 130, 300};
+  const int64_t ks[] = {1, 31, 32, 33, 64, 96, 100, 127, 256, 300, 704};
+  const int64_t groups[] = {32, 64, 128};
+  const Type types[] = {Type::f32, Type::bf16, Type::f16};
+  const char* const activations[] = {"none", "silu", "gelu"};
+  for (int round = 0; round < 120; ++round) {
+    const Case c{ms[rng() % 6],     ns[rng() % 6],     ks[rng() % 11],
+                 rng() % 2 ? 8 : 4, groups[rng() % 3], rng() % 2 == 0,
+                 rng() % 2 == 0,    rng() % 2 == 0,    activations[rng() % 3]};
+    check(c, types[rng() % 3], rng, rng() % 3 == 0);
+  }
+}
+
+TEST_CASE("empty operands of quant_linear are legal") {
+  std::mt19937 rng(52);
+  for (int64_t bits : {8, 4}) {
+    check({0, 5, 40, bits, 32, true, true, true, "none"}, Type::f32, rng, false);
+    check({3, 0, 40, bits, 32, true, false, false, "none"}, Type::f32, rng, false);
+    check({3, 5, 0, bits, 32, true, true, true, "silu"}, Type::f32, rng, false);
+    check({12, 5, 0, bits, 32, false, true, false, "none"}, Type::f32, rng, false);
+  }
+}
+
+TEST_CASE("quantize equals its reference bit for bit, also on groups without a usable scale") {
+  std::mt19937 rng(53);
+  for (int round = 0; round < 60; ++round) {
+    const int64_t groups[] = {32, 64, 128}, ks[] = {1, 32, 33, 65, 200};
+    const Case c{1,
+                 1 + int64_t(rng() % 9),
+                 ks[rng() % 5],
+                 rng() % 2 ? 8 : 4,
+                 groups[rng() % 3],
+                 rng() % 2 == 0,
+                 false,
+                 false,
+                 "none"};
+    CAPTURE(text_of(c));
+    Tensor w(Type::f32, {c.n, c.k});
+    w.normal(rng, std::pow(10.0, int(rng() % 9) - 4));
+    if (round % 3 == 0) w.fill([&](int64_t i) { return i % c.k < 40 ? 0.0 : w[i]; });
+    if (round % 4 == 0) w.set(int64_t(rng() % uint64_t(w.numel())), round % 8 ? NAN : INFINITY);
+    const Weight got(c, w);
+    const std::string n = std::to_string(c.n), k = std::to_string(c.k);
+    const std::string g = std::to_string(layout(c).groups());
+    const std::string q = std::string(c.bits == 8 ? "i8[" : "u8[") + n + "," +
+                          std::to_string(layout(c).row_bytes()) + "]";
+    const std::string s = "f16[" + n + "," + g + "]";
+    ir::Graph graph = ir::parse(
+        "rmir 1\ninput %0 \"w\" : f32[" + n + "," + k + "]\n%1, %2" + (c.symmetric ? "" : ", %3") +
+        " = quantize(%0) {bits=" + std::to_string(c.bits) + ", group=" + std::to_string(c.group) +
+        ", symmetric=" + (c.symmetric ? "1" : "0") + "} : " + q + ", " + s +
+        (c.symmetric ? "" : ", " + s) + "\nreturn %1, %2" + (c.symmetric ? "" : ", %3") + "\n");
+    ops::infer_and_check(graph);
+    ops::HostTensor in = ops::zeros({ir::DType::kF32, {c.n, c.k}});
+    std::memcpy(in.bytes.data(), w.data(), in.bytes.size());
+    const auto want = ops::evaluate(graph, {in}, {});
+    CHECK(std::memcmp(want[0].bytes.data(), got.q.data(), want[0].bytes.size()) == 0);
+    const auto same = [](const ops::HostTensor& a, const Tensor& b) {
+      const std::vector<double> x = ops::to_doubles(a);
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double y = b[static_cast<int64_t>(i)];
+        if (!(x[i] == y || (std::isnan(x[i]) && std::isnan(y)))) return false;
+      }
+      return true;
+    };
+    CHECK(same(want[1], got.scale));
+    if (!c.symmetric) CHECK(same(want[2], got.zero));
+  }
+}
+
+TEST_CASE("a quantised weight is within half a step of the weight") {
+  std::mt19937 rng(54);
+  for (int64_t bits : {8, 4}) {
+    for (bool symmetric : {true, false}) {
+      const Case c{1, 7, 300, bits, 64, symmetric, false, false, "none"};
+      Tensor w(Type::f32, {c.n, c.k});
+      w.normal(rng);
+      const Weight got(c, w);
+      for (int64_t r = 0; r < c.n; ++r) {
+        const auto row = dequantised(c, got, r);
+        for (int64_t i = 0; i < c.k; ++i) {
+          const double step = std::fabs(got.scale[r * layout(c).groups() + i / c.group]);
+          // The largest value of the other sign may lie a step beyond 4 bits' range.
+          const double most = bits == 4 && symmetric ? 1.01 : 0.51 + (bits == 8 ? 0.07 : 0.02);
+          CHECK(std::fabs(row[size_t(i)] - w[r * c.k + i]) <= most * step);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("NaN in x makes its row NaN and no other, whatever the number of rows") {
+  std::mt19937 rng(55);
+  for (int64_t m : {2, 12}) {
+    for (int64_t bits : {8, 4}) {
+      const Case c{m, 40, 96, bits, 32, true, false, false, "none"};
+      Tensor w(Type::f32, {c.n, c.k}), x(Type::f32, {m, c.k}), y(Type::f32, {m, c.n});
+      w.normal(rng), x.normal(rng);
+      const Weight weight(c, w);
+      x.set(c.k + 5, NAN);
+      on_every_row({"quant_linear", {&x, &weight.q, &weight.scale}, {&y}, Weight::attributes(c)},
+                   [&](const std::string&) {
+                     for (int64_t i = 0; i < y.numel(); ++i) {
+                       CHECK(std::isnan(y[i]) == (i / c.n == 1));
+                     }
+                   });
+    }
+  }
+}
+
+TEST_CASE("quant_linear gives the same bits on any number of threads and for any few rows") {
+  std::mt19937 rng(56);
+  for (int64_t bits : {8, 4}) {
+    const Case c{8, 333, 256, bits, 32, true, false, false, "none"};
+    Tensor w(Type::f32, {c.n, c.k}), x(Type::f32, {c.m, c.k}), one(Type::f32, {1, c.k});
+    Tensor y(Type::f32, {c.m, c.n}), z(Type::f32, {1, c.n});
+    w.normal(rng), x.normal(rng);
+    one.fill([&](int64_t i) { return x[5 * c.k + i]; });
+    const Weight weight(c, w);
+    const int threads = omp_get_max_threads();
+    for (const rm_kernel* row : rows("quant_linear")) {
+      const Call call{"quant_linear", {&x, &weight.q, &weight.scale}, {&y}, Weight::attributes(c)};
+      if (!supports(*row, call)) continue;
+      std::vector<double> first;
+      for (int count : {1, 2, 5}) {
+        omp_set_num_threads(count);
+        REQUIRE(run(*row, call).code == RM_OK);
+        for (int64_t i = 0; i < y.numel(); ++i) {
+          if (count == 1) first.push_back(y[i]);
+          CHECK(y[i] == first[size_t(i)]);
+        }
+      }
+      omp_set_num_threads(threads);
+      REQUIRE(
+          run(*row, {"quant_linear", {&one, &weight.q, &weight.scale}, {&z}, Weight::attributes(c)})
+              .code == RM_OK);
+      for (int64_t i = 0; i < c.n; ++i) CHECK(z[i] == first[size_t(5 * c.n + i)]);
+    }
+  }
+}
