@@ -124,6 +124,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"deterministic", "true"},
                                                     {"memory_budget", "1G"},
                                                     {"timeout_s", "1"},
+                                                    {"execute_timeout_s", "7"},
                                                     {"rbln", R"({"a":1})"},
                                                     {"furiosa", R"({"a":1})"},
                                                     {"cache_dir", "/x"},
