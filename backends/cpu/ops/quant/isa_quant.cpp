@@ -75,7 +75,7 @@ RM_INLINE float to_integers(const float* x, int32_t* out) {
 
 template <class T>
 void spread(const SpreadArgs& a) {
-  for (int64_t g = 0; g < a.groups; ++g) a.sums[g] = 0;
+  for (int64_t g = 0; g < a.groups + kSpare; ++g) a.sums[g] = 0;
   for (int64_t b = 0; b < a.blocks; ++b) {
     float x[kBlock];
     int32_t q[kBlock], sum = 0;
@@ -103,45 +103,53 @@ void spread(const SpreadArgs& a) {
 // ---- products
 // -------------------------------------------------------------------------------------
 
-/// factors[b] = scale of block b of x times scale of its group; returns what zero points take away.
-RM_INLINE float make_factors(const DotArgs& a, int s, float* factors) {
+/// factors[b] = scale of block b of x times scale of its group. What zero points take away begins
+/// the row's sum, lane by lane.
+RM_INLINE Vec make_factors(const DotArgs& a, int s, float* factors) {
   const uint16_t *scale = a.scale[s], *zero = a.zero[s];
+  const bool centred = !zero && a.zero_point == 0.f;
   Vec taken{};
-  float rest = 0;
-  int64_t g = 0;
-  for (; g + kLanes <= a.groups; g += kLanes) {
-    const Vec v = F16::load(scale + g);
-    const Vec z = zero ? F16::load(zero + g) : Vec{} + a.zero_point;
-    taken += v * z * F32::load(a.sums + g);
+  for (int64_t g = 0; g < a.groups; g += kLanes) {
+    const int64_t count = a.groups - g < kLanes ? a.groups - g : kLanes;
+    uint16_t some[2][kLanes] = {};
+    const uint16_t *scales = scale + g, *zeros = zero ? zero + g : nullptr;
+    if (count < kLanes) {
+      for (int64_t i = 0; i < count; ++i) some[0][i] = scales[i];
+      for (int64_t i = 0; zero && i < count; ++i) some[1][i] = zeros[i];
+      scales = some[0], zeros = zero ? some[1] : nullptr;
+    }
+    const Vec v = F16::load(scales);
+    if (!centred) {
+      const Vec z = zeros ? F16::load(zeros) : Vec{} + a.zero_point;
+      taken -= v * z * F32::load(a.sums + g);  // sums are zero behind the last group
+    }
     if (a.group_blocks == 1) {
       F32::store(factors + g, v * F32::load(a.scales + g));
     } else {
       const int64_t first = g * a.group_blocks;
-      for (int64_t i = 0; i < kLanes * a.group_blocks && first + i < a.blocks; ++i) {
+      for (int64_t i = 0; i < count * a.group_blocks && first + i < a.blocks; ++i) {
         factors[first + i] = v[static_cast<int>(i / a.group_blocks)] * a.scales[first + i];
       }
     }
   }
-  for (; g < a.groups; ++g) {
-    const float v = half_to_float(scale[g]);
-    rest += v * (zero ? half_to_float(zero[g]) : a.zero_point) * a.sums[g];
-    const int64_t first = g * a.group_blocks;
-    for (int64_t b = first; b < first + a.group_blocks && b < a.blocks; ++b) {
-      factors[b] = v * a.scales[b];
-    }
-  }
   // Blocks of padding behind the last group; their x is zero.
   for (int64_t b = a.groups * a.group_blocks; b < a.blocks; ++b) factors[b] = 0;
-  float lanes[kLanes];
-  F32::store(lanes, taken);
-  for (int i = 0; i < kLanes; ++i) rest += lanes[i];
-  return rest;
+  return taken;
 }
 
 #if defined(__AVX2__)
 typedef __m256 Sum;
 RM_INLINE Sum add_scaled(Sum sum, __m256i products, float factor) {
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), _mm256_set1_ps(factor), sum);
+}
+/// The vector's lanes in the order of the sum's.
+RM_INLINE Sum begin_sum(Vec v) {
+#if defined(__AVX512F__)
+  const __m512 wide = (__m512)v;
+  return _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
+#else
+  return (__m256)v;
+#endif
 }
 RM_INLINE float total(Sum v) {
   const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -150,9 +158,10 @@ RM_INLINE float total(Sum v) {
 }
 
 void dot8(const DotArgs& a) {
-  float taken[kStreams];
-  for (int s = 0; s < kStreams; ++s) taken[s] = make_factors(a, s, a.factors + s * a.blocks);
-  Sum sum[kStreams] = {};
+  Sum sum[kStreams];
+  for (int s = 0; s < kStreams; ++s) {
+    sum[s] = begin_sum(make_factors(a, s, a.factors + s * (a.blocks + kSpare)));
+  }
   for (int64_t b = 0; b < a.blocks; ++b) {
     const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
     const __m256i x0 = _mm256_loadu_si256(x), x1 = _mm256_loadu_si256(x + 1);
@@ -164,10 +173,10 @@ void dot8(const DotArgs& a) {
       const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(w + 1));
       const __m256i products =
           _mm256_add_epi32(_mm256_madd_epi16(w0, x0), _mm256_madd_epi16(w1, x1));
-      sum[s] = add_scaled(sum[s], products, a.factors[s * a.blocks + b]);
+      sum[s] = add_scaled(sum[s], products, a.factors[s * (a.blocks + kSpare) + b]);
     }
   }
-  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]) - taken[s];
+  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]);
 }
 
 /// Sums of n (0..15) times 256 * high + low. No sum of two products leaves 16 bits.
@@ -179,9 +188,10 @@ RM_INLINE __m256i nibble_products(__m256i n, const __m256i* x) {
 }
 
 void dot4(const DotArgs& a) {
-  float taken[kStreams];
-  for (int s = 0; s < kStreams; ++s) taken[s] = make_factors(a, s, a.factors + s * a.blocks);
-  Sum sum[kStreams] = {};
+  Sum sum[kStreams];
+  for (int s = 0; s < kStreams; ++s) {
+    sum[s] = begin_sum(make_factors(a, s, a.factors + s * (a.blocks + kSpare)));
+  }
   const __m256i mask = _mm256_set1_epi8(15);
   for (int64_t b = 0; b < a.blocks; b += 2) {
     const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
@@ -189,7 +199,7 @@ void dot4(const DotArgs& a) {
     for (int s = 0; s < kStreams; ++s) {
       const auto* w = reinterpret_cast<const __m256i*>(a.w[s] + b * 16);
       __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
-      const float* factor = a.factors + s * a.blocks + b;
+      const float* factor = a.factors + s * (a.blocks + kSpare) + b;
       const __m256i both = _mm256_loadu_si256(w);
       const __m256i n0 = _mm256_and_si256(both, mask);
       const __m256i n1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
@@ -197,12 +207,14 @@ void dot4(const DotArgs& a) {
       sum[s] = add_scaled(sum[s], nibble_products(n1, x + 2), factor[1]);
     }
   }
-  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]) - taken[s];
+  for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]);
 }
 #else
 void dot8(const DotArgs& a) {
   for (int s = 0; s < kStreams; ++s) {
-    float sum = -make_factors(a, s, a.factors);
+    const Vec taken = make_factors(a, s, a.factors);
+    float sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += taken[i];
     for (int64_t b = 0; b < a.blocks; ++b) {
       const auto* x = reinterpret_cast<const int16_t*>(a.values) + b * kBlock;
       const auto* w = reinterpret_cast<const int8_t*>(a.w[s]) + b * kBlock;
@@ -216,7 +228,9 @@ void dot8(const DotArgs& a) {
 
 void dot4(const DotArgs& a) {
   for (int s = 0; s < kStreams; ++s) {
-    float sum = -make_factors(a, s, a.factors);
+    const Vec taken = make_factors(a, s, a.factors);
+    float sum = 0;
+    for (int i = 0; i < kLanes; ++i) sum += taken[i];
     for (int64_t b = 0; b < a.blocks; ++b) {
       const auto* high = reinterpret_cast<const int8_t*>(a.values) + b * 2 * kBlock;
       const uint8_t* w = a.w[s] + b / 2 * 32;

@@ -8,6 +8,7 @@ namespace rm::cpu::quant {
 
 constexpr int kStreams = 4;  // rows read at once, from places far apart (see gemm's direct kernels)
 constexpr int kBlock = 32;   // elements of x that share a scale
+constexpr int kSpare = 16;   // floats behind scales, sums and factors: vectors may reach there
 
 /// One row of x as integers of 16 bits, |value| <= 32639, with a scale for each block.
 /// 8-bit weights: int16 values in order. 4-bit weights: of each block the 32 high bytes, then the
@@ -18,7 +19,7 @@ struct SpreadArgs {
   int64_t group_blocks, groups;
   char* values;   // 64 bytes a block
   float* scales;  // a block
-  float* sums;    // a group: the sum of its elements
+  float* sums;    // a group: the sum of its elements; kSpare zeros follow
 };
 
 /// out[s] = x . (row s of the weight).
@@ -30,7 +31,7 @@ struct DotArgs {
   const uint16_t* zero[kStreams];  // null: zero_point
   float zero_point;
   int64_t blocks, groups, group_blocks;
-  float* factors;  // kStreams * blocks floats of scratch
+  float* factors;  // scratch: kStreams * (blocks + kSpare)
   float* out[kStreams];
 };
 

@@ -82,9 +82,9 @@ uint64_t QuantLinear::lay_out(char* base, Scratch* s) const {
     return p;
   };
   s->values = take(m * blocks * 64);
-  s->scales = reinterpret_cast<float*>(take(m * blocks * 4));
-  s->sums = reinterpret_cast<float*>(take(m * q_.groups() * 4 + 64));
-  s->factors = reinterpret_cast<float*>(take(kStreams * blocks * 4 + 64));
+  s->scales = reinterpret_cast<float*>(take(m * (blocks + kSpare) * 4));
+  s->sums = reinterpret_cast<float*>(take(m * (q_.groups() + kSpare) * 4));
+  s->factors = reinterpret_cast<float*>(take(kStreams * (blocks + kSpare) * 4));
   s->acc = reinterpret_cast<float*>(take(kStreams * m * tiles_.nr * 4));
   return at;
 }
@@ -136,7 +136,7 @@ void QuantLinear::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* m
   for (int64_t i = 0; i < g.m; ++i) {
     k_.spread[type_]({o.x + i * g.row[gemm::kA] * element_bytes_, g.col[gemm::kA], g.k, q_.blocks(),
                       q_.bits, q_.group / kBlock, q_.groups(), s.values + i * q_.blocks() * 64,
-                      s.scales + i * q_.blocks(), s.sums + i * q_.groups()});
+                      s.scales + i * (q_.blocks() + kSpare), s.sums + i * (q_.groups() + kSpare)});
   }
   const int64_t full = std::min(chunk1, g.n / nr) - chunk0;
   const int64_t each = full > 0 ? full / kStreams : 0;
@@ -183,8 +183,8 @@ void QuantLinear::dot_rows(const Operands& o, const Scratch& s, const int64_t* c
   }
   for (int64_t i = 0; i < q_.gemm.m; ++i) {
     a.values = s.values + i * a.blocks * 64;
-    a.scales = s.scales + i * a.blocks;
-    a.sums = s.sums + i * a.groups;
+    a.scales = s.scales + i * (a.blocks + kSpare);
+    a.sums = s.sums + i * (a.groups + kSpare);
     for (int t = 0; t < kStreams; ++t) a.out[t] = out[t] + i * tiles_.nr;
     k_.dot[q_.bits == 8 ? 0 : 1](a);
   }

@@ -1,0 +1,123 @@
+// quant_linear at decoder sizes: GB/s of stored weights, share of the read probe.
+//
+//   quant_bench [8|4] [threads] [m,m,...] [group]
+//
+// Weights are random bytes, rotated through more copies than the last cache holds.
+#include <omp.h>
+
+#include <algorithm>
+#include <random>
+#include <sstream>
+
+#include "../../tests/cpp/cpu_gemm/harness.hpp"
+#include "probe.hpp"
+
+namespace {
+using namespace gemm_test;
+constexpr DLDataType kU8{kDLUInt, 8, 1};
+
+struct Layer {
+  int64_t n, k;
+};
+
+void randomize(Tensor& t, double scale) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < t.elements; ++i) {
+    if (t.dtype.bits == 8) {
+      static_cast<uint8_t*>(t.data())[i] = static_cast<uint8_t>(random());
+    } else {
+      set(t.dtype, t.data(), i, normal(random) * scale);
+    }
+  }
+}
+
+rm_attr attribute(std::string_view name, int64_t value) {
+  return {sizeof(rm_attr), {name.data(), name.size()}, RM_ATTR_INT, 0, value, 0, {}, 0, 0, 0};
+}
+
+/// Median seconds of a launch on bf16 activations.
+double measure(const rm_kernel& row, int64_t bits, int64_t group, int64_t m, Layer layer) {
+  const int64_t row_bytes = (layer.k + 63) / 64 * 8 * bits, groups = (layer.k + group - 1) / group;
+  Tensor x(kBF16, {m, layer.k}), y(kBF16, {m, layer.n});
+  randomize(x, 1);
+  const int64_t bytes = layer.n * (row_bytes + 2 * groups);
+  const int copies = static_cast<int>(std::max<int64_t>(2, (200 << 20) / bytes));
+  std::vector<Tensor> weights, scales;
+  for (int i = 0; i < copies; ++i) {
+    weights.emplace_back(bits == 8 ? kI8 : kU8, std::vector<int64_t>{layer.n, row_bytes});
+    scales.emplace_back(kF16, std::vector<int64_t>{layer.n, groups});
+    randomize(weights.back(), 1), randomize(scales.back(), 0.01);
+  }
+  const rm_attr attrs[] = {attribute("bits", bits), attribute("group", group)};
+  const rm_tensor* inputs[] = {&x.view, &weights[0].view, &scales[0].view};
+  const rm_tensor* outputs[] = {&y.view};
+  const rm_problem problem{sizeof(rm_problem),
+                           {"quant_linear", 12},
+                           inputs,
+                           3,
+                           outputs,
+                           1,
+                           attrs,
+                           2,
+                           sizeof(rm_attr),
+                           6};
+  rm_kernel_state* state = nullptr;
+  check(row.prepare(&problem, nullptr, 0, &state));
+  const Memory workspace = allocate(row.workspace(state));
+  std::vector<double> times;
+  for (int round = 0; round < 6; ++round) {
+    const double start = rm::bench::seconds();
+    for (int i = 0; i < copies; ++i) {
+      const void* in[] = {x.data(), weights[size_t(i)].data(), scales[size_t(i)].data()};
+      void* out[] = {y.data()};
+      const rm_launch launch{sizeof(rm_launch), state, in, out, workspace.get(), nullptr};
+      check(row.launch(&launch));
+    }
+    if (round > 0) times.push_back((rm::bench::seconds() - start) / copies);
+  }
+  row.release(state);
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t bits = argc > 1 ? std::atoi(argv[1]) : 8;
+  if (argc > 2 && std::atoi(argv[2]) > 0) omp_set_num_threads(std::atoi(argv[2]));
+  std::vector<int64_t> ms = {1, 8, 512};
+  if (argc > 3) {
+    ms.clear();
+    std::stringstream list(argv[3]);
+    for (std::string item; std::getline(list, item, ',');) ms.push_back(std::atoll(item.c_str()));
+  }
+  const int64_t group = argc > 4 ? std::atoi(argv[4]) : 32;
+  const rm_kernel* best = nullptr;
+  const rm_kernels& table = plugin_rows();
+  for (size_t i = 0; i < table.count && !best; ++i) {
+    const auto* row = reinterpret_cast<const rm_kernel*>(reinterpret_cast<const char*>(table.rows) +
+                                                         i * table.row_stride);
+    const char* isa = __builtin_cpu_supports("avx512bw") ? "_avx512" : "_avx2";
+    if (text(row->op) == "quant_linear" && text(row->name).find(isa) != std::string::npos) {
+      best = row;
+    }
+  }
+  const Layer layers[] = {{1024, 1024}, {512, 1024}, {2816, 1024}, {1024, 2816},
+                          {768, 768},   {2048, 768}, {32000, 1024}};
+  for (int64_t m : ms) {
+    for (const Layer& layer : layers) {
+      const double probe = rm::bench::read_rate(true);
+      const double seconds = measure(*best, bits, group, m, layer);
+      const double bytes = double(layer.n) * double((layer.k + 63) / 64 * 8 * bits +
+                                                    (layer.k + group - 1) / group * 2);
+      std::printf(
+          "int%lld %4lld x %5lld x %4lld: %8.1f us %5.1f GB/s (%.2f of the read probe), "
+          "%5.1f GFLOP/s\n",
+          (long long)bits, (long long)m, (long long)layer.n, (long long)layer.k, seconds * 1e6,
+          bytes / seconds * 1e-9, bytes / seconds * 1e-9 / probe,
+          2e-9 * double(m * layer.n * layer.k) / seconds);
+      std::fflush(stdout);
+    }
+  }
+}
