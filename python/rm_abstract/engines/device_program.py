@@ -19,7 +19,7 @@ from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.base import Decline
 from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
-from rm_abstract.engines.variant import Record
+from rm_abstract.engines.variant import BAD_CALL, Record
 from rm_abstract.errors import CompileError, ExecutionError
 from rm_abstract.worker import ir_text
 
@@ -221,8 +221,21 @@ class DeviceProgram:
                 self._parts.append(device_part)
             else:
                 self._parts.append(_HostPart(part["text"], self._weights, part["inputs"]))
-        for found in self.device_parts:
-            found.ensure_loaded(self._weights)
+        self._surviving_a_crash(self._ensure_loaded)
+
+    def _ensure_loaded(self) -> None:
+        for part in self.device_parts:
+            part.ensure_loaded(self._weights)
+
+    @staticmethod
+    def _surviving_a_crash(body: Callable[[], Any]) -> Any:
+        """The body's result; once more, in the next worker, when one died meanwhile."""
+        try:
+            return body()
+        except _core.CoreError as error:
+            if error.reason != _CRASHED:
+                raise
+        return body()
 
     def become_exact(self, sizes: dict[str, int]) -> None:
         """Gives padding up: this program serves one shape from now on."""
@@ -285,22 +298,21 @@ class DeviceProgram:
         )
 
     def _run(self, inputs: list[torch.Tensor], fill: float, rows: float) -> list[torch.Tensor]:
+        def attempt() -> list[torch.Tensor]:
+            self._ensure_loaded()
+            return self._run_parts(inputs, fill, rows)
+
         with self._lock:
-            for attempt in range(2):
-                try:
-                    for part in self.device_parts:
-                        part.ensure_loaded(self._weights)
-                    return self._run_parts(inputs, fill, rows)
-                except _core.CoreError as error:
-                    if error.reason == _CRASHED and attempt == 0:
-                        continue  # the pool starts another worker
-                    if error.reason in ("", "RM301") and error.code in (3, 11):
-                        raise  # the call is wrong, not the device
-                    raise ExecutionError(
-                        f"{error}; try the original, which serves this model now",
-                        code=error.reason or "RM301",
-                    ) from error
-        raise AssertionError("unreachable: the second attempt returns or raises")
+            try:
+                outputs: list[torch.Tensor] = self._surviving_a_crash(attempt)
+                return outputs
+            except _core.CoreError as error:
+                if error.reason in ("", "RM301") and error.code in BAD_CALL:
+                    raise  # the call is wrong, not the device
+                raise ExecutionError(
+                    f"{error}; try the original, which serves this model now",
+                    code=error.reason or "RM301",
+                ) from error
 
     def _run_parts(
         self, inputs: list[torch.Tensor], fill: float, rows: float
