@@ -127,3 +127,28 @@ def test_dim_expressions_are_integer_arithmetic() -> None:
 def test_conditions_from_a_record_cannot_carry_code(text: str) -> None:
     with pytest.raises(ValueError, match="relation of dims"):
         serves([["s0"]], [text], [False])
+
+
+def test_the_users_module_keeps_its_weights_while_it_is_captured() -> None:
+    """Another thread may run the model at that time."""
+    seen: list[type] = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(type(original.linear.weight))
+            return self.linear(x)
+
+    original = Watched().eval()
+    weight = original.linear.weight
+    with torch.no_grad():
+        captured = capture(original, (torch.randn(2, 3),), {})
+    assert set(captured.weights) == {
+        "linear.bias",
+        "linear.weight",
+    }
+    assert seen and set(seen) == {nn.Parameter}
+    assert original.linear.weight is weight

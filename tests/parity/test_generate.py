@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,3 +229,54 @@ def test_weights_changed_between_calls_are_noticed(llama: Any) -> None:
         llama.lm_head.weight.copy_(torch.randn_like(llama.lm_head.weight))
     changed, got = both(llama, inputs)
     assert torch.equal(got, changed) and not torch.equal(changed, expected)
+
+
+def test_threads_that_generate_at_once_get_their_own_tokens(llama: Any) -> None:
+    calls = [prompts(1 + i % 2, 7 + i) for i in range(6)]
+    options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    with rm.disabled():
+        expected = [llama.generate(**inputs, **options) for inputs in calls]
+    for _ in range(3):  # compiled in the first round, by whoever comes first
+        with ThreadPoolExecutor(4) as pool:
+            got = list(pool.map(lambda inputs: llama.generate(**inputs, **options), calls))
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert explained(llama)["loop_tokens"] > 200
+
+
+def test_an_interrupt_stops_the_loop_at_once_and_leaves_the_model_usable(session: Any) -> None:
+    config = hf.LlamaConfig(
+        hidden_size=256, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=60000
+    )
+    torch.manual_seed(0)
+    model = hf.LlamaForCausalLM(config).eval()
+    model.generation_config.eos_token_id = None
+    rm.accelerate(model)
+    inputs = prompts(1, 9)
+    both(model, inputs)
+    expected, got = both(model, inputs)
+    assert torch.equal(got, expected)
+    interrupted = []
+
+    def interrupt() -> None:
+        interrupted.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(1.0, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(**inputs, max_new_tokens=50000, do_sample=False, pad_token_id=0)
+    assert time.monotonic() - interrupted[0] < 2
+    expected, got = both(model, inputs)
+    assert torch.equal(got, expected)
+
+
+def test_the_trained_llama_continues_python_source_as_eager_does(session: Any) -> None:
+    folder = Path(__file__).parents[2] / "examples" / "models" / "tiny_llama"
+    model = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text = b"import os\n\n\ndef read(path):\n    with open(path) as file:\n"
+    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(text.decode(), return_tensors="pt")
+    for _ in range(2):
+        expected, got = both(model, dict(inputs), max_new_tokens=500, eos_token_id=None)
+        assert torch.equal(got, expected)
+    assert explained(model)["loop_tokens"] > 490

@@ -7,6 +7,8 @@ length, mask length = past + new) are assumed and become guards. The module is o
 
 from __future__ import annotations
 
+import copy
+import threading
 import time
 import warnings
 from collections.abc import Sequence
@@ -26,6 +28,10 @@ from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program
 from rm_abstract.capture.outputs import Recorder, Structure
 from rm_abstract.engines.base import Decline
 from rm_abstract.generation.step_call import mask_tensors
+
+
+# torch.export keeps global state: of two captures at once, both fail.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass
@@ -169,14 +175,15 @@ def capture_flat(
 ) -> Captured:
     """`capture` for a call that was taken apart already."""
     started = time.perf_counter()
-    wrapper = _Flattened(module, call, parameters.positional)
+    wrapper = _Flattened(_shadow(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
-    program = _export(wrapper, tensors)
-    if is_inplace(program):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program = program.run_decompositions({})
+    with _ONE_AT_A_TIME:
+        program = _export(wrapper, tensors)
+        if is_inplace(program):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                program = program.run_decompositions({})
     imported = import_program(program, strip="m.", donated=_donated(call))
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
@@ -191,6 +198,20 @@ def capture_flat(
         kept=imported.kept,
         capture_ms=(time.perf_counter() - started) * 1e3,
     )
+
+
+def _shadow(module: torch.nn.Module) -> torch.nn.Module:
+    """A copy of the module's structure around the same tensors.
+
+    torch.export puts stand-ins into the module while it traces; another thread that runs the model
+    meanwhile must not meet them. A module that cannot be copied is traced itself.
+    """
+    held = (*module.parameters(), *module.buffers())
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in held}
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception:  # whatever a module's own parts raise when copied
+        return module
 
 
 def _donated(call: FlatCall) -> set[int]:
