@@ -47,7 +47,7 @@ def test_a_second_process_misses_nothing(workers):
 
 def test_readers_against_a_thrashing_evictor_are_never_wrong(workers, own_cache: Path):
     numbers = ",".join(map(str, range(12)))
-    readers = [workers.start(numbers, "--forever") for _ in range(16 if SOAK else 6)]
+    readers = [workers.start(numbers, "--forever") for _ in range(16)]
     mapped = [workers.start("100,101", "--forever", "--large") for _ in range(2)]
     cache = _core.cache.CompileCache()
     evicted, end = 0, time.monotonic() + (60 if SOAK else 6)
