@@ -39,7 +39,7 @@ def compile_ahead(
     with _offline(), _session(device):
         from rm_abstract import api
 
-        model = _load(folder, auto_class)
+        model = load_model(folder, auto_class)
         for batch in batch_size:
             for length in sequence_length:
                 _call(model, batch, length)
@@ -90,7 +90,7 @@ def _session(device: Any) -> Iterator[None]:
         api.shutdown()
 
 
-def _load(folder: Path, auto_class: str | None) -> Any:
+def load_model(folder: Path, auto_class: str | None) -> Any:
     import transformers
 
     name = auto_class or _class_of(folder)
@@ -114,15 +114,15 @@ def _call(model: Any, batch: int, length: int) -> None:
     with torch.no_grad():
         # Twice each: the first call of a new artefact is served by the original.
         for _ in range(2):
-            model(**_inputs(model, batch, length))
+            model(**example_inputs(model, batch, length))
         if model.can_generate() and not model.config.is_encoder_decoder:
             for _ in range(2):
                 tokens = {"min_new_tokens": TOKENS, "max_new_tokens": TOKENS}
-                inputs = _inputs(model, batch, length)
+                inputs = example_inputs(model, batch, length)
                 model.generate(**inputs, **tokens, do_sample=False, pad_token_id=0)
 
 
-def _inputs(model: Any, batch: int, length: int) -> dict[str, Any]:
+def example_inputs(model: Any, batch: int, length: int) -> dict[str, Any]:
     import torch
 
     if model.main_input_name == "input_ids":

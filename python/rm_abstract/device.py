@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rm_abstract.config import Settings
+from rm_abstract.config import resolve as resolve_settings
 from rm_abstract.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
 
 ENTRY_POINTS = "rm_abstract.backends"
@@ -131,7 +132,10 @@ def resolve(settings: Settings) -> Resolved:
     load_plugins(settings.text("backend_path"))
     try:
         found = _core.control.resolve_device(
-            settings.text("device"), settings.text("fallback"), settings.flag("sim_npu")
+            settings.text("device"),
+            settings.text("fallback"),
+            settings.flag("sim_npu"),
+            settings.text("hardware_root"),
         )
     except _core.CoreError as error:
         raise from_core(error, DeviceUnavailableError) from None
@@ -154,11 +158,21 @@ def backends(search_path: str = "") -> list[dict[str, Any]]:
 
 
 def devices(sim_npu: bool = False) -> list[str]:
-    """Usable devices, best first; ``auto`` takes the first."""
+    """Usable devices, best first; ``auto`` takes the first. Simulated ones, which it never takes,
+    come last and only when asked for."""
     from rm_abstract import _core
 
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
-    return [row["device"] for row in _core.control.usable_devices(sim_npu)]
+    found = [row["device"] for row in _core.control.usable_devices(sim_npu, hardware_root())]
+    for row in _core.backend.backends() if sim_npu else ():
+        if row["name"] == "sim" and row["available"]:
+            found += [f"sim:{i}" for i in range(len(row["devices"]))]
+    return found
+
+
+def hardware_root() -> str:
+    """Where device nodes and PCI functions are looked for."""
+    return os.environ.get("RM_HARDWARE_ROOT") or "/"
 
 
 def info(device: str) -> dict[str, Any]:
@@ -168,7 +182,8 @@ def info(device: str) -> dict[str, Any]:
     check(device)
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
     try:
-        found = _core.control.resolve_device(device, "error")
+        sim_npu = resolve_settings({}).flag("sim_npu")
+        found = _core.control.resolve_device(device, "error", sim_npu, hardware_root())
     except _core.CoreError as error:
         raise from_core(error, DeviceUnavailableError) from None
     for row in _core.backend.backends():

@@ -41,6 +41,8 @@ constexpr OptionSpec kTable[] = {
      "1 tells on stderr what is compiled for a device and loaded from the cache"},
     {"backend_path", "RM_BACKEND_PATH", kSession, kText, "", "absolute paths separated by ':'", false,
      "more folders or files to load backend plugins from"},
+    {"hardware_root", "RM_HARDWARE_ROOT", kSession, kText, "/", "an absolute path", false,
+     "where /dev and /sys are looked for: for tests on a made-up machine"},
     {"sim_npu", "RM_SIM_NPU", kSession, kBool, "false", "", false,
      "let npu:N name the simulated device when no physical one is left"},
 

@@ -67,6 +67,7 @@ py::list hardware_list(const std::string& root) {
     py::dict row;
     row["kind"] = std::string(control::kind_name(hardware.kind));
     row["vendor"] = hardware.vendor;
+    row["packages"] = hardware.packages;
     row["looked_for"] = hardware.looked_for;
     row["nodes"] = hardware.nodes;
     row["unreadable"] = hardware.unreadable;

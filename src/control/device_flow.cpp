@@ -124,8 +124,11 @@ std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
       failed = true;
     }
     if (!failed) {
+      const std::string packages =
+          hardware == nullptr || hardware->packages.empty() ? "" : " " + hardware->packages;
       notes.push_back({"RM401", "[device " + name + "] expected the plugin " + file +
-                                    ", got none; install the package that brings it"});
+                                    ", got none; try pip install rm_abstract" + packages +
+                                    ", in a build that has this plugin"});
     }
   } else if (backend->score <= 0 || backend->devices == 0) {
     const std::string why = backend->why_not.empty() ? "it gave no reason" : backend->why_not;

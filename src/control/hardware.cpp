@@ -21,12 +21,15 @@ struct Vendor {
   const char* suffix;  // and behind it
   const char* pci_vendor;
   const char* pci_class;  // prefix of the class, so that a maker's bridges do not count
+  const char* packages;   // the vendor's own, of its package index
 };
 // 0x0300 VGA and 0x0302 3D controllers; 0x12 processing accelerators.
 constexpr Vendor kVendors[] = {
-    {DeviceKind::kCuda, "NVIDIA", "dev", "nvidia", "", "0x10de", "0x03"},
-    {DeviceKind::kRbln, "Rebellions", "dev", "rbln", "", "0x1eff", "0x"},
-    {DeviceKind::kFuriosa, "FuriosaAI", "dev/rngd", "npu", "mgmt", "0x1ed2", "0x"}};
+    {DeviceKind::kCuda, "NVIDIA", "dev", "nvidia", "", "0x10de", "0x03", "nvidia-cublas"},
+    {DeviceKind::kRbln, "Rebellions", "dev", "rbln", "", "0x1eff", "0x",
+     "optimum-rbln rebel-compiler"},
+    {DeviceKind::kFuriosa, "FuriosaAI", "dev/rngd", "npu", "mgmt", "0x1ed2", "0x",
+     "furiosa-torch"}};
 
 /// The number between prefix and suffix, or -1.
 int node_number(std::string_view name, const Vendor& vendor) {
@@ -66,6 +69,7 @@ std::vector<VendorHardware> detect_hardware(const fs::path& root) {
     VendorHardware hardware;
     hardware.kind = vendor.kind;
     hardware.vendor = vendor.name;
+    hardware.packages = vendor.packages;
     hardware.looked_for = std::string("/") + vendor.folder + "/" + vendor.prefix + "[0-9]+" +
                           vendor.suffix + " and PCI vendor " + vendor.pci_vendor;
     std::vector<std::pair<int, std::string>> numbered;

@@ -16,6 +16,7 @@ struct VendorHardware {
   std::string looked_for;               ///< "/dev/nvidia[0-9]+ and PCI vendor 0x10de"
   std::vector<std::string> nodes;       ///< "/dev/nvidia0", by index; without the root prefix
   std::vector<std::string> unreadable;  ///< nodes this user may not open
+  std::string packages;                 ///< what pip installs for it: "optimum-rbln rebel-compiler"
   size_t pci_functions = 0;             ///< present on the bus, with or without a driver
 };
 

@@ -18,6 +18,7 @@ class _Lazy(click.Group):
 
     commands_at: ClassVar[dict[str, tuple[str, str]]] = {
         "bench": ("rm_abstract.bench.cli", "bench"),
+        "check": ("rm_abstract.cli.check", "check"),
         "cache": ("rm_abstract.cli.cache", "cache"),
         "compile": ("rm_abstract.cli.compile", "compile_command"),
         "doctor": ("rm_abstract.cli.doctor", "doctor"),
@@ -68,7 +69,7 @@ def devices(as_json: bool, sim_npu: bool) -> None:
     usable = found.devices(sim_npu)
     missing = []
     for kind in ("cuda", "rbln", "furiosa", "cpu"):
-        notes = _core.control.why_not(kind, sim_npu)
+        notes = _core.control.why_not(kind, sim_npu, found.hardware_root())
         missing += [{"device": kind, **dict(note)} for note in notes]
     if as_json:
         click.echo(json.dumps({"usable": usable, "not_usable": missing}, indent=2))
