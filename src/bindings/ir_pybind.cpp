@@ -13,6 +13,7 @@
 #include "ops/registry.hpp"
 #include "passes/partition.hpp"
 #include "passes/pass.hpp"
+#include "passes/quantize.hpp"
 
 namespace rm::bindings {
 
@@ -68,6 +69,14 @@ void bind_ir(py::module_& m) {
     return ir::print(graph);
   }, py::arg("text"), py::arg("options") = Texts(),
      "The inference pipeline applied to a program; options left out come from the environment.");
+  ir_module.def("quantize", [](const std::string& text, int64_t bits, int64_t group, bool symmetric) {
+    ir::Graph graph = parse_checked(text);
+    passes::QuantizeOptions options;
+    options.bits = bits, options.group = group, options.symmetric = symmetric;
+    const int64_t replaced = passes::quantize_linears(graph, options);
+    return py::make_tuple(ir::print(graph), replaced);
+  }, py::arg("text"), py::arg("bits"), py::arg("group") = 32, py::arg("symmetric") = true,
+     "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
   ir_module.def("substitute", [](const std::string& text, const std::map<std::string, int64_t>& sizes) {
     ir::Graph graph = ir::substitute(parse_checked(text), {sizes.begin(), sizes.end()});
     passes::PassContext context;

@@ -1,0 +1,132 @@
+// One sweep in node order; weights that several products read are quantised once.
+#include "passes/quantize.hpp"
+
+#include <map>
+
+#include "base/error.hpp"
+#include "ops/linear/quantized.hpp"
+#include "ops/registry.hpp"
+
+namespace rm::passes {
+namespace {
+
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::TensorType;
+using ir::ValueId;
+
+ValueId operand(const Node& node, size_t i) {
+  return i < node.operands.size() ? node.operands[i] : ir::kNoValue;
+}
+
+class Sweep {
+ public:
+  Sweep(Graph& graph, const QuantizeOptions& options) : graph_(graph), options_(options) {
+    for (size_t v = 0; v < graph.num_values(); ++v) {
+      constant_.push_back(graph.is_constant(static_cast<ValueId>(v)));
+    }
+  }
+
+  int64_t run() {
+    int64_t replaced = 0;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      Node node = std::move(graph_.nodes[n]);
+      bool constant = !node.op.starts_with("aten.");
+      for (ValueId v : node.operands) constant = constant && is_constant(v);
+      for (ValueId r : node.results) constant_[static_cast<size_t>(r)] = constant;
+      if (!constant && replaces(node)) {
+        node = replacement(node);
+        ++replaced;
+      }
+      out_.push_back(std::move(node));
+    }
+    graph_.nodes = std::move(out_);
+    graph_.compact();
+    return replaced;
+  }
+
+ private:
+  bool is_constant(ValueId v) const {
+    return v == ir::kNoValue || constant_[static_cast<size_t>(v)] != 0;
+  }
+
+  bool replaces(const Node& node) const {
+    if (node.op != "linear" && node.op != "gemm") return false;
+    if (node.op == "gemm" && node.f_or("alpha", 1.0) != 1.0) return false;
+    const TensorType& w = graph_.type(node.operands[1]);
+    const TensorType& x = graph_.type(node.operands[0]);
+    if (!is_constant(node.operands[1]) || w.rank() != 2 || x.rank() < 2) return false;
+    if (!w.dims[0].is_static() || !w.dims[1].is_static()) return false;
+    if (x.dtype != DType::kF32 && x.dtype != DType::kBF16 && x.dtype != DType::kF16) return false;
+    return w.dims[0].value() * w.dims[1].value() >= options_.least_elements;
+  }
+
+  std::vector<ValueId> emit(std::string op, std::vector<ValueId> operands, ir::Attrs attrs,
+                            const std::vector<TensorType>& types) {
+    std::vector<ValueId> results;
+    for (const TensorType& type : types) {
+      results.push_back(graph_.add_result(type));
+      constant_.push_back(1);
+    }
+    out_.push_back({std::move(op), std::move(operands), results, std::move(attrs)});
+    return results;
+  }
+
+  /// q, scale and zero point of a weight [N, K] (or [K, N], then of its transpose).
+  const std::vector<ValueId>& quantised(ValueId weight, bool transposed) {
+    std::vector<ValueId>& made = made_[{weight, transposed}];
+    if (!made.empty()) return made;
+    TensorType w = graph_.type(weight);
+    ValueId source = weight;
+    if (!transposed) {
+      std::swap(w.dims[0], w.dims[1]);
+      source = emit("permute", {weight}, {{"axes", std::vector<int64_t>{1, 0}}}, {w})[0];
+    }
+    const ops::QuantLayout layout{w.dims[1].value(), options_.bits, options_.group};
+    std::vector<TensorType> types = {
+        {options_.bits == 8 ? DType::kI8 : DType::kU8, {w.dims[0], layout.row_bytes()}},
+        {DType::kF16, {w.dims[0], layout.groups()}}};
+    if (!options_.symmetric) types.push_back(types[1]);
+    made = emit("quantize", {source},
+                {{"bits", options_.bits},
+                 {"group", options_.group},
+                 {"symmetric", int64_t{options_.symmetric ? 1 : 0}}},
+                types);
+    made.resize(3, ir::kNoValue);
+    return made;
+  }
+
+  Node replacement(const Node& node) {
+    const bool transposed = node.op == "linear" || node.i_or("trans_b", 1) != 0;
+    const std::vector<ValueId>& w = quantised(node.operands[1], transposed);
+    return {"quant_linear",
+            {node.operands[0], w[0], w[1], w[2], operand(node, 2), operand(node, 3)},
+            node.results,
+            {{"bits", options_.bits},
+             {"group", options_.group},
+             {"activation", node.s_or("activation", "none")}}};
+  }
+
+  Graph& graph_;
+  const QuantizeOptions& options_;
+  std::vector<char> constant_;
+  std::vector<Node> out_;
+  std::map<std::pair<ValueId, bool>, std::vector<ValueId>> made_;
+};
+
+}  // namespace
+
+int64_t quantize_linears(Graph& graph, const QuantizeOptions& options) {
+  const bool bits = options.bits == 8 || options.bits == 4;
+  const bool group = options.group == 32 || options.group == 64 || options.group == 128;
+  if (!bits || !group) {
+    throw_invalid("[quantize] expected bits 8 or 4 and group 32, 64 or 128, got " +
+                  std::to_string(options.bits) + " and " + std::to_string(options.group));
+  }
+  const int64_t replaced = Sweep(graph, options).run();
+  ops::infer_and_check(graph);
+  return replaced;
+}
+
+}  // namespace rm::passes
