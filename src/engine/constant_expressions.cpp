@@ -86,7 +86,10 @@ class Materialiser {
         kernels_(kernels),
         store_(store),
         definitions_(graph.definitions()),
-        out_(graph.num_values()) {}
+        out_(graph.num_values()),
+        kept_(graph.num_values(), 0) {
+    for (ValueId v : analysis.needed) kept_[static_cast<size_t>(v)] = 1;
+  }
 
   std::vector<ConstantPtr> run() {
     for (ValueId v : analysis_.needed) get(v);
@@ -103,11 +106,18 @@ class Materialiser {
     if (value.kind == ValueKind::kWeight) {
       throw Error(RM_NOT_FOUND, "[weights] expected a tensor for '" + value.name + "', got none");
     }
-    if (value.kind == ValueKind::kLiteral) return out_[i] = store_.put(literal(value, key));
+    if (value.kind == ValueKind::kLiteral) return out_[i] = keep(v, literal(value, key));
     const Node& node = graph_.nodes[static_cast<size_t>(definitions_[i])];
-    if (is_generator(node.op)) return out_[i] = store_.put(generate(graph_, node, key));
+    if (is_generator(node.op)) return out_[i] = keep(v, generate(graph_, node, key));
     compute(definitions_[i]);
     return out_[i];
+  }
+
+  // What only leads to another constant (merged weights on their way to a quantised form) is not
+  // kept: it goes when this instance is made.
+  ConstantPtr keep(ValueId v, Constant c) {
+    if (kept_[static_cast<size_t>(v)] != 0) return store_.put(std::move(c));
+    return std::make_shared<const Constant>(std::move(c));
   }
 
   static Constant literal(const ir::Value& value, const std::string& key) {
@@ -163,7 +173,7 @@ class Materialiser {
       c.bytes = view ? sources[index]->bytes : b.bytes;
       c.layout = results[k].layout;
       c.owner = view ? sources[index]->owner : memory[index];
-      out_[static_cast<size_t>(node.results[k])] = store_.put(std::move(c));
+      out_[static_cast<size_t>(node.results[k])] = keep(node.results[k], std::move(c));
     }
   }
 
@@ -186,6 +196,7 @@ class Materialiser {
   runtime::ConstantStore& store_;
   std::vector<int32_t> definitions_;
   std::vector<ConstantPtr> out_;
+  std::vector<char> kept_;
 };
 
 }  // namespace

@@ -152,6 +152,9 @@ void merge(Graph& graph, std::vector<Node>& out, const std::vector<size_t>& grou
 }  // namespace
 
 void merge_linear(Graph& graph, const PassContext&) {
+  for (ValueId v : graph.inputs()) {
+    if (graph.value(v).donated) return;
+  }
   std::map<size_t, std::vector<size_t>> by_first;
   for (auto& [x, group] : groups(graph)) by_first[group.front()] = group;
   std::vector<Node> out;

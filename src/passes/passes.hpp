@@ -23,7 +23,8 @@ void fuse_rope(ir::Graph& graph, const PassContext& context);
 /// Attention written out -> sdpa; repeated key/value heads -> grouped queries; range masks ->
 /// is_causal.
 void fuse_sdpa(ir::Graph& graph, const PassContext& context);
-/// Linears of one operand -> one linear on concatenated weights, and slices.
+/// Linears of one operand -> one linear on concatenated weights, and slices. Not in programs that
+/// own a cache (donated inputs): generation reads its weights where they lie.
 void merge_linear(ir::Graph& graph, const PassContext& context);
 /// linear and matmul with their bias, activation and residual -> gemm.
 void fuse_gemm(ir::Graph& graph, const PassContext& context);

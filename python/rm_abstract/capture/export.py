@@ -29,7 +29,6 @@ from rm_abstract.capture.outputs import Recorder, Structure
 from rm_abstract.engines.base import Decline
 from rm_abstract.generation.step_call import mask_tensors
 
-
 # torch.export keeps global state: of two captures at once, both fail.
 _ONE_AT_A_TIME = threading.Lock()
 
