@@ -39,6 +39,26 @@ class Node:
     attrs: dict[str, Attr]
     types: tuple[Type, ...]
 
+    def i(self, name: str, otherwise: int | None = None) -> int:
+        """An integer attribute. Raises ValueError when it is absent or of another kind."""
+        value = self.attrs.get(name, otherwise)
+        if not isinstance(value, int):
+            raise ValueError(f"[ir] expected {self.op} to have the integer {name}, got {value!r}")
+        return value
+
+    def f(self, name: str) -> float:
+        value = self.attrs.get(name)
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"[ir] expected {self.op} to have the number {name}, got {value!r}")
+        return float(value)
+
+    def ints(self, name: str) -> list[int]:
+        """A list of integers, or static dims."""
+        value = self.attrs.get(name)
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"[ir] expected {self.op} to have the list {name}, got {value!r}")
+        return [int(v) for v in value]
+
 
 @dataclass
 class Program:

@@ -1,0 +1,252 @@
+"""A program in the IR as a torch module, for vendors' compilers that take torch (torch.export,
+torch.jit, ``rebel.compile_from_torch``). Needs torch only.
+
+One small function an operator, by the semantics of docs/operators.md. Programs must be static and
+unfused (``_core.ir.substitute`` gives such); an operator without a function is an error that names
+it, never a wrong answer. Weights are parameters of the module under their own names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from rm_abstract.worker.ir_text import Node, Program, parse
+
+DTYPES = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "bool": torch.bool,
+}
+Operands = Sequence[Any]
+
+
+def _reduce(x: Any, node: Node) -> Any:
+    axes, keep = node.ints("axes"), bool(node.i("keepdim"))
+    kind = str(node.attrs["kind"])
+    if kind in ("argmax", "argmin"):
+        return getattr(torch, kind)(x, axes[0], keep)
+    if kind in ("any", "all", "prod"):
+        for axis in sorted(axes, reverse=True):
+            x = getattr(torch, kind)(x, axis, keep)
+        return x
+    function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[kind]
+    return function(x, axes, keep)
+
+
+def _index(x: Any, indices: Operands, node: Node) -> Any:
+    axes = node.ints("axes")
+    places: list[Any] = [slice(None)] * axes[0]
+    return x[tuple(places) + tuple(indices)]
+
+
+def _scatter(x: Any, index: Any, src: Any, node: Node) -> Any:
+    axis = node.i("axis")
+    if node.attrs.get("kind") == "add":
+        return x.scatter_add(axis, index, src)
+    return x.scatter(axis, index, src)
+
+
+def _rms_norm(x: Any, weight: Any, node: Node) -> Any:
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    eps, offset = node.f("eps"), node.f("weight_offset")
+    out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        out = out * (weight + offset)
+    return out.to(x.dtype)
+
+
+def _sdpa(o: Operands, node: Node) -> Any:
+    q, k, v = o[:3]
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    return functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        o[3] if len(o) > 3 else None,
+        is_causal=bool(node.i("is_causal")),
+        scale=node.f("scale"),
+    )
+
+
+def _slice(x: Any, node: Node) -> Any:
+    (start,), (stop,) = node.ints("start"), node.ints("stop")
+    places: list[Any] = [slice(None)] * node.i("axis")
+    places.append(slice(start, stop, node.i("step")))
+    return x[tuple(places)]
+
+
+def _iota(node: Node) -> Any:
+    (start,) = node.ints("start")
+    step = node.i("step")
+    size = node.types[0].shape[0]
+    values = torch.arange(size, dtype=torch.int64) * step + start
+    return values.to(DTYPES[node.types[0].dtype])
+
+
+def _layer_norm(o: Operands, node: Node) -> Any:
+    shape = o[0].shape[o[0].dim() - node.i("num_axes") :]
+    weight = o[1] if len(o) > 1 else None
+    bias = o[2] if len(o) > 2 else None
+    return functional.layer_norm(o[0], shape, weight, bias, node.f("eps"))
+
+
+def _dim_value(node: Node) -> Any:
+    (value,) = node.ints("value")
+    return torch.tensor(value)
+
+
+def _sort(o: Operands, node: Node) -> list[Any]:
+    values, indices = torch.sort(
+        o[0], dim=node.i("axis"), descending=bool(node.i("descending")), stable=True
+    )
+    k = node.i("k", -1)
+    if k >= 0:
+        values, indices = (t.narrow(node.i("axis"), 0, k) for t in (values, indices))
+    return [values, indices]
+
+
+def _softmax(x: Any, node: Node) -> Any:
+    axis = node.i("axis")
+    return torch.log_softmax(x, axis) if node.attrs.get("log") else torch.softmax(x, axis)
+
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, name)
+    for name in (
+        "neg abs exp log sqrt rsqrt sin cos tanh erf sigmoid relu logical_not reciprocal floor "
+        "ceil round sign log1p expm1 isnan trunc"
+    ).split()
+}
+_UNARY |= {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "softplus": functional.softplus,
+}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(torch, name)
+    for name in "add sub mul pow minimum maximum remainder eq ne lt le gt ge".split()
+}
+_BINARY |= {
+    "div": torch.true_divide,
+    "floor_div": torch.floor_divide,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+}
+_OTHER: dict[str, Callable[[Operands, Node], Any]] = {
+    "reshape": lambda o, n: o[0].reshape(n.ints("shape")),
+    "permute": lambda o, n: o[0].permute(n.ints("axes")),
+    "expand": lambda o, n: o[0].expand(n.ints("shape")),
+    "slice": lambda o, n: _slice(o[0], n),
+    "concat": lambda o, n: torch.cat(list(o), n.i("axis")),
+    "iota": lambda o, n: _iota(n),
+    "full": lambda o, n: torch.full(n.types[0].shape, n.f("value"), dtype=DTYPES[n.types[0].dtype]),
+    "dim_value": lambda o, n: _dim_value(n),
+    "where": lambda o, n: torch.where(o[0], o[1], o[2]),
+    "cast": lambda o, n: o[0].to(DTYPES[n.types[0].dtype]),
+    "reduce": lambda o, n: _reduce(o[0], n),
+    "cumsum": lambda o, n: torch.cumsum(o[0], n.i("axis")),
+    "softmax": lambda o, n: _softmax(o[0], n),
+    "sort": _sort,
+    "gather": lambda o, n: torch.gather(o[0], n.i("axis"), o[1]),
+    "index": lambda o, n: _index(o[0], o[1:], n),
+    "scatter": lambda o, n: _scatter(o[0], o[1], o[2], n),
+    "embedding": lambda o, n: functional.embedding(o[1], o[0]),
+    "matmul": lambda o, n: torch.matmul(o[0], o[1]),
+    "linear": lambda o, n: functional.linear(o[0], o[1], o[2] if len(o) > 2 else None),
+    "layer_norm": _layer_norm,
+    "rms_norm": lambda o, n: _rms_norm(o[0], o[1] if len(o) > 1 else None, n),
+    "sdpa": _sdpa,
+}
+
+
+def operator_of(name: str) -> Callable[[Operands, Node], Any] | None:
+    """The function of an operator; None when there is none."""
+    if name in _OTHER:
+        return _OTHER[name]
+    if name in _UNARY:
+        return lambda o, n: _UNARY[name](o[0])
+    if name in _BINARY:
+        return lambda o, n: _BINARY[name](o[0], o[1])
+    return _aten if name.startswith("aten.") else None
+
+
+def _aten(o: Operands, node: Node) -> Any:
+    """An ATen call as capture/aten_args.py wrote it down; only plain arguments."""
+    _, name, overload = node.op.split(".")
+    target = getattr(getattr(torch.ops.aten, name), overload)
+    args = [_argument(v, o) for _, v in json.loads(str(node.attrs["schema_args"]))["args"]]
+    given = zip(args, target._schema.arguments, strict=True)
+    positional = [a for a, s in given if not s.kwarg_only]
+    named = {s.name: a for a, s in zip(args, target._schema.arguments, strict=True) if s.kwarg_only}
+    return target(*positional, **named)
+
+
+def _argument(value: Any, operands: Operands) -> Any:
+    if isinstance(value, list):
+        return [_argument(v, operands) for v in value]
+    if isinstance(value, dict):
+        if "t" in value:
+            return operands[value["t"]]
+        if "f" in value:
+            return math.nan if value["f"] == "nan" else float(value["f"])
+        raise ValueError(f"[ir_to_torch] expected a static ATen argument, got {value}")
+    return value
+
+
+class IrModule(torch.nn.Module):
+    """forward(*inputs) -> tuple of outputs."""
+
+    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._program = program
+        for value, name in program.weights.items():
+            self.register_buffer(f"w{value}", weights[name])
+        for value, data in program.literals.items():
+            kind = program.types[value]
+            literal = torch.frombuffer(bytearray(data), dtype=DTYPES[kind.dtype])
+            self.register_buffer(f"w{value}", literal.reshape(kind.shape), persistent=False)
+        self._steps = [(node, self._function(node)) for node in program.nodes]
+
+    @staticmethod
+    def _function(node: Node) -> Callable[[Operands, Node], Any]:
+        function = operator_of(node.op)
+        if function is None:
+            raise ValueError(
+                f"[ir_to_torch] expected an operator of docs/operators.md, got {node.op}; try the "
+                "program before fusion"
+            )
+        return function
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values: dict[int, Any] = dict(zip(self._program.inputs, inputs, strict=True))
+        for value in (*self._program.weights, *self._program.literals):
+            values[value] = getattr(self, f"w{value}")
+        for node, function in self._steps:
+            operands = [None if i is None else values[i] for i in node.operands]
+            result = function(operands, node)
+            results = list(result) if isinstance(result, (list, tuple)) else [result]
+            for number, one, kind in zip(node.results, results, node.types, strict=False):
+                values[number] = one.to(DTYPES[kind.dtype])
+        return tuple(values[i] for i in self._program.outputs)
+
+
+def ir_to_torch(text: str, weights: Mapping[str, torch.Tensor]) -> IrModule:
+    """The module of a static program. Raises ValueError for what it does not know."""
+    return IrModule(parse(text), weights)
