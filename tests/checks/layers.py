@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ORDER = (
-    "bindings control engine frontend autograd passes runtime plan cache backend select ops ir worker base"
+    "bindings control engine frontend autograd passes runtime plan cache backend select "
+    "ops ir worker base"
 ).split()
 # the cache and the workers know bytes, not graphs
 ONLY = {"cache": {"cache", "base"}, "worker": {"worker", "base"}}

@@ -49,7 +49,8 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     """Rows of a query or key projection in llama.cpp's order of rotary pairs."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    ordered: np.ndarray = halves.swapaxes(1, 2).reshape(rows, columns)
+    return ordered
 
 
 def write_model(folder: Path, kind: str) -> Path:

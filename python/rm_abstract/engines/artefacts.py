@@ -175,7 +175,7 @@ def weights_digest(weights: dict[str, torch.Tensor]) -> bytes:
         if not tensor.numel():
             return head
         flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-        return head + _core.cache.digest(flat.numpy())
+        return head + bytes(_core.cache.digest(flat.numpy()))
 
     # Hashing leaves the GIL, so threads help: one a core up to where memory is the limit.
     with ThreadPoolExecutor(min(torch.get_num_threads(), _HASH_THREADS)) as pool:

@@ -32,7 +32,9 @@ def routed_forward(model: Any) -> Any:
     from torch.nn.modules.module import _has_any_global_hook
 
     armed = armed_of(model)
-    if armed is None or any(getattr(model, name) for name in _HOOKS) or _has_any_global_hook():
+    if armed is None or any(getattr(model, name) for name in _HOOKS):
+        return None
+    if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
     return armed
 

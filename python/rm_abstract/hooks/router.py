@@ -296,11 +296,10 @@ class ArmedModel:
 
     def _report(self, key: bytes, error: Exception) -> None:
         """An error of ours: refuse this key from now on; raise it when the policy says so."""
-        failure = error
         if isinstance(error, _core.CoreError):
             failure = from_core(error)
-        elif not isinstance(error, Error):
-            failure = internal(error, "route")
+        else:
+            failure = error if isinstance(error, Error) else internal(error, "route")
         code = failure.code = failure.code or "RM301"
         self.route.refuse(key, code, str(failure))
         self.route.count(code, str(failure))

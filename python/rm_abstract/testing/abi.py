@@ -320,7 +320,8 @@ class Host:
             LOG(lambda severity, text: self.log.append((severity, text.text()))),
         )
         create, release, code, log = self._callbacks
-        self.api = HostApi(c.sizeof(HostApi), ABI_VERSION, 0, create, release, code, None, log, None)
+        size = c.sizeof(HostApi)
+        self.api = HostApi(size, ABI_VERSION, 0, create, release, code, None, log, None)
 
     @property
     def live(self) -> int:

@@ -42,8 +42,8 @@ def _reduce(x: Any, node: Node) -> Any:
         for axis in sorted(axes, reverse=True):
             x = getattr(torch, kind)(x, axis, keep)
         return x
-    function = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "min": torch.amin}[kind]
-    return function(x, axes, keep)
+    function = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin"}[kind]
+    return getattr(torch, function)(x, axes, keep)
 
 
 def _index(x: Any, indices: Operands, node: Node) -> Any:
