@@ -106,6 +106,12 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
         self.length = 0
         self.is_initialized = False
 
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove >= 0 or not self.is_initialized:
+            super().crop(tokens_to_remove)  # nothing to do, or transformers' own error
+            return
+        self.length = max(self.length + tokens_to_remove, 0)
+
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         if self.length:
             assert self.key_buffer is not None and self.value_buffer is not None
