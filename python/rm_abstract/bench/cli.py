@@ -134,3 +134,23 @@ def decode(
         if json_file is not None:
             content = {"environment": environment, "results": results}
             json_file.write_text(json.dumps(content, indent=1))
+
+
+@bench.command()
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=5))
+@click.option("--round-seconds", default=0.1, show_default=True, type=float)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
+)
+def dispatch(rounds: int, round_seconds: float, json_file: Path | None) -> None:
+    """What a call costs besides its kernels, against torch.add and a stock module."""
+    from rm_abstract.bench import dispatch as cases
+    from rm_abstract.bench import probes
+
+    environment = probes.environment()
+    result = cases.run(rounds, round_seconds)
+    click.echo(", ".join(f"{key} {value}" for key, value in environment.items()))
+    click.echo(f"\n{cases.markdown(result)}")
+    if json_file is not None:
+        content = {"environment": environment, "result": result}
+        json_file.write_text(json.dumps(content, indent=1))
