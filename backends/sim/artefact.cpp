@@ -9,7 +9,7 @@ namespace rm::sim {
 namespace {
 
 constexpr std::string_view kMagic = "RMSIMNPU";
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kFormat = 1, kRounds = 1;
 constexpr size_t kNameBytes = 16, kHeaderBytes = 8 + 4 + 4 + 2 * kNameBytes + 8 + 8;
 
 [[noreturn]] void corrupt(const char* what) {
@@ -69,7 +69,7 @@ std::string encode(const Artefact& artefact) {
   }
   std::string out(kMagic);
   put<uint32_t>(out, kFormat);
-  put<uint32_t>(out, 0);
+  put<uint32_t>(out, artefact.rounds ? kRounds : 0);
   out += padded(artefact.target) + padded(artefact.compiler);
   put<uint64_t>(out, payload.size());
   put<uint64_t>(out, checksum(payload));
@@ -88,8 +88,8 @@ Artefact decode(std::string_view bytes) {
   Cursor in{bytes};
   if (in.take(kMagic.size()) != kMagic) corrupt("other bytes");
   if (in.number<uint32_t>() != kFormat) corrupt("another format");
-  in.take(4);
   Artefact out;
+  out.rounds = (in.number<uint32_t>() & kRounds) != 0;
   out.target = std::string(in.take(kNameBytes)).c_str();
   out.compiler = std::string(in.take(kNameBytes)).c_str();
   const auto size = in.number<uint64_t>();

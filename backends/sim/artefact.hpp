@@ -14,7 +14,8 @@ namespace rm::sim {
 
 struct Artefact {
   std::string target, compiler;
-  std::string program;                                        ///< rm.ir/1, static shapes
+  bool rounds = false;  ///< every operator's result is rounded: nothing may be fused
+  std::string program;  ///< rm.ir/1, static shapes
   std::vector<std::pair<std::string, std::string>> embedded;  ///< weights by name
 };
 

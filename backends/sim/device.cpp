@@ -126,7 +126,9 @@ class SimExecutable final : public plugin::Executable {
     }
     const rm_program program{
         sizeof(rm_program), str("rm.ir/1"), {parts_.program.data(), parts_.program.size()}};
-    check(host_->prepare(&program, {constants.data(), constants.size(), sizeof(rm_constant)},
+    const rm_option unfused{str("optimization_level"), str("0")};
+    const rm_options how{&unfused, parts_.rounds ? size_t{1} : size_t{0}};
+    check(host_->prepare(&program, {constants.data(), constants.size(), sizeof(rm_constant)}, how,
                          &program_));
   }
 
@@ -248,7 +250,7 @@ std::unique_ptr<plugin::Executable> SimDevice::compile(const rm_program& program
   if (fault("compile_crash")) crash();
   if (fault("compile_hang")) std::this_thread::sleep_for(std::chrono::hours(24));
   pretend_to_work(settings_.compile_seconds, options);
-  Artefact artefact{settings_.target, settings_.compiler, std::string(code), {}};
+  Artefact artefact{settings_.target, settings_.compiler, settings_.bf16, std::string(code), {}};
   if (settings_.bf16) artefact.program = round_to_bf16(code);
   for (size_t i = 0; settings_.embed && i < options.constants.size; ++i) {
     const rm_constant& constant = row(options.constants, i);

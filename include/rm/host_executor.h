@@ -15,8 +15,9 @@ extern "C" {
 typedef struct rm_host_program rm_host_program;   /* host-owned */
 typedef struct rm_host_executor {
   size_t struct_size;
-  /* The constants' memory must stay as it is until destroy. */
-  rm_status* (*prepare)(const rm_program*, rm_constants, rm_host_program** out);
+  /* The constants' memory must stay as it is until destroy. `options` are compile options by name
+   * (docs/options.md); "optimization_level" 0 rounds after every operator as the program says. */
+  rm_status* (*prepare)(const rm_program*, rm_constants, rm_options options, rm_host_program** out);
   /* Any number of threads. */
   rm_status* (*run)(const rm_host_program*, const rm_tensor* const* inputs, size_t num_inputs,
                     rm_tensor* const* outputs, size_t num_outputs);

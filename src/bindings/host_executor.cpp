@@ -9,6 +9,7 @@
 #include "backend/registry.hpp"
 #include "backend/status.hpp"
 #include "base/error.hpp"
+#include "base/options.hpp"
 #include "bindings/host_executor.hpp"
 #include "engine/program.hpp"
 #include "ir/text.hpp"
@@ -93,7 +94,16 @@ std::map<std::string, engine::TensorView> views_of(rm_constants constants) {
   return views;
 }
 
-rm_status* prepare(const rm_program* program, rm_constants constants, rm_host_program** out) {
+Options options_of(rm_options options) {
+  std::map<std::string, std::string> given;
+  for (size_t i = 0; i < options.size; ++i) {
+    given[std::string(backend::view(options.data[i].key))] = backend::view(options.data[i].value);
+  }
+  return Options::resolve({given.begin(), given.end()});
+}
+
+rm_status* prepare(const rm_program* program, rm_constants constants, rm_options options,
+                   rm_host_program** out) {
   return guard([&] {
     if (backend::view(program->format) != "rm.ir/1") {
       throw_invalid("[host_executor] expected a program in rm.ir/1");
@@ -101,7 +111,8 @@ rm_status* prepare(const rm_program* program, rm_constants constants, rm_host_pr
     const auto* code = static_cast<const char*>(program->code.data);
     ir::Graph graph = ir::parse({code, program->code.size});
     ops::infer_and_check(graph);
-    passes::run_pipeline(graph, passes::inference_pipeline(), passes::PassContext{});
+    passes::run_pipeline(graph, passes::inference_pipeline(),
+                         passes::context_from(options_of(options)));
     auto made = std::make_unique<rm_host_program>();
     for (const ir::ValueId id : graph.outputs) {
       if (!graph.type(id).is_static()) throw_invalid("[host_executor] expected static shapes");

@@ -92,6 +92,9 @@ std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
     for (const DeviceKind npu : kPhysicalNpus) {
       for (Note& note : why_not(npu)) notes.push_back(std::move(note));
     }
+    // What can be done about a device that is there comes before devices that are not.
+    std::stable_partition(notes.begin(), notes.end(),
+                          [](const Note& note) { return note.code != "RM402"; });
     return notes;
   }
   const std::string name(kind_name(kind));
