@@ -47,7 +47,7 @@ def null_module() -> torch.nn.Module:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + self.weight
 
-    return Null().eval()
+    return Null().train(False)
 
 
 def deep_module(layers: int = 12) -> torch.nn.Module:
