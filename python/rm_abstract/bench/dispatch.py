@@ -62,8 +62,9 @@ def deep_module(layers: int = 12) -> torch.nn.Module:
         intermediate_size=16,
         max_position_embeddings=16,
     )
-    model: torch.nn.Module = BertModel(config, add_pooling_layer=False).eval()
-    return model
+    model: Any = BertModel(config, add_pooling_layer=False)
+    evaluated: torch.nn.Module = model.eval()
+    return evaluated
 
 
 def routed(module: torch.nn.Module, call: Callable[[], object]) -> int:
