@@ -65,6 +65,38 @@ EXPERTS = {
 WINDOW = {"sliding_window": 8}
 WIDE = {"head_dim": 16}
 
+T5 = {
+    "num_layers": 2,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+    **TOKENS,
+}
+BART = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "max_position_embeddings": 256,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 2,
+    **TOKENS,
+}
+MARIAN = {**BART, "decoder_vocab_size": 100}
+
+ENCODER_DECODERS = {
+    "t5": Family("T5ForConditionalGeneration", "T5Config", T5, static=False),
+    "bart": Family("BartForConditionalGeneration", "BartConfig", BART, static=False),
+    "marian": Family("MarianMTModel", "MarianConfig", MARIAN, static=False),
+    "mbart": Family("MBartForConditionalGeneration", "MBartConfig", BART, static=False),
+    "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", BART, static=False),
+}
+
 FAMILIES = {
     "gpt2": Family("GPT2LMHeadModel", "GPT2Config", GPT),
     "gpt_neo": Family("GPTNeoForCausalLM", "GPTNeoConfig", NEO, static=False),
@@ -99,7 +131,7 @@ FAMILIES = {
 
 def build(name: str, seed: int) -> Any:
     """A model of a family with random weights that never ends a row by itself."""
-    family = FAMILIES[name]
+    family = FAMILIES.get(name) or ENCODER_DECODERS[name]
     torch.manual_seed(seed)
     model = getattr(hf, family.model)(getattr(hf, family.config)(**family.options)).eval()
     model.generation_config.eos_token_id = None

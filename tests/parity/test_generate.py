@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from families import FAMILIES, build
+from families import ENCODER_DECODERS, FAMILIES, build
 
 import rm_abstract as rm
 
@@ -67,6 +67,19 @@ def test_families_give_transformers_tokens(session: Any, name: str, seed: int) -
     assert ("[2,64]" in signatures) == FAMILIES[name].static, signatures
     native = all(entry["native_share"] == 1.0 for entry in found["entries"])
     assert native == FAMILIES[name].native
+
+
+@pytest.mark.parametrize("name", sorted(ENCODER_DECODERS) if HEAVY else ["bart", "t5"])
+def test_encoder_decoders_give_transformers_tokens(session: Any, name: str, seed: int) -> None:
+    model = build(name, seed)
+    rm.accelerate(model)
+    for options in ({}, {"do_sample": True, "top_k": 20}, {"num_beams": 2}):
+        for _ in range(2):
+            expected, got = both(model, prompts(), **options)
+            assert torch.equal(got, expected), (name, options)
+    found = explained(model)
+    assert found["routed"] > 50
+    assert all(entry["native_share"] == 1.0 for entry in found["entries"])
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from rm_abstract.capture.bundle import is_bundle
 from rm_abstract.capture.kv_cache import is_cache
 from rm_abstract.engines.base import Decline
 
@@ -106,6 +107,9 @@ def _spec(value: Any, leaves: list[Any]) -> Spec:
         return (type(value).__name__, *(_spec(v, leaves) for v in value))
     if type(value) is dict and all(isinstance(k, str) for k in value):
         return ("dict", *((k, _spec(v, leaves)) for k, v in value.items()))
+    if is_bundle(value):
+        leaves.append(value)
+        return ("bundle", type(value).__module__, type(value).__qualname__, *value.keys())
     if is_cache(value):
         leaves.append(value)
         return ("cache", type(value).__name__)
@@ -114,7 +118,7 @@ def _spec(value: Any, leaves: list[Any]) -> Spec:
 
 def leaf_count(spec: Spec) -> int:
     """Leaves below one argument."""
-    if spec[0] in ("tensor", "cache"):
+    if spec[0] in ("tensor", "cache", "bundle"):
         return 1
     if spec[0] in ("list", "tuple"):
         return sum(leaf_count(s) for s in spec[1:])
@@ -154,7 +158,7 @@ def call_module(
 
 def _build(spec: Spec, take: Any) -> Any:
     kind = spec[0]
-    if kind in ("tensor", "cache"):
+    if kind in ("tensor", "cache", "bundle"):
         return next(take)
     if kind == "none":
         return None

@@ -77,6 +77,7 @@ class _Flattened(torch.nn.Module):
         leaves: list[Any] = []
         caches: dict[int, int] = {}
         alive = []
+        given: set[int] = set()
         at = 0
         for i, leaf in enumerate(self._call_taken.leaves):
             if isinstance(leaf, torch.Tensor):
@@ -86,11 +87,15 @@ class _Flattened(torch.nn.Module):
             count = len(_held(leaf))
             cache = kv_cache.traced(leaf, tensors[at : at + count])
             at += count
+            leaves.append(cache)
+            if not kv_cache.is_cache(leaf):
+                continue
             caches[id(cache)] = i
             alive.append(cache)
-            leaves.append(cache)
+            if kv_cache.is_pair(leaf):
+                given.update(id(t) for t in tensors[at - count : at])
         output = call_module(self.m.forward, self._call_taken.spec, leaves, self._positional)
-        recorder = Recorder(leaves, caches)
+        recorder = Recorder(leaves, caches, given=given)
         self.trace.structure = recorder.record(output)
         for cache in alive:  # caches the output does not return are updated all the same
             recorder.cache(cache, "a cache argument")
@@ -128,7 +133,7 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     at = 0
     for leaf in call.leaves:
         count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
-        is_past[at : at + count] = [not isinstance(leaf, torch.Tensor)] * count
+        is_past[at : at + count] = [kv_cache.is_cache(leaf)] * count
         at += count
     found: list[tuple[int, int, int, int, tuple[int, int] | None]] = []
 
@@ -142,7 +147,8 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     tokens = [n for n in many if tensors[n].dim() == 2 and not tensors[n].is_floating_point()]
     past = [n for n in many if is_past[n]]
     relate(many, 0)
-    relate(past, 2)
+    if not any(map(kv_cache.is_pair, call.leaves)):  # two lengths that only meet by chance
+        relate(past, 2)
     if not past:
         relate(tokens, 1)
         return found

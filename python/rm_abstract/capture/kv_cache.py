@@ -1,8 +1,9 @@
 """transformers' caches as tensors: read before a call, written after a successful one.
 
-A DynamicCache of plain layers gives [key 0, value 0, key 1, ...] and takes new ones. A DeviceCache
-gives [length, key buffer 0, value buffer 0, ...], which the program appends to in place. Anything
-else is a Decline. Nothing a reader could notice changes before `commit`, which only assigns.
+A DynamicCache of plain layers gives [key 0, value 0, key 1, ...] and takes new ones; an
+EncoderDecoderCache gives those of its two caches. A DeviceCache gives [length, key buffer 0, value
+buffer 0, ...], which the program appends to in place. Anything else is a Decline. Nothing a reader
+could notice changes before `commit`, which only assigns.
 """
 
 from __future__ import annotations
@@ -12,15 +13,26 @@ from typing import Any, cast
 
 import torch
 
+from rm_abstract.capture import bundle
 from rm_abstract.engines.base import Decline
 
 
 def is_cache(value: Any) -> bool:
-    """True for the two kinds (told apart by type, as the router does)."""
+    """True for the three kinds (told apart by type, as the router does)."""
     kind = type(value)
-    if kind.__name__ == "DynamicCache":
+    if kind.__name__ in ("DynamicCache", "EncoderDecoderCache"):
         return kind.__module__ == "transformers.cache_utils"
     return is_device(value)
+
+
+def is_pair(value: Any) -> bool:
+    """True for an EncoderDecoderCache."""
+    return type(value).__name__ == "EncoderDecoderCache"
+
+
+def halves(pair: Any) -> tuple[Any, Any]:
+    """The caches of self- and cross-attention."""
+    return pair.self_attention_cache, pair.cross_attention_cache
 
 
 def is_device(value: Any) -> bool:
@@ -30,11 +42,24 @@ def is_device(value: Any) -> bool:
 
 
 def read(cache: Any) -> list[torch.Tensor] | Decline:
-    """The tensors that stand for the cache; empty for a DynamicCache that stored nothing yet."""
+    """The tensors that stand for the cache; empty for a DynamicCache that stored nothing yet.
+
+    A ModelOutput among the arguments is read the same way.
+    """
     from transformers.cache_utils import DynamicLayer
 
+    if bundle.is_bundle(cache):
+        return bundle.read(cache)
     if is_device(cache):
         return _read_device(cache)
+    if is_pair(cache):
+        both: list[torch.Tensor] = []
+        for half in halves(cache):
+            held = read(half) if is_cache(half) else Decline("RM104", f"a {type(half).__name__}")
+            if isinstance(held, Decline):
+                return held
+            both += held
+        return both
     if getattr(cache, "offloading", False):
         return Decline("RM104", "a cache that offloads its layers")
     tensors: list[Any] = []
@@ -65,23 +90,43 @@ def _read_device(cache: Any) -> list[torch.Tensor] | Decline:
 
 def past_marks(cache: Any, tensors: Sequence[torch.Tensor]) -> list[bool]:
     """True for each tensor whose sizes another one of the cache stands for."""
+    if bundle.is_bundle(cache):
+        return [False] * len(tensors)
+    if is_pair(cache):
+        marks: list[bool] = []
+        for half in halves(cache):
+            held = cast("list[torch.Tensor]", read(half))
+            marks += past_marks(half, held)
+        return marks
     first = 1 if is_device(cache) else 0
     return [i > first for i in range(len(tensors))]
 
 
 def size_pattern(cache: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """What a capture of this cache is specialised on."""
+    if bundle.is_bundle(cache):
+        return bundle.size_pattern(cache, tensors)
     if is_device(cache):  # heads and sizes are constants of the program
         layers = tuple((*s[:3], str(s[3])) for s in cache.shapes())
         return (layers, min(int(tensors[1].shape[0]), 2))
+    if is_pair(cache):
+        parts = [(half, cast("list[torch.Tensor]", read(half))) for half in halves(cache)]
+        updated = tuple(sorted(cache.is_updated.items()))
+        return (*(size_pattern(half, held) for half, held in parts), updated)
     first = tuple([d if d < 2 else 2 for d in tensors[0].shape]) if tensors else None
     return (len(cache.layers), first)
 
 
 def copied(cache: Any) -> Any:
     """The cache as it is now, for a run that must not touch the user's. Raises Decline."""
+    if bundle.is_bundle(cache):
+        return cache  # nothing writes it
     if is_device(cache):
         return cache.copied()
+    if is_pair(cache):
+        pair = type(cache)(*(copied(half) for half in halves(cache)))
+        pair.is_updated = dict(cache.is_updated)
+        return pair
     held = read(cache)
     if isinstance(held, Decline):
         raise held
@@ -90,10 +135,18 @@ def copied(cache: Any) -> Any:
 
 def traced(cache: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The cache a capture runs with: the same kind, holding the capture's tensors."""
+    if bundle.is_bundle(cache):
+        return bundle.rebuilt(cache, tensors)
     if is_device(cache):
         from rm_abstract.generation.traced_cache import TracedCache
 
         return TracedCache([layer.sliding_window for layer in cache.layers], tensors)
+    if is_pair(cache):
+        first, second = halves(cache)
+        count = len(cast("list[torch.Tensor]", read(first)))
+        pair = type(cache)(traced(first, tensors[:count]), traced(second, tensors[count:]))
+        pair.is_updated = dict(cache.is_updated)
+        return pair
     return make(len(cache.layers), tensors)
 
 

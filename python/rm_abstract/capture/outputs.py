@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rm_abstract.capture import kv_cache
+from rm_abstract.capture.bundle import is_bundle_type
 from rm_abstract.capture.call import PLAIN
 from rm_abstract.capture.errors import capture_error
 
@@ -30,6 +31,7 @@ class Recorder:
     caches: dict[int, int]  # id(cache made for the trace) -> leaf number of the call
     tensors: list[torch.Tensor] = field(default_factory=list)
     touched: dict[int, Structure] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)  # ids of tensors that caches of the call held
 
     def record(self, value: Any, path: str = "output") -> Structure:
         if isinstance(value, torch.Tensor):
@@ -47,7 +49,7 @@ class Recorder:
         if kind in (list, tuple):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return [kind.__name__, *items]
-        if kind is dict or _is_model_output(kind):
+        if kind is dict or is_bundle_type(kind):
             items = [[k, self.record(v, f"{path}.{k}")] for k, v in value.items()]
             if kind is dict:
                 return ["dict", *items]
@@ -67,17 +69,24 @@ class Recorder:
 
     def cache(self, cache: Any, path: str) -> Structure:
         """A cache: which input it is (-1: made by the call) and the tensors it now holds."""
-        if id(cache) not in self.touched:
-            held = cache.content() if hasattr(cache, "content") else kv_cache.read(cache)
-            if not isinstance(held, list):
-                raise capture_error(
-                    "RM204",
-                    f"expected a plain DynamicCache at {path}, got {held}",
-                    "use_cache=False",
-                )
-            numbers = [self._number(t) for t in held]
+        if id(cache) not in self.touched and kv_cache.is_pair(cache):
+            first, second = (self._numbers(half, path) for half in kv_cache.halves(cache))
+            updated = sorted(int(i) for i, done in cache.is_updated.items() if done)
+            leaf = self.caches.get(id(cache), -1)
+            self.touched[id(cache)] = ["caches", leaf, first, second, updated]
+        elif id(cache) not in self.touched:
+            numbers = self._numbers(cache, path)
             self.touched[id(cache)] = ["cache", self.caches.get(id(cache), -1), numbers]
         return self.touched[id(cache)]
+
+    def _numbers(self, cache: Any, path: str) -> list[int]:
+        """The content of one cache by number; -1: a tensor of the call that did not change."""
+        held = cache.content() if hasattr(cache, "content") else kv_cache.read(cache)
+        if not isinstance(held, list):
+            raise capture_error(
+                "RM204", f"expected a plain DynamicCache at {path}, got {held}", "use_cache=False"
+            )
+        return [-1 if id(t) in self.given else self._number(t) for t in held]
 
     def _number(self, tensor: torch.Tensor) -> int:
         for i, known in enumerate(self.tensors):
@@ -87,15 +96,11 @@ class Recorder:
         return len(self.tensors) - 1
 
 
-def _is_model_output(kind: type) -> bool:
-    return any(k.__name__ == "ModelOutput" and "transformers" in k.__module__ for k in kind.__mro__)
-
-
 def _load_class(module: str, name: str) -> Any:
     found: Any = import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    if not (isinstance(found, type) and (_is_model_output(found) or hasattr(found, "_fields"))):
+    if not (isinstance(found, type) and (is_bundle_type(found) or hasattr(found, "_fields"))):
         raise capture_error(
             "RM204", f"expected an output class, got {module}.{name}", "clearing the compile cache"
         )
@@ -116,6 +121,8 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: value
     if kind == "cache":
         return _cache_builder(structure[1], structure[2])
+    if kind == "caches":
+        return _pair_builder(*structure[1:])
     if kind in ("list", "tuple"):
         items = [builder(s) for s in structure[1:]]
         make = list if kind == "list" else tuple
@@ -133,6 +140,21 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: cls(*[b(tensors, leaves) for b in items])
     pairs = [(k, builder(s)) for k, s in structure[3:]]
     return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
+
+
+def _pair_builder(leaf: int, first: list[int], second: list[int], updated: list[int]) -> Build:
+    def build(tensors: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        pair = leaves[leaf]
+        for half, numbers in zip(kv_cache.halves(pair), (first, second), strict=True):
+            if any(n >= 0 for n in numbers):
+                held = kv_cache.read(half)  # of the numbers' length when some did not change
+                old = held if isinstance(held, list) else []
+                content = [old[i] if n < 0 else tensors[n] for i, n in enumerate(numbers)]
+                kv_cache.commit(half, content)
+        pair.is_updated.update(dict.fromkeys(updated, True))
+        return pair
+
+    return build
 
 
 def _cache_builder(leaf: int, numbers: list[int]) -> Build:

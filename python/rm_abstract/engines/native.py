@@ -320,7 +320,8 @@ def _readable(call: FlatCall) -> str:
         elif spec[0] == "const":
             parts.append(f"{name}={spec[2]!r}")
         elif spec[0] == "cache":
-            parts.append(f"{name}({len(mine[0].layers)} layers)")
+            layers = getattr(mine[0], "layers", None)
+            parts.append(f"{name}({len(layers)} layers)" if layers else name)
         elif spec[0] != "none":
             parts.append(name)
     return ", ".join(parts)
