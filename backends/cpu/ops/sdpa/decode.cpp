@@ -47,11 +47,11 @@ RM_INLINE void sum8(const vf* a, float* out) {
 // page, so one place at a time leaves bandwidth unused.
 constexpr int kPlaces = 4;
 
-/// Keys from one place to the next: a quarter, but not a multiple of a page's part, for then the
-/// places would fight for the same lines of the first-level cache.
+/// Keys from one place to the next: an even quarter, but not a multiple of a page's part, for then
+/// the places would fight for the same lines of the first-level cache.
 RM_INLINE int64_t place_step(int64_t n, int64_t row_bytes) {
-  const int64_t step = n / kPlaces;
-  return step > 8 && step * row_bytes % 1024 == 0 ? step - 1 : step;
+  const int64_t step = n / kPlaces / 2 * 2;
+  return step > 8 && step * row_bytes % 1024 == 0 ? step - 2 : step;
 }
 
 /// scores[r * lds + t] = q[r] . k[t] for Q queries and kTile / Q dense keys: neighbours at four
@@ -76,12 +76,18 @@ RM_INLINE void score_tile(const float* q, int64_t ldq, const T* k, int64_t row, 
   }
   float sums[kTile];
   sum8(acc, sums);
-  for (int r = 0; r < Q; ++r) {
-    for (int t = 0; t < kKeys; ++t) {
-      float total = sums[r * kKeys + t];
-      for (int64_t j = i; j < d; ++j) total += q[r * ldq + j] * widen(k[at(t) * row + j]);
-      scores[r * lds + at(t)] = total;
+  if (i < d) {
+    for (int r = 0; r < Q; ++r) {
+      for (int t = 0; t < kKeys; ++t) {
+        float& total = sums[r * kKeys + t];
+        for (int64_t j = i; j < d; ++j) total += q[r * ldq + j] * widen(k[at(t) * row + j]);
+      }
     }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < Q; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < kKeys; ++t) scores[r * lds + at(t)] = sums[r * kKeys + t];
   }
 }
 
@@ -103,28 +109,38 @@ struct Rows {
   int64_t row, column;  // strides
 };
 
+/// Eight keys, or neighbours at four places when `step` says so, with all queries.
+template <class T>
+RM_INLINE void score_eight(const float* q, int64_t ldq, int64_t queries, const T* k, int64_t row,
+                           int64_t step, int64_t d, float* scores, int64_t lds) {
+  const int64_t second = step == 2 ? 4 : 1;  // where a pair's second tile of four keys begins
+  int64_t r = 0;
+  for (; r + 2 <= queries; r += 2) {
+    for (int64_t t = 0; t <= second; t += second) {
+      score_tile<T, 2>(q + r * ldq, ldq, k + t * row, row, step == 2 ? 1 : step, d,
+                       scores + r * lds + t, lds);
+    }
+  }
+  if (r < queries) score_tile<T, 1>(q + r * ldq, ldq, k, row, step, d, scores + r * lds, lds);
+}
+
 template <class T>
 void score(const float* q, int64_t ldq, int64_t queries, const Rows<T>& k, int64_t n, int64_t d,
            float* scores) {
-  const int64_t step = k.column == 1 ? place_step(n, k.row * static_cast<int64_t>(sizeof(T))) : 0;
-  const int64_t pairs = queries / 2 * 2, even = step / 2 * 2;
-  for (int64_t t = 0; t < step; ++t) {
-    for (int64_t r = 0; r < pairs; r += 2) {
-      score_tile<T, 2>(q + r * ldq, ldq, k.at + t * k.row, k.row, step, d, scores + r * n + t, n);
+  int64_t t = 0;
+  if (k.column == 1) {
+    const int64_t step = place_step(n, k.row * static_cast<int64_t>(sizeof(T)));
+    for (; t < step; t += 2) {
+      score_eight(q, ldq, queries, k.at + t * k.row, k.row, step, d, scores + t, n);
     }
-    if (pairs < queries && t % 2 == 0 && t < even) {
-      score_tile<T, 1>(q + pairs * ldq, ldq, k.at + t * k.row, k.row, step, d,
-                       scores + pairs * n + t, n);
+    for (t = kPlaces * step; t + kTile <= n; t += kTile) {
+      score_eight(q, ldq, queries, k.at + t * k.row, k.row, 2, d, scores + t, n);
     }
   }
-  for (int64_t r = 0; r < queries; ++r) {
-    const auto one = [&](int64_t t) {
+  for (; t < n; ++t) {
+    for (int64_t r = 0; r < queries; ++r) {
       scores[r * n + t] = dot(q + r * ldq, k.at + t * k.row, k.column, d);
-    };
-    if (r == pairs && even < step) {
-      for (int64_t place = 0; place < kPlaces; ++place) one(place * step + even);
     }
-    for (int64_t t = kPlaces * step; t < n; ++t) one(t);
   }
 }
 
