@@ -176,6 +176,7 @@ def run_case(
     prompt = [draw.randrange(3, case.shape.vocabulary) for _ in range(case.prompt)]
     with torch.no_grad(), candidates(case, llama_python, eager) as made:
         found = cosines(case, made, prompt)
+        routed = routed_calls(case, made["rm_abstract"])
         bounds = Bounds(DTYPES.get(case.precision, "float32"))
         taken = {name: Taken() for name in made}
         texts: dict[str, list[int]] = {}
@@ -190,7 +191,6 @@ def run_case(
                 for key, value in row.items():
                     getattr(taken[name], key).append(value)
         seconds = time.perf_counter() - started
-        routed = routed_calls(made["rm_abstract"])
     return {
         "case": case.name,
         "bytes_a_token": case.token_bytes,
@@ -225,13 +225,24 @@ def same_prefix(tokens: list[int], eager: list[int] | None) -> int | None:
     return len(eager)
 
 
-def routed_calls(candidate: decoders.Generator) -> str:
-    """What `explain` says of our candidate: a benchmark of eager against eager must show."""
+def routed_calls(case: Case, candidate: decoders.Generator) -> dict[str, Any]:
+    """What ran; raises where it is not what the case says: eager calls, or weights of more bits."""
     import rm_abstract
 
     assert isinstance(candidate, decoders.HuggingFace)
     report = rm_abstract.explain(candidate.model).to_dict()
-    return f"{report.get('routed', 0)} routed, {report.get('declined', {}) or 'none'} declined"
+    if not report["routed"]:
+        raise RuntimeError(f"[bench] expected routed calls, got eager ones:\n{report}")
+    kernels: dict[str, int] = {}
+    for model in report["models"]:
+        for entry in model["entries"]:
+            kernels.update(entry["kernels"])
+    if BITS[case.precision] < 16 and not any("quant_linear" in name for name in kernels):
+        raise RuntimeError(
+            f"[bench] expected weights of {BITS[case.precision]} bits, got {sorted(kernels)}; "
+            "this build does not quantise in generation"
+        )
+    return {"calls": report["routed"], "kernels": kernels}
 
 
 def markdown(result: dict[str, Any]) -> str:
