@@ -153,7 +153,8 @@ def _entry_lines(entry: dict[str, Any]) -> list[str]:
         f"    native {entry['native_nodes']}/{entry['nodes']} nodes "
         f"({entry['native_share']:.1%}), {share}",
     ]
-    for title, counts in (("kernels", entry["kernels"]), ("kept on torch", entry["kept"])):
+    kept = "kept on the cpu" if entry["engine"] == "whole_program" else "kept on torch"
+    for title, counts in (("kernels", entry["kernels"]), (kept, entry["kept"])):
         if counts:
             ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             lines.append(f"    {title}: " + ", ".join(f"{name} x{n}" for name, n in ranked))

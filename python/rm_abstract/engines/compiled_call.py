@@ -76,6 +76,8 @@ def _ours(error: Exception) -> Error | Decline:
 class CompiledCall:
     """The entry bound into the router."""
 
+    max_variants = MAX_VARIANTS
+
     def __init__(self, engine: NativeEngine, spec: CallSpec) -> None:
         self._engine = engine
         self.spec = spec
@@ -135,8 +137,8 @@ class CompiledCall:
             shapes = [t.shape for t in tensors]
             if any(v.serves(shapes) for v in found):
                 return run_eager()  # another thread was faster
-            if len(found) >= MAX_VARIANTS:
-                raise Decline("RM105", f"more than {MAX_VARIANTS} captures of one call")
+            if len(found) >= self.max_variants:
+                raise Decline("RM105", f"more than {self.max_variants} captures of one call")
             before = snapshot(self.spec, leaves)
             known = None
             if not self.waiting.get(pattern):

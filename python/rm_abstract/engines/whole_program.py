@@ -150,6 +150,8 @@ class DeviceCall(CompiledCall):
     are explicit, and sizes outside the user's buckets stay eager without keeping the others from
     the device."""
 
+    max_variants = 64  # buckets: each costs a compile, a lookup tries a few of them
+
     def __init__(self, engine: NativeEngine, spec: Any) -> None:
         super().__init__(engine, spec)
         self._step = None
