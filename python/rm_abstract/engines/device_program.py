@@ -19,42 +19,18 @@ from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.base import Decline
 from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
+from rm_abstract.engines.shared_tensors import tensors_in
 from rm_abstract.engines.variant import BAD_CALL, Record
 from rm_abstract.errors import CompileError, ExecutionError
 from rm_abstract.worker import ir_text
 
 if TYPE_CHECKING:
-    from rm_abstract.engines.whole_program import DeviceCompiler
+    from rm_abstract.engines.device_compiler import DeviceCompiler
 
 MIN_PART_NODES = 4  # a smaller part costs more to hand over than to compute
 HOST_BACKENDS = ("cpu", "torch")
 _CRASHED = "RM303"
 _STALE = ("RM403", "RM602")  # an artefact of other software, or a damaged one: compiled again
-_DTYPES = {
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
-DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
-
-
-def tensors_in(mapping: Any, places: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor]:
-    """Torch tensors over places (offset, bytes, dims) of shared memory, which they keep mapped."""
-    tensors = []
-    for (offset, size, dims), dtype in zip(places, dtypes, strict=True):
-        if size == 0:
-            tensors.append(torch.empty(dims, dtype=_DTYPES[dtype]))
-            continue
-        flat = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset)
-        tensors.append(flat.view(_DTYPES[dtype]).view(dims))
-    return tensors
 
 
 @dataclass
