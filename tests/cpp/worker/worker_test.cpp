@@ -100,8 +100,8 @@ TEST_CASE("progress is reported while a compilation runs, and it can be cancelle
                                      if (seconds_since(begin) > 0.2) throw Stop();
                                    }}),
                   Stop);
-  CHECK(seconds_since(begin) < 2);
-  CHECK(worker->alive());  // it listened
+  CHECK(seconds_since(begin) < 10);  // not the minute it asked for
+  CHECK(worker->alive());            // it listened
   CHECK(worker->compile({0, "again", {}, {}}, nullptr, {}, {60, {}}) == "again");
 }
 
@@ -112,7 +112,7 @@ TEST_CASE("a compilation that does not listen is ended with its process") {
     worker->compile({0, "deaf 60", {}, {}}, nullptr, {}, {0.2, {}});
   });
   CHECK(error.reason() == "RM302");
-  CHECK(seconds_since(begin) < 2);
+  CHECK(seconds_since(begin) < 10);  // not the minute it asked for
   CHECK_FALSE(worker->alive());
 }
 
@@ -136,7 +136,7 @@ TEST_CASE("an exit, a hang and an error of the device have errors of their own")
             .find("exit status 3") != std::string::npos);
   const auto begin = Clock::now();
   CHECK(failure_of([] { load(*start(), "hang")->execute({0.3, {}}); }).reason() == "RM302");
-  CHECK(seconds_since(begin) < 3);
+  CHECK(seconds_since(begin) < 10);
   const auto worker = start();
   CHECK(failure_of([&] { load(*worker, "error")->execute({10, {}}); }).reason() == "RM301");
   CHECK(worker->alive());
@@ -196,7 +196,7 @@ TEST_CASE("a worker ends when its parent is killed") {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   CHECK_FALSE(running());
-  CHECK(seconds_since(begin) < 2);
+  CHECK(seconds_since(begin) < 10);  // not the minute it asked for
 }
 
 TEST_CASE("a forked child neither uses nor ends its parent's worker") {
