@@ -68,6 +68,10 @@ class Gemv:
             self.m.forward(x, w[i], s, y=y, overlap=True, stream=stream())
 
         variants: dict[str, Run] = {"ours": ours}
+        if rows == 1 and bits == 16:
+            variants["tiles"] = lambda i: self.m.forward(
+                x, w[i], y=y, overlap=True, stream=stream(), kernel="gemv_bulk_sm90"
+            )
         if bits == 16:
             variants["F.linear"] = lambda i: F.linear(x, w[i])
         result: dict = interleaved(variants, sets, self.rounds)

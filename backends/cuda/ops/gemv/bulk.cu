@@ -8,16 +8,12 @@
 namespace rm::cuda_ops {
 namespace {
 
-/// Two blocks fit a multiprocessor, so that the next kernel's tiles are on their way while this one
-/// ends.
-constexpr int kMemory = 113 * 1024;
-/// All of a multiprocessor's: for an x that would leave too little of the other.
-constexpr int kMemoryAlone = 226 * 1024;
 /// An x up to this is loaded by the threads themselves.
 constexpr int kSmallX = 33 * 1024, kResidentX = 132 * 1024;
 
 /// Cuts the problem for `blocks` * 8 rows a tile; the number of warps, 0 where none fits.
-int plan_tiles(GemvArgs& a, int blocks, int element_bits, int x_size, int memory) {
+int plan_tiles(GemvArgs& a, int blocks, int element_bits, int x_size, bool half) {
+  const int memory = half ? kGemvHalfMemory : kGemvMemory;
   const int chunk = gemv_chunk(blocks), chunk_k = chunk * 8 / element_bits;
   const auto x_row = [&](std::int64_t k) {
     return static_cast<int>(ceil_div(k * x_size, 128) * 128);
@@ -32,7 +28,7 @@ int plan_tiles(GemvArgs& a, int blocks, int element_bits, int x_size, int memory
       static_cast<int>(ceil_div(a.x_at + (a.x_resident ? 0 : a.m * a.x_smem_pitch), 128) * 128);
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
   const int x_bytes = a.x_resident ? a.m * a.x_smem_pitch : 0;
-  for (int warps = kGemvMaxWarps; warps > 0; --warps) {
+  for (int warps = half ? kGemvHalfWarps : kGemvMaxWarps; warps > 0; --warps) {
     a.slots = std::min(a.chunks, warps);
     a.sums_bytes = kGemvBuffers * a.slots * a.m * 8 * blocks * 4;
     if (1024 + a.sums_bytes + x_bytes + warps * a.stage_bytes > memory) continue;
@@ -45,24 +41,16 @@ int plan_tiles(GemvArgs& a, int blocks, int element_bits, int x_size, int memory
 template <class T, int kBits, int kBlocks>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
   auto* kernel = gemv_bulk<T, kBits, kBlocks>;
-  const int memory = a.x_small ? kMemory : kMemoryAlone;
-  const int warps = plan_tiles(a, kBlocks, kGemvElementBits<T, kBits>, sizeof(T), memory);
+  const bool half = gemv_takes_half(a.n * a.w_pitch, static_cast<std::int64_t>(a.m) * a.k * 2);
+  const int warps = plan_tiles(a, kBlocks, kGemvElementBits<T, kBits>, sizeof(T), half);
   if (warps < 2) return unsupported("[gemv] gemv_bulk_sm90: its tiles do not fit shared memory");
-  if (Status s = allow_shared_memory("gemv", kernel, memory); !s) return s;
-  cudaLaunchConfig_t config{};
+  if (Status s = allow_shared_memory("gemv", kernel, half ? kGemvHalfMemory : kGemvMemory); !s)
+    return s;
   const std::int64_t groups = ceil_div(a.n, 8 * kBlocks);
-  config.gridDim =
-      dim3(static_cast<unsigned>(std::min<std::int64_t>(groups, std::max(1, multiprocessors()))));
-  config.blockDim = dim3(static_cast<unsigned>(warps) * 32);
-  config.dynamicSmemBytes = static_cast<std::size_t>(1024 + a.sums_bytes + warps * a.stage_bytes +
-                                                     (a.x_resident ? a.m * a.x_smem_pitch : 0));
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cuda_status("gemv", cudaLaunchKernelEx(&config, kernel, a), "a launch without errors");
+  const int bytes =
+      1024 + a.sums_bytes + warps * a.stage_bytes + (a.x_resident ? a.m * a.x_smem_pitch : 0);
+  return launch_overlapped(kernel, std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
+                           warps * 32, bytes, overlap, stream, a);
 }
 
 /// 16 rows a tile where x is read along with w (its reading halves) or int4 is unpacked.

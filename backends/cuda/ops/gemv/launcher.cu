@@ -20,6 +20,9 @@ Status launch_naive(const Gemv& p, Workspace, Stream stream) {
 }
 
 constexpr KernelRow<Gemv> kRows[] = {
+    {"gemv_rows_sm90", "M = 1, weights of x's dtype, rows of whole 16-byte vectors up to 48 KiB",
+     gemv_rows_why_not, [](const Gemv& p) { return 0.6 + 0.9 * move_us(weight_bytes(p)); },
+     launch_gemv_rows},
     {"gemv_bulk_sm90", "M <= 8, rows of whole 16-byte vectors; groups of 128, 256, .. or a row",
      gemv_bulk_why_not, [](const Gemv& p) { return move_us(weight_bytes(p)); }, launch_gemv_bulk},
     {"gemv_naive_any", "any K, any group", [](const Gemv&) -> const char* { return nullptr; },

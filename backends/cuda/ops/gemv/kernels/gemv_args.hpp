@@ -11,9 +11,10 @@ struct GemvArgs {
   std::int64_t x_pitch, w_pitch, y_pitch, scales_pitch;
   int m, n, k, group, bits;
   EpilogueArgs epilogue;
-  // gemv_bulk_sm90: sizes in bytes
+  // gemv_bulk_sm90, gemv_rows_sm90: sizes in bytes
   int chunks, slots;                 // pieces a row of w is cut into; warps that share a group
   int turn_step, chunk_step;         // from a warp's tile to its next
+  int chunk_bytes;                   // gemv_rows_sm90: of a row in one tile
   int stage_bytes, scales_at, x_at;  // a stage: w rows, then scales, then (staged) x rows
   int x_smem_pitch, x_resident;      // x stays in shared memory, else its piece comes with w's
   int x_small;                       // resident x is loaded, not copied

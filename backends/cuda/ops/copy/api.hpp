@@ -1,0 +1,16 @@
+// y = x: same shape and dtype, any strides on both sides. Slices, permutations and parts of a
+// concatenation are views, so this one operator moves them all.
+#pragma once
+
+#include "_shim/op_schema_shim.hpp"
+
+namespace rm::cuda_ops {
+
+struct Copy {
+  Tensor x, y;
+};
+
+std::span<const KernelRow<Copy>> copy_rows();
+Status copy(const Copy& p, const char* kernel, Stream stream);
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,116 @@
+// The table of copy: checks, choice and launches.
+#include "_shim/dispatch_shim.hpp"
+#include "copy/api.hpp"
+#include "copy/kernels/copy_any.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+Walk<2> walk_of(const Copy& p) { return cuda_ops::walk_of<2>({&p.x, &p.y}); }
+
+/// fn(E{}) for the unsigned integer of an element's size.
+template <class Fn>
+void with_element(int bytes, Fn&& fn) {
+  if (bytes == 1) return fn(std::uint8_t{});
+  if (bytes == 2) return fn(std::uint16_t{});
+  if (bytes == 4) return fn(std::uint32_t{});
+  fn(std::uint64_t{});
+}
+
+template <class E>
+void launch_elements(const Walk<2>& w, const void* x, void* y, Stream stream) {
+  const auto blocks = static_cast<unsigned>(ceil_div(w.total, 1024));
+  copy_elements<E><<<blocks, 256, 0, stream>>>(w, static_cast<const E*>(x), static_cast<E*>(y));
+}
+
+const char* vector_why_not(const Copy& p) {
+  const Walk<2> w = walk_of(p);
+  const int size = size_of(p.x.dtype), per = 16 / size;
+  if (w.rank == 0) return "a single element";
+  if (reinterpret_cast<std::uintptr_t>(p.x.data) % 16 || reinterpret_cast<std::uintptr_t>(p.y.data) % 16)
+    return "x or y is not 16-byte aligned";
+  for (int t = 0; t < 2; ++t) {
+    if (w.stride[t][w.rank - 1] != 1) return "the last axis is not dense in both";
+    for (int d = 0; d < w.rank - 1; ++d) {
+      if (w.stride[t][d] % per != 0) return "rows are not 16-byte aligned";
+    }
+  }
+  return w.shape[w.rank - 1] % per == 0 ? nullptr : "rows are not whole 16-byte vectors";
+}
+
+Status launch_vector(const Copy& p, Workspace, Stream stream) {
+  Walk<2> w = walk_of(p);
+  const int per = 16 / size_of(p.x.dtype);
+  w.shape[w.rank - 1] /= per, w.total /= per;
+  for (int t = 0; t < 2; ++t) {
+    for (int d = 0; d < w.rank - 1; ++d) w.stride[t][d] /= per;
+  }
+  launch_elements<uint4>(w, p.x.data, p.y.data, stream);
+  return launch_status("copy");
+}
+
+/// The axis along which x is dense, or -1.
+int dense_axis(const Walk<2>& w) {
+  for (int d = 0; d < w.rank - 1; ++d) {
+    if (w.stride[0][d] == 1) return d;
+  }
+  return -1;
+}
+
+const char* tiled_why_not(const Copy& p) {
+  const Walk<2> w = walk_of(p);
+  if (w.rank < 2 || w.stride[1][w.rank - 1] != 1) return "y's last axis is not dense";
+  return dense_axis(w) < 0 ? "x is dense along no other axis" : nullptr;
+}
+
+Status launch_tiled(const Copy& p, Workspace, Stream stream) {
+  const Walk<2> w = walk_of(p);
+  const int a = dense_axis(w), last = w.rank - 1;
+  const std::int64_t blocks = w.total / w.shape[a] / w.shape[last] * ceil_div(w.shape[a], 32) *
+                              ceil_div(w.shape[last], 32);
+  with_element(size_of(p.x.dtype), [&](auto e) {
+    using E = decltype(e);
+    copy_tiles<E><<<static_cast<unsigned>(blocks), dim3(32, 8), 0, stream>>>(
+        w, a, static_cast<const E*>(p.x.data), static_cast<E*>(p.y.data));
+  });
+  return launch_status("copy");
+}
+
+Status launch_naive(const Copy& p, Workspace, Stream stream) {
+  const Walk<2> w = walk_of(p);
+  with_element(size_of(p.x.dtype), [&](auto e) {
+    launch_elements<decltype(e)>(w, p.x.data, p.y.data, stream);
+  });
+  return launch_status("copy");
+}
+
+double cost(const Copy& p, double factor) {
+  return factor * move_us(2.0 * static_cast<double>(numel(p.x)) * size_of(p.x.dtype));
+}
+
+constexpr KernelRow<Copy> kRows[] = {
+    {"copy_vector_sm80", "the last axis dense in both, rows of whole 16-byte vectors", vector_why_not,
+     [](const Copy& p) { return cost(p, 1); }, launch_vector},
+    {"copy_tiled_any", "y dense along its last axis, x along another", tiled_why_not,
+     [](const Copy& p) { return cost(p, 1.3); }, launch_tiled},
+    {"copy_naive_any", "any strides", [](const Copy&) -> const char* { return nullptr; },
+     [](const Copy& p) { return cost(p, 4); }, launch_naive},
+};
+
+}  // namespace
+
+std::span<const KernelRow<Copy>> copy_rows() { return kRows; }
+
+Status copy(const Copy& p, const char* kernel, Stream stream) {
+  if (p.x.dtype != p.y.dtype || !same_shape(p.x, p.y)) {
+    return invalid(std::string("[copy] expected x and y of one shape and dtype, got ") +
+                   name_of(p.x.dtype) + " of rank " + std::to_string(p.x.rank) + " and " +
+                   name_of(p.y.dtype) + " of rank " + std::to_string(p.y.rank));
+  }
+  if (numel(p.y) == 0) return {};
+  const KernelRow<Copy>* row = nullptr;
+  if (Status s = select_row<Copy>("copy", kRows, p, kernel, &row); !s) return s;
+  return row->launch(p, {}, stream);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,23 @@
+// y[i, :] = table[ids[i], :] and its gradient. An id outside [0, V) reads nothing: its row of y is NaN,
+// and it adds to no row of the gradient. Gradient rows are summed in fp32, in the ids' order.
+#pragma once
+
+#include "_shim/op_schema_shim.hpp"
+
+namespace rm::cuda_ops {
+
+struct EmbeddingForward {
+  Tensor table, ids, y;  // [V, N], [*] int32 or int64 dense, [*, N] dense
+};
+struct EmbeddingBackward {
+  Tensor dy, ids, dtable;  // [*, N] dense, [*], [V, N] dense: overwritten
+};
+
+std::span<const KernelRow<EmbeddingForward>> embedding_forward_rows();
+std::span<const KernelRow<EmbeddingBackward>> embedding_backward_rows();
+Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream);
+std::size_t embedding_backward_workspace(const EmbeddingBackward& p);
+Status embedding_backward(const EmbeddingBackward& p, const char* kernel, Workspace workspace,
+                          Stream stream);
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,73 @@
+// Forward: a thread moves kV elements of a row. Backward: the occurrences of an id form a list in
+// their order (built by `embedding_links`), and the first one's block adds the rows of the list.
+#pragma once
+
+#include "_shim/device_shim.cuh"
+
+namespace rm::cuda_ops {
+
+struct EmbeddingArgs {
+  const void *table, *ids;  // backward: table is dy
+  void* y;                  // backward: dtable
+  int* next;                // backward: [count] the next occurrence of the same id, or -1
+  int* head;                // backward: [count] 1 where the id occurs first
+  std::int64_t count, vocabulary, table_pitch;
+  int n;
+  bool wide_ids;
+};
+
+__device__ __forceinline__ std::int64_t id_of(const EmbeddingArgs& p, std::int64_t i) {
+  return p.wide_ids ? static_cast<const std::int64_t*>(p.ids)[i]
+                    : static_cast<const std::int32_t*>(p.ids)[i];
+}
+
+template <class T, int kV>
+__global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
+  const int per_row = p.n / kV;
+  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
+  if (i >= p.count * per_row) return;
+  const std::int64_t row = i / per_row, at = (i - row * per_row) * kV, id = id_of(p, row);
+  Pack<T, kV> v;
+  if (id >= 0 && id < p.vocabulary) {
+    v = *reinterpret_cast<const Pack<T, kV>*>(static_cast<const T*>(p.table) + id * p.table_pitch + at);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) v.v[j] = from_float<T>(__int_as_float(0x7fffffff));
+  }
+  *reinterpret_cast<Pack<T, kV>*>(static_cast<T*>(p.y) + row * p.n + at) = v;
+}
+
+/// One warp an occurrence looks through the others, 32 at a time.
+__global__ void __launch_bounds__(256) embedding_links(const EmbeddingArgs p) {
+  const std::int64_t i = blockIdx.x * 8ll + threadIdx.x / 32;
+  if (i >= p.count) return;
+  const int lane = threadIdx.x % 32;
+  const std::int64_t id = id_of(p, i);
+  bool first = id >= 0 && id < p.vocabulary;
+  for (std::int64_t j = 0; first && j < i; j += 32) {
+    first = !__any_sync(0xffffffffu, j + lane < i && id_of(p, j + lane) == id);
+  }
+  std::int64_t next = -1;
+  for (std::int64_t j = i + 1; next < 0 && j < p.count; j += 32) {
+    const unsigned same =
+        __ballot_sync(0xffffffffu, j + lane < p.count && id_of(p, j + lane) == id);
+    if (same) next = j + __ffs(static_cast<int>(same)) - 1;
+  }
+  if (lane == 0) p.head[i] = first, p.next[i] = static_cast<int>(next);
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) embedding_sums(const EmbeddingArgs p) {
+  const std::int64_t i = blockIdx.x;
+  if (!p.head[i]) return;
+  T* out = static_cast<T*>(p.y) + id_of(p, i) * p.n;
+  for (int d = threadIdx.x; d < p.n; d += 256) {
+    float sum = 0.0f;
+    for (std::int64_t j = i; j >= 0; j = p.next[j]) {
+      sum += to_float(static_cast<const T*>(p.table)[j * p.n + d]);
+    }
+    out[d] = from_float<T>(sum);
+  }
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,126 @@
+// The tables of embedding: checks, choice and launches.
+#include "_shim/dispatch_shim.hpp"
+#include "embedding/api.hpp"
+#include "embedding/kernels/embedding_any.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+bool legal_ids(const Tensor& ids) {
+  return (ids.dtype == DType::i32 || ids.dtype == DType::i64) && is_contiguous(ids);
+}
+
+Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool dense_table) {
+  if (table.rank != 2 || !is_float(table.dtype) || table.shape[1] > 0x7fffffff ||
+      (table.shape[1] > 1 && table.stride[1] != 1) || (dense_table && !is_contiguous(table))) {
+    return invalid("[embedding] expected a table [V, N] of float32, bfloat16 or float16 with dense "
+                   "rows, got " +
+                   std::string(name_of(table.dtype)) + " of rank " + std::to_string(table.rank));
+  }
+  bool like = rows.rank == ids.rank + 1 && rows.dtype == table.dtype && is_contiguous(rows) &&
+              rows.shape[rows.rank - 1] == table.shape[1];
+  for (int d = 0; like && d < ids.rank; ++d) like = rows.shape[d] == ids.shape[d];
+  if (!legal_ids(ids) || !like) {
+    return invalid("[embedding] expected dense ids [*] of int32 or int64 and dense rows [*, N] of the "
+                   "table's dtype, got " +
+                   std::string(name_of(ids.dtype)) + " and " + name_of(rows.dtype));
+  }
+  return {};
+}
+
+EmbeddingArgs forward_args(const EmbeddingForward& p) {
+  EmbeddingArgs a{};
+  a.table = p.table.data, a.ids = p.ids.data, a.y = p.y.data;
+  a.count = numel(p.ids), a.vocabulary = p.table.shape[0], a.n = static_cast<int>(p.table.shape[1]);
+  a.table_pitch = p.table.stride[0], a.wide_ids = p.ids.dtype == DType::i64;
+  return a;
+}
+
+template <bool kVector>
+Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
+  const EmbeddingArgs a = forward_args(p);
+  dispatch_float(p.table.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    constexpr int V = kVector ? 16 / static_cast<int>(sizeof(T)) : 1;
+    const auto blocks = static_cast<unsigned>(ceil_div(a.count * (a.n / V), 256));
+    embedding_rows<T, V><<<blocks, 256, 0, stream>>>(a);
+  });
+  return launch_status("embedding");
+}
+
+const char* vector_why_not(const EmbeddingForward& p) {
+  if (p.table.shape[1] * size_of(p.table.dtype) % 16 != 0) return "rows are not whole vectors";
+  if (!is_aligned(p.table.data, p.table.stride[0], p.table.dtype, 16)) return "rows are not aligned";
+  return is_aligned(p.y.data, 0, p.y.dtype, 16) ? nullptr : "y is not aligned";
+}
+
+double forward_cost(const EmbeddingForward& p, double factor) {
+  return factor * move_us(2.0 * static_cast<double>(numel(p.y)) * size_of(p.y.dtype));
+}
+
+constexpr KernelRow<EmbeddingForward> kForward[] = {
+    {"embedding_vector_sm80", "rows of whole 16-byte vectors", vector_why_not,
+     [](const EmbeddingForward& p) { return forward_cost(p, 1); }, launch_forward<true>},
+    {"embedding_naive_any", "any problem", [](const EmbeddingForward&) -> const char* { return nullptr; },
+     [](const EmbeddingForward& p) { return forward_cost(p, 3); }, launch_forward<false>},
+};
+
+Status launch_backward(const EmbeddingBackward& p, Workspace workspace, Stream stream) {
+  EmbeddingArgs a{};
+  a.table = p.dy.data, a.ids = p.ids.data, a.y = p.dtable.data;
+  a.count = numel(p.ids), a.vocabulary = p.dtable.shape[0];
+  a.n = static_cast<int>(p.dtable.shape[1]), a.wide_ids = p.ids.dtype == DType::i64;
+  a.head = static_cast<int*>(workspace.data), a.next = a.head + a.count;
+  embedding_links<<<static_cast<unsigned>(ceil_div(a.count, 8)), 256, 0, stream>>>(a);
+  dispatch_float(p.dtable.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    embedding_sums<T><<<static_cast<unsigned>(a.count), 256, 0, stream>>>(a);
+  });
+  return launch_status("embedding");
+}
+
+constexpr KernelRow<EmbeddingBackward> kBackward[] = {
+    {"embedding_lists_any", "any problem; time grows with the square of the ids' number",
+     [](const EmbeddingBackward&) -> const char* { return nullptr; },
+     [](const EmbeddingBackward& p) {
+       return move_us(2.0 * static_cast<double>(numel(p.dtable)) * size_of(p.dtable.dtype));
+     },
+     launch_backward},
+};
+
+}  // namespace
+
+std::span<const KernelRow<EmbeddingForward>> embedding_forward_rows() { return kForward; }
+std::span<const KernelRow<EmbeddingBackward>> embedding_backward_rows() { return kBackward; }
+
+Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream) {
+  if (Status s = check(p.table, p.ids, p.y, false); !s) return s;
+  if (numel(p.y) == 0) return {};
+  const KernelRow<EmbeddingForward>* row = nullptr;
+  if (Status s = select_row<EmbeddingForward>("embedding", kForward, p, kernel, &row); !s) return s;
+  return row->launch(p, {}, stream);
+}
+
+std::size_t embedding_backward_workspace(const EmbeddingBackward& p) {
+  return static_cast<std::size_t>(numel(p.ids)) * 8;
+}
+
+Status embedding_backward(const EmbeddingBackward& p, const char* kernel, Workspace workspace,
+                          Stream stream) {
+  if (Status s = check(p.dtable, p.ids, p.dy, true); !s) return s;
+  if (workspace.bytes < embedding_backward_workspace(p)) {
+    return invalid("[embedding] expected a workspace of " +
+                   std::to_string(embedding_backward_workspace(p)) + " bytes, got " +
+                   std::to_string(workspace.bytes) + "; try backward_workspace()");
+  }
+  if (numel(p.dtable) == 0) return {};
+  const cudaError_t e = cudaMemsetAsync(
+      p.dtable.data, 0, static_cast<std::size_t>(numel(p.dtable)) * size_of(p.dtable.dtype), stream);
+  if (e != cudaSuccess) return cuda_status("embedding", e, "a cleared gradient");
+  if (numel(p.dy) == 0) return {};
+  const KernelRow<EmbeddingBackward>* row = nullptr;
+  if (Status s = select_row<EmbeddingBackward>("embedding", kBackward, p, kernel, &row); !s) return s;
+  return row->launch(p, workspace, stream);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,22 @@
+// y = reduction of x over any axes; y has x's rank, reduced axes of size 1. sum, mean, prod, max, min
+// accumulate in fp32 (NaN wins in max and min); argmax and argmin give the first index over the
+// reduced axes taken in order, as int64. Over nothing: 0, NaN, 1, -inf, +inf; arg* is an error.
+#pragma once
+
+#include "_shim/op_schema_shim.hpp"
+
+namespace rm::cuda_ops {
+
+enum class Reduce : int { sum, mean, prod, max, min, argmax, argmin };
+inline constexpr const char* kReduceNames[] = {"sum", "mean",   "prod",  "max",
+                                               "min", "argmax", "argmin"};
+
+struct Reduction {
+  Tensor x, y;
+  Reduce kind = Reduce::sum;
+};
+
+std::span<const KernelRow<Reduction>> reduction_rows();
+Status reduction(const Reduction& p, const char* kernel, Stream stream);
+
+}  // namespace rm::cuda_ops
