@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
@@ -59,6 +60,17 @@ size_t count_entries(const char* folder) {
 }
 
 bool exists(pid_t pid) { return kill(pid, 0) == 0; }
+
+/// 'R', 'S', 'T' (stopped), 'Z' ...; 0 when there is no such process.
+char state_of(pid_t pid) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
+  FILE* file = std::fopen(path.c_str(), "r");
+  if (file == nullptr) return 0;
+  char state = 0;
+  const int got = std::fscanf(file, "%*d (%*[^)]) %c", &state);
+  std::fclose(file);
+  return got == 1 ? state : 0;
+}
 
 }  // namespace
 
@@ -154,6 +166,7 @@ TEST_CASE("a stopped process is given up after the heartbeat's time") {
   const auto program = load(*worker, "copy");
   program->execute({10, {}});
   kill(worker->pid(), SIGSTOP);
+  while (state_of(worker->pid()) != 'T') std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const Error error = failure_of([&] { program->execute({30, {}}); });
   CHECK(error.reason() == "RM303");
   CHECK_FALSE(worker->alive());
@@ -184,13 +197,8 @@ TEST_CASE("a worker ends when its parent is killed") {
   const auto begin = Clock::now();
   // Nobody of ours reaps it: a zombie of another parent counts as ended.
   const auto running = [&] {
-    std::string path = "/proc/" + std::to_string(orphan) + "/stat";
-    FILE* file = std::fopen(path.c_str(), "r");
-    if (file == nullptr) return false;
-    char state = 0;
-    const int got = std::fscanf(file, "%*d (%*[^)]) %c", &state);
-    std::fclose(file);
-    return got == 1 && state != 'Z' && state != 'X';
+    const char state = state_of(orphan);
+    return state != 0 && state != 'Z' && state != 'X';
   };
   while (running() && seconds_since(begin) < 5) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
