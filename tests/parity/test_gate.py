@@ -53,8 +53,8 @@ def test_a_wrong_program_is_quarantined_and_the_model_stays_eager(
     class Wrong:
         """A program whose results are off by a percent."""
 
-        def __init__(self, *arguments: Any) -> None:
-            self.program = genuine(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.program = genuine(*arguments, **options)
 
         def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
             return [t * 1.01 for t in self.program.run(inputs)]
