@@ -136,7 +136,8 @@ class PyProgram {
     if (name == "never") return engine::Packing::kNever;
     if (name == "first") return engine::Packing::kFirst;
     if (name == "later") return engine::Packing::kLater;
-    throw_invalid("[program] expected packing never, first or later, got '" + name + "'");
+    if (name == "spare") return engine::Packing::kSpare;
+    throw_invalid("[program] expected packing never, first, later or spare, got '" + name + "'");
   }
   static ir::Graph checked(const std::string& text) {
     ir::Graph graph = ir::parse(text);
@@ -162,7 +163,7 @@ void bind_program(py::module_& m) {
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first",
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
-           "'later' behind the second call of a shape, 'never' reads them where they lie.")
+           "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
            py::arg("steps"), py::arg("capacity"), py::arg("eos"), py::arg("pad"),
            py::arg("finished"),

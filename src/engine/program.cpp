@@ -29,6 +29,8 @@ int64_t buffer_bytes(const ir::Layout& layout) {
   return (last + 1) * static_cast<int64_t>(ir::size_bytes(layout.dtype));
 }
 
+bool packs_later(Packing p) { return p == Packing::kLater || p == Packing::kSpare; }
+
 // Moving data is not counted as compute; every other step is a node of the report.
 bool is_compute(const plan::Step& step) { return step.op != "copy"; }
 
@@ -38,8 +40,9 @@ Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::strin
                  Packing packing)
     : graph_(std::move(graph)),
       packing_(packing),
-      kernels_(kernels, forced_kernel, true),
-      direct_kernels_(kernels, forced_kernel, false),
+      kernels_(kernels, forced_kernel,
+               packing == Packing::kSpare ? plan::PackRule::kAcross : plan::PackRule::kAll),
+      direct_kernels_(kernels, forced_kernel, plan::PackRule::kNone),
       store_(std::make_shared<runtime::ConstantStore>()) {
   ir::verify(graph_);
 }
@@ -151,7 +154,7 @@ std::shared_ptr<Program::Instance> Program::instance(const std::vector<ir::Layou
     }
   }
   bool pack = packing_ == Packing::kFirst;
-  if (packing_ == Packing::kLater) {
+  if (packs_later(packing_)) {
     std::lock_guard lock(mutex_);
     pack = packed_once_;
   }
@@ -195,7 +198,7 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
     }
   }
   context->run();
-  if (packing_ == Packing::kLater && !inst->packed && ++inst->calls == 2) {
+  if (packs_later(packing_) && !inst->packed && ++inst->calls == 2) {
     pack_later(layouts, inst);
   }
   std::lock_guard lock(inst->mutex);

@@ -51,6 +51,7 @@ enum class Packing {
   kNever,  // kernels read weights where they lie
   kFirst,  // before the first call
   kLater,  // behind the second call of a shape, on a thread of its own
+  kSpare,  // as kLater, but only weights that lie as [K,N]; all others are read where they lie
 };
 
 class Program {

@@ -27,9 +27,9 @@ std::shared_ptr<const Prepared> PreparedCache::get(const select::Problem& proble
   for (std::vector<const select::Row*> refused;; refused.push_back(choice.row)) {
     choice = table_.select(problem, forced, refused);
     try {
-      backend::check(choice.row->kernel->prepare(&problem.c(), choice.row->device, choice.config,
-                                                 &state),
-                     std::string(choice.row->name()));
+      backend::check(
+          choice.row->kernel->prepare(&problem.c(), choice.row->device, choice.config, &state),
+          std::string(choice.row->name()));
       break;
     } catch (const Error& error) {
       if ((choice.row->kernel->traits & RM_KERNEL_FALLBACK) != 0) throw;
@@ -58,6 +58,19 @@ size_t PreparedCache::size() const {
   return entries_.size();
 }
 
+namespace {
+
+bool packs(PackRule rule, const Step& gemm) {
+  if (rule != PackRule::kAcross) return rule == PackRule::kAll;
+  const ir::Layout& b = gemm.inputs[1].layout;
+  auto trans = gemm.attrs.find("trans_b");
+  bool rows = trans == gemm.attrs.end() || std::get<int64_t>(trans->second) != 0;
+  size_t along_k = b.strides.size() - (rows ? 1 : 2);
+  return b.strides[along_k] != 1;
+}
+
+}  // namespace
+
 Plan bind_kernels(StepList list, const std::vector<const void*>& constants, PreparedCache& cache) {
   Plan plan;
   plan.buffers = std::move(list.buffers);
@@ -75,7 +88,7 @@ Plan bind_kernels(StepList list, const std::vector<const void*>& constants, Prep
     std::vector<select::Operand> inputs, outputs;
     for (const auto& r : step.inputs) inputs.push_back(operand(r));
     for (const auto& r : step.outputs) outputs.push_back(operand(r));
-    if (!cache.pack_weights() && step.op == "gemm") step.attrs["pack_weights"] = int64_t{0};
+    if (step.op == "gemm" && !packs(cache.rule(), step)) step.attrs["pack_weights"] = int64_t{0};
     select::Problem problem(step.op, inputs, outputs, step.attrs);
     plan.steps.push_back({std::move(step), cache.get(problem), -1});
   }

@@ -39,22 +39,28 @@ struct Prepared {
   std::vector<std::string> reasons;
 };
 
+/// Which constant weights kernels may copy into a layout of their own.
+enum class PackRule {
+  kNone,    // all are read where they lie
+  kAcross,  // those that lie as [K,N]: reading them row by row of the result crosses every line
+  kAll,
+};
+
 /// Prepared kernels by problem: plans of neighbouring shapes share most of them. Thread safe.
 class PreparedCache {
  public:
-  /// Without `pack_weights`, gemm steps say so to their kernels (docs/operators.md): weights stay
-  /// where they lie and no second copy of them is made.
+  /// A gemm step whose weights the rule leaves alone says so to its kernels (docs/operators.md).
   explicit PreparedCache(const select::KernelTable& table, std::string forced = {},
-                         bool pack_weights = true)
-      : table_(table), forced_(std::move(forced)), pack_weights_(pack_weights) {}
-  bool pack_weights() const { return pack_weights_; }
+                         PackRule rule = PackRule::kAll)
+      : table_(table), forced_(std::move(forced)), rule_(rule) {}
+  PackRule rule() const { return rule_; }
   std::shared_ptr<const Prepared> get(const select::Problem& problem);
   size_t size() const;
 
  private:
   const select::KernelTable& table_;
   const std::string forced_;  // "op:kernel" of RM_FORCE_KERNEL, or empty
-  const bool pack_weights_;
+  const PackRule rule_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, std::shared_ptr<const Prepared>> entries_;
 };

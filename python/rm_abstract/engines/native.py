@@ -192,11 +192,14 @@ class NativeEngine:
         return variant
 
     def _packing(self, call: FlatCall) -> str:
-        """Generation reads its weights where they lie: memory for one copy of them, not two."""
+        """Generation reads its weights where they lie: memory for one copy of them, not two.
+
+        Those that lie across their rows (GPT-2's) would make every token several times slower.
+        """
         wanted = self._session.settings.text("pack_weights")
         if wanted != "auto":
             return wanted
-        return "never" if any(map(kv_cache.is_device, call.leaves)) else "later"
+        return "spare" if any(map(kv_cache.is_device, call.leaves)) else "later"
 
     def trusted(self, variant: Variant) -> bool:
         """True when the gate passed this program on these very weights before.
