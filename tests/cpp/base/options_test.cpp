@@ -113,6 +113,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"disable", "true"},
                                                     {"verbose", "1"},
                                                     {"backend_path", "/x"},
+                                                    {"hardware_root", "/x"},
                                                     {"sim_npu", "true"},
                                                     {"optimization_level", "1"},
                                                     {"pack_weights", "never"},
