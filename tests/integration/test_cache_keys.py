@@ -312,6 +312,17 @@ def test_each_weight_name_type_and_bit_is_in_a_verdicts_key(session):
     assert key({"w": transposed}) == key({"w": transposed.contiguous()})
 
 
+def test_sources_are_told_the_same_wherever_a_package_lies(tmp_path: Path):
+    def rows(root: str) -> list[list[str]]:
+        files = {tmp_path / root / "package/code.py", tmp_path / "middle/library/code.py"}
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"# {file.parent.name}")
+        return identity.source_rows({str(file) for file in files}, _core.cache.digest)
+
+    assert rows("first") == rows("zlast")  # before and behind the other's path
+
+
 # ---- stability: the same run elsewhere -------------------------------------------------------
 
 SCRIPT = """

@@ -94,9 +94,7 @@ class Engine(Protocol):
         """The signature this call compiles under; cheap. A Decline keeps calls like it eager."""
         ...
 
-    def first_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: RunEager
-    ) -> Any:
+    def first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: RunEager) -> Any:
         """Serves the first call of a signature: compiles, gates with ``run_eager()`` (called at
         most once) and returns its output. Afterwards ``entry(signature)`` exists, or it raised."""
         ...

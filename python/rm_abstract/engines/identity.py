@@ -79,12 +79,11 @@ def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
                 raise Unstable(f"{name or 'the module'}.{key}: {error}") from None
         rows.append(row)
     replaced = replaced_code({type(sub) for sub in module.modules()}, files, _installed)
-    sources = [[_display(f), _file_digest(f, digest)] for f in sorted(files)]
     return json.dumps(
         {
             "modules": rows,
             "replaced": replaced,
-            "sources": sources,
+            "sources": source_rows(files, digest),
             "versions": _versions(),
             "flags": _flags(),
         },
@@ -190,6 +189,11 @@ def _installed(file: str) -> bool:
     if "site-packages" in parts or "dist-packages" in parts:
         return True
     return any(path.startswith(os.path.abspath(root) + os.sep) for root in roots)
+
+
+def source_rows(files: set[str], digest: Callable[[bytes], bytes]) -> list[list[str]]:
+    """Name and content of each file, in an order that no place of installation changes."""
+    return sorted([_display(file), _file_digest(file, digest)] for file in files)
 
 
 def _display(file: str) -> str:
