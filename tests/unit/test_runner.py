@@ -89,6 +89,14 @@ def test_the_exit_status_is_the_scripts(code, status):
     assert ("ZeroDivisionError" in done.stderr) == ("1/0" in code)
 
 
+@pytest.mark.parametrize("target", ["absent.py", "bench"])
+def test_a_script_that_is_not_there_is_told_in_two_lines(target, tmp_path):
+    done = run(target, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"expected a script, got '{target}'" in done.stderr and "Traceback" not in done.stderr
+    assert ("rm-abstract bench" in done.stderr) == (target == "bench")
+
+
 def test_a_script_without_a_routed_call_fails_when_asked_to():
     assert run("-c", "pass").returncode == 0
     done = run("--fail-if-not-routed", "-c", "pass")

@@ -12,6 +12,8 @@ import runpy
 import sys
 from dataclasses import dataclass, field
 
+import click
+
 USAGE = """\
 usage: python -m rm_abstract [options] script.py | -m module | -c code | - [arguments]
 
@@ -96,6 +98,9 @@ def main(argv: list[str]) -> int:
     if command.kind in ("help", "version"):
         print(USAGE if command.kind == "help" else __version__, end="\n" * (command.kind != "help"))
         return 0
+    if command.kind == "script" and not os.path.exists(command.target):
+        print(_absent(command.target), file=sys.stderr)
+        return BAD_USAGE
     import rm_abstract
 
     if command.device is not None:
@@ -113,6 +118,15 @@ def main(argv: list[str]) -> int:
         _after(command, 1)
         raise
     return _after(command, 0)
+
+
+def _absent(target: str) -> str:
+    from rm_abstract.cli.main import cli
+
+    message = f"[run] expected a script, got {target!r}: there is no such file"
+    if target in cli.list_commands(click.Context(cli)):
+        message += f"; try `rm-abstract {target}`, the command line's own program"
+    return message
 
 
 def _run(command: Command) -> None:

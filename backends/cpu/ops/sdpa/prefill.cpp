@@ -1,6 +1,7 @@
 // Attention of many queries: blocks of kBlock keys, K transposed into panels, an online softmax
 // between two register-blocked products, everything in f32.  One call serves some rows of one head.
 // Bound by FMA throughput from S and T of about 64 on; below that by packing.
+#include "common/transpose.hpp"
 #include "common/vec_math.hpp"
 #include "ops/sdpa/mask.hpp"
 
@@ -62,34 +63,6 @@ RM_INLINE void multiply(const float* a, int64_t lda, const float* b, int64_t ldb
   }
 }
 
-/// Swaps the off-diagonal blocks of side kSide of a kWidth x kWidth matrix of rows.
-template <int kSide>
-RM_INLINE void transpose_step(vf* r) {
-  vi low, high;
-  for (int l = 0; l < kWidth; ++l) {
-    low[l] = (l & kSide) == 0 ? l : kWidth + (l ^ kSide);
-    high[l] = (l & kSide) == 0 ? (l ^ kSide) : kWidth + l;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kWidth; ++i) {
-    if (i & kSide) continue;
-    const vf a = r[i], b = r[i | kSide];
-    r[i] = __builtin_shuffle(a, b, low);
-    r[i | kSide] = __builtin_shuffle(a, b, high);
-  }
-}
-
-RM_INLINE void transpose(vf* r) {
-  transpose_step<1>(r);
-  transpose_step<2>(r);
-#if RM_ISA_LEVEL >= 1
-  transpose_step<4>(r);
-#endif
-#if RM_ISA_LEVEL >= 2
-  transpose_step<8>(r);
-#endif
-}
-
 /// Keys [0, n) of k as panels [panel][d][kPanel]; columns past n are zero.
 template <class T>
 void pack_keys(const T* k, int64_t row, int64_t column, int64_t n, int64_t d, float* out) {
@@ -101,7 +74,7 @@ void pack_keys(const T* k, int64_t row, int64_t column, int64_t n, int64_t d, fl
       for (; i + kWidth <= d; i += kWidth) {
         vf r[kWidth];
         for (int j = 0; j < kWidth; ++j) r[j] = vload(k + (j0 + j) * row + i);
-        transpose(r);
+        transpose_square<vi>(r);
         for (int j = 0; j < kWidth; ++j) vstore(panel + (i + j) * kPanel, r[j]);
       }
     }
