@@ -45,7 +45,7 @@ class Shape:
             num_key_value_heads=self.kv_heads,
             max_position_embeddings=4096,
             bos_token_id=1,
-            eos_token_id=2,
+            eos_token_id=None,  # random weights: every generation goes to its length
             pad_token_id=0,
         )
         return LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
@@ -105,7 +105,6 @@ class HuggingFace:
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
             do_sample=False,
             **more,
         )
@@ -121,7 +120,6 @@ class HuggingFace:
 
     def first_logits(self, prompt: list[int]) -> torch.Tensor:
         # One token more than looked at, so that the path of many tokens is the one that is checked.
-        # `min_new_tokens` masks the end token in scores, not in logits.
         out = self._call(prompt, 2, return_dict_in_generate=True, output_logits=True)
         logits: torch.Tensor = out.logits[0][0].double()
         return logits
