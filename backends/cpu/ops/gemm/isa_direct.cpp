@@ -2,6 +2,7 @@
 //
 // Bound by reading the weight once. 16-bit weights are widened in registers: bf16 comes apart into
 // even and odd elements with a shift and a mask, so x is stored in that order.
+#include "common/sum_lanes.hpp"
 #include "ops/gemm/direct_kernels.hpp"
 #include "ops/gemm/simd.hpp"
 
@@ -44,15 +45,20 @@ struct Weight<kF16> {
 
 constexpr int kBlock = 2 * kLanes;  // elements of a load()
 
-RM_INLINE float sum_lanes(Vec v) {
-  float lanes[kLanes];
-  F32::store(lanes, v);
-#pragma GCC unroll 4
-  for (int w = kLanes / 2; w >= 1; w /= 2) {
-#pragma GCC unroll 8
-    for (int i = 0; i < w; ++i) lanes[i] += lanes[i + w];
-  }
-  return lanes[0];
+/// What is prefetched: nothing, a little ahead into the first-level cache, or into the second-level
+/// cache what comes when these rows are done with.
+enum class Fetch { none, near, next_block };
+
+/// A row of x is loaded once a block, not folded into each multiply-add as the compiler would: the
+/// load ports are what M > 2 is short of.
+RM_INLINE Vec load_once(const float* x) {
+  Vec v = F32::load(x);
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__SSE2__)
+  asm("" : "+x"(v));
+#endif
+  return v;
 }
 
 /// One block of k: R rows times M rows of x.
@@ -62,17 +68,22 @@ RM_INLINE void add_products(Vec (&sum)[R][M], const Vec (&v)[R][2], const float*
   for (int h = 0; h < 2; ++h) {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const Vec xi = F32::load(x + i * ldx + h * kLanes);
+      const Vec xi = load_once(x + i * ldx + h * kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) sum[r][i] += v[r][h] * xi;
     }
   }
 }
 
-/// R rows times M rows of x.
-template <int T, int R, int M>
+/// Elements [begin, end) of k, and how far from what is read to prefetch, in bytes.
+struct Piece {
+  int64_t begin, end, ahead;
+};
+
+/// A piece of R rows times M rows of x, added to acc unless it is the first.
+template <int T, int R, int M, Fetch kFetch>
 RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::Scalar* const* w,
-                        int64_t k, float* const* acc, int64_t acc_step) {
+                        const Piece& piece, float* const* acc, int64_t acc_step) {
   using W = Weight<T>;
   Vec sum[R][M];
 #pragma GCC unroll 16
@@ -80,16 +91,30 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) sum[r][i] = Vec{};
   }
-  int64_t at = 0;
+  int64_t at = piece.begin;
+  const int64_t k = piece.end;
+  // A prefetch a line of memory: as many blocks at a step as make one.
+  constexpr int kBlocks = 64 / int(kBlock * sizeof(typename W::Scalar)) > 1 ? 2 : 1;
+  for (; at + kBlocks * kBlock <= k; at += kBlocks * kBlock) {
+    if constexpr (kFetch != Fetch::none) {
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        __builtin_prefetch(reinterpret_cast<const char*>(w[r] + at) + piece.ahead, 0,
+                           kFetch == Fetch::next_block ? 2 : 3);
+      }
+    }
+#pragma GCC unroll 2
+    for (int b = 0; b < kBlocks; ++b) {
+      Vec v[R][2];
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) W::load(w[r] + at + b * kBlock, v[r]);
+      add_products<R, M>(sum, v, x + at + b * kBlock, ldx);
+    }
+  }
   for (; at + kBlock <= k; at += kBlock) {
     Vec v[R][2];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      if constexpr (W::kAhead != 0) {
-        __builtin_prefetch(reinterpret_cast<const char*>(w[r] + at) + W::kAhead, 0, 3);
-      }
-      W::load(w[r] + at, v[r]);
-    }
+    for (int r = 0; r < R; ++r) W::load(w[r] + at, v[r]);
     add_products<R, M>(sum, v, x + at, ldx);
   }
   if (at < k) {
@@ -103,9 +128,20 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
     add_products<R, M>(sum, v, x + at, ldx);
   }
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) acc[r][i * acc_step] = sum_lanes(sum[r][i]);
+  for (int first = 0; first < R * M; first += 8) {
+    Vec eight[8] = {};
+    float sums[8];
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      if (first + s < R * M) eight[s] = sum[(first + s) / M][(first + s) % M];
+    }
+    cpu::RM_ISA::sum_eight(eight, sums);
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      if (first + s >= R * M) continue;
+      float* to = acc[(first + s) / M] + (first + s) % M * acc_step;
+      *to = piece.begin == 0 ? sums[s] : *to + sums[s];
+    }
   }
 }
 
@@ -118,10 +154,11 @@ constexpr int kMostTile = 4;
 constexpr int rows_at_once(int m) { return m <= 2 ? 4 : 2; }
 #endif
 static_assert(kStreams == 4);
-constexpr int64_t kNearBytes = 128 << 10;
+constexpr int64_t kNearBytes = 48 << 10;  // of weights: two blocks fit the second-level cache
+constexpr int64_t kPiece = 1024;           // elements of k: a tile's rows of x stay in the first
 
-template <int T, int M>
-RM_INLINE void dot_streams(const DotArgs& a, int64_t i0, int64_t j) {
+template <int T, int M, Fetch kFetch>
+RM_INLINE void dot_streams(const DotArgs& a, int64_t i0, int64_t j, const Piece& piece) {
   using S = typename Weight<T>::Scalar;
   constexpr int R = rows_at_once(M);
 #pragma GCC unroll 2
@@ -133,29 +170,56 @@ RM_INLINE void dot_streams(const DotArgs& a, int64_t i0, int64_t j) {
       w[r] = reinterpret_cast<const S*>(a.w[s + r] + j * a.row_bytes);
       acc[r] = a.acc[s + r] + i0 * a.acc_step + j;
     }
-    dot_tile<T, R, M>(a.x + i0 * a.ldx, a.ldx, w, a.k, acc, a.acc_step);
+    dot_tile<T, R, M, kFetch>(a.x + i0 * a.ldx, a.ldx, w, piece, acc, a.acc_step);
   }
 }
 
-template <int T, int M>
-RM_INLINE void dot_rest(const DotArgs& a, int64_t i0, int64_t m, int64_t j) {
+/// Rows [j0, j1) of every stream times m <= M rows of x.
+template <int T, int M, Fetch kFetch>
+RM_INLINE void dot_rows(const DotArgs& a, int64_t i0, int64_t m, int64_t j0, int64_t j1,
+                        const Piece& piece) {
   if constexpr (M > 0) {
-    if (m == M) return dot_streams<T, M>(a, i0, j);
-    dot_rest<T, M - 1>(a, i0, m, j);
+    if (m < M) return dot_rows<T, M - 1, kFetch>(a, i0, m, j0, j1, piece);
+    for (int64_t j = j0; j < j1; ++j) dot_streams<T, M, kFetch>(a, i0, j, piece);
   }
 }
 
+RM_INLINE int64_t piece_end(const DotArgs& a, int64_t begin) {
+  return begin + kPiece < a.k ? begin + kPiece : a.k;
+}
+
+/// One row of x: every weight is used once, in the order of memory.
+template <int T>
+void dot_one(const DotArgs& a) {
+  constexpr int64_t kAhead = Weight<T>::kAhead;
+  for (int64_t j = 0; j < a.count; ++j) {
+    for (int64_t k = 0; k == 0 || k < a.k; k += kPiece) {
+      dot_streams<T, 1, kAhead != 0 ? Fetch::near : Fetch::none>(a, 0, j,
+                                                                 {k, piece_end(a, k), kAhead});
+    }
+  }
+}
+
+/// Tiles of x after the first find a block of rows in the second-level cache. The last one has the
+/// next block fetched meanwhile: the memory must not wait for multiply-adds.
 template <int T>
 void dot(const DotArgs& a) {
+  if (a.m == 1) return dot_one<T>(a);
   const int64_t tiles = (a.m + kMostTile - 1) / kMostTile;
-  // Rows that a second tile of x finds in the second-level cache.
   const int64_t fit = kNearBytes / (kStreams * a.row_bytes + 1);
-  const int64_t block = tiles == 1 ? a.count : fit < 1 ? 1 : fit;
+  const int64_t block = fit < 1 ? 1 : fit < a.count ? fit : a.count;
   for (int64_t j0 = 0; j0 < a.count; j0 += block) {
     const int64_t j1 = j0 + block < a.count ? j0 + block : a.count;
-    for (int64_t t = 0; t < tiles; ++t) {
-      const int64_t i0 = a.m * t / tiles, m = a.m * (t + 1) / tiles - i0;
-      for (int64_t j = j0; j < j1; ++j) dot_rest<T, kMostTile>(a, i0, m, j);
+    for (int64_t k = 0; k == 0 || k < a.k; k += kPiece) {
+      const Piece piece{k, piece_end(a, k), block * a.row_bytes};
+      for (int64_t t = 0; t < tiles; ++t) {
+        const int64_t i0 = a.m * t / tiles, m = a.m * (t + 1) / tiles - i0;
+        if (t + 1 < tiles) {
+          dot_rows<T, kMostTile, Fetch::none>(a, i0, m, j0, j1, piece);
+        } else {
+          dot_rows<T, kMostTile, Fetch::next_block>(a, i0, m, j0, j1, piece);
+        }
+      }
     }
   }
 }

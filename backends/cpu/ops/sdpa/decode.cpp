@@ -1,6 +1,7 @@
 // Attention of a few queries over many keys, bound by reading K and V once: every query of a group
 // of heads uses a key while it is in registers.  Works on pieces of the keys; combine() joins them
 // in a fixed order.
+#include "common/sum_lanes.hpp"
 #include "common/vec_math.hpp"
 #include "ops/sdpa/mask.hpp"
 
@@ -14,34 +15,7 @@ RM_INLINE int64_t partial_size(const SdpaShape& p) { return 2 + p.e; }
 // ---- scores
 // ---------------------------------------------------------------------------------------
 
-constexpr int kTile = 8;  // sums in flight: queries x keys of a tile
-
-/// The eight sums of lanes.
-RM_INLINE void sum8(const vf* a, float* out) {
-#if RM_ISA_LEVEL >= 1
-  __m256 half[kTile];
-#pragma GCC unroll 8
-  for (int i = 0; i < kTile; ++i) {
-#if RM_ISA_LEVEL >= 2
-    const __m512 v = reinterpret_cast<__m512>(a[i]);
-    half[i] = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-#else
-    half[i] = reinterpret_cast<__m256>(a[i]);
-#endif
-  }
-  __m256 four[2];
-#pragma GCC unroll 2
-  for (int i = 0; i < 2; ++i) {
-    const __m256* h = half + 4 * i;
-    four[i] = _mm256_hadd_ps(_mm256_hadd_ps(h[0], h[1]), _mm256_hadd_ps(h[2], h[3]));
-  }
-  const __m256 low = _mm256_permute2f128_ps(four[0], four[1], 0x20);
-  const __m256 high = _mm256_permute2f128_ps(four[0], four[1], 0x31);
-  _mm256_storeu_ps(out, _mm256_add_ps(low, high));
-#else
-  for (int i = 0; i < kTile; ++i) out[i] = vsum(a[i]);
-#endif
-}
+constexpr int kTile = 8;  // sums in flight: queries x keys of a tile, as many as sum_eight takes
 
 // Keys and values are read from four places of a piece at once: processors fetch ahead within a
 // page, so one place at a time leaves bandwidth unused.
@@ -75,7 +49,7 @@ RM_INLINE void score_tile(const float* q, int64_t ldq, const T* k, int64_t row, 
     }
   }
   float sums[kTile];
-  sum8(acc, sums);
+  sum_eight(acc, sums);
   if (i < d) {
     for (int r = 0; r < Q; ++r) {
       for (int t = 0; t < kKeys; ++t) {
