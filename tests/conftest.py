@@ -19,6 +19,7 @@ for name in [name for name in os.environ if name.startswith("RM_") and name not 
     del os.environ[name]
 
 SEED = int(os.environ.get("RM_SEED", random.SystemRandom().randrange(2**31)))
+os.environ["RM_SEED"] = str(SEED)  # workers that share the tests draw the same
 
 
 def pytest_report_header() -> str:

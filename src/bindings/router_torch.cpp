@@ -8,6 +8,8 @@
 #include <array>
 #include <cstring>
 
+#include "bindings/tensor_exchange.hpp"
+
 namespace py = pybind11;
 
 namespace rm::bindings {
@@ -67,22 +69,7 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
                            "_global_backward_hooks", "_global_backward_pre_hooks"}) {
     global_hooks_.push_back(own(modules.attr(name)));
   }
-  if (py::hasattr(t.attr("Tensor"), "__dlpack_c_exchange_api__")) {
-    const py::object capsule = t.attr("Tensor").attr("__dlpack_c_exchange_api__");
-    auto* header = static_cast<DLPackExchangeAPIHeader*>(
-        PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-    if (header == nullptr) throw py::error_already_set();
-    while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) {
-      header = header->prev_api;
-    }
-    exchange_ = reinterpret_cast<const DLPackExchangeAPI*>(header);
-    exchange_capsule_ = own(capsule);
-  }
-  if (exchange_ == nullptr || exchange_->dltensor_from_py_object_no_sync == nullptr) {
-    throw std::runtime_error(
-        "[router] expected torch.Tensor.__dlpack_c_exchange_api__ (torch >= 2.10), got a torch "
-        "without it; try pip install 'torch>=2.10'");
-  }
+  exchange_ = exchange_api(t.attr("Tensor"));  // lives as long as the type
   probe_versions(torch);
   if (version_offset_ >= 0) probe_layout(torch);
 }

@@ -134,7 +134,6 @@ class TorchFacts {
   PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever
-  PyRef exchange_capsule_;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
   int storage_offset_ = -1, memory_offset_ = -1;

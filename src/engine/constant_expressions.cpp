@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/hash.hpp"
 #include "ir/scalar.hpp"
+#include "ir/text.hpp"
 #include "plan/lower.hpp"
 #include "runtime/aligned_memory.hpp"
 #include "runtime/execution_context.hpp"
@@ -20,25 +21,6 @@ using ir::ValueId;
 using ir::ValueKind;
 using runtime::Constant;
 using runtime::ConstantPtr;
-
-std::string attr_key(const ir::Attrs& attrs) {
-  std::string out;
-  auto raw = [&](const void* p, size_t n) { out.append(static_cast<const char*>(p), n); };
-  for (const auto& [name, attr] : attrs) {
-    out += name + static_cast<char>('0' + attr.index());
-    if (const auto* i = std::get_if<int64_t>(&attr)) raw(i, sizeof *i);
-    if (const auto* f = std::get_if<double>(&attr)) raw(f, sizeof *f);
-    if (const auto* s = std::get_if<std::string>(&attr))
-      out += std::to_string(s->size()) + ":" + *s;
-    if (const auto* v = std::get_if<std::vector<int64_t>>(&attr)) raw(v->data(), v->size() * 8);
-    if (const auto* d = std::get_if<std::vector<double>>(&attr)) raw(d->data(), d->size() * 8);
-    if (const auto* dims = std::get_if<ir::Dims>(&attr)) {
-      for (const auto& d : *dims) out += d.str() + ",";
-    }
-    out += ';';
-  }
-  return out;
-}
 
 bool is_generator(std::string_view op) { return op == "iota" || op == "full" || op == "dim_value"; }
 
@@ -229,7 +211,7 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
       for (ValueId v : node.operands) need(v);
       continue;
     }
-    std::string text = node.op + "\n" + attr_key(node.attrs);
+    std::string text = node.op + "\n" + ir::print(node.attrs);
     for (ValueId v : node.operands) {
       text += "\n" + (v == ir::kNoValue ? "_" : a.keys[static_cast<size_t>(v)]);
     }

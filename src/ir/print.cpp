@@ -69,15 +69,7 @@ void print_node(const Graph& graph, const Node& node, std::string& out) {
     out += (i != 0 ? ", " : "") + id(node.operands[i]);
   }
   out += ')';
-  if (!node.attrs.empty()) {
-    out += " {";
-    bool first = true;
-    for (const auto& [name, attr] : node.attrs) {
-      out += (first ? "" : ", ") + name + "=" + std::visit(AttrText{}, attr);
-      first = false;
-    }
-    out += '}';
-  }
+  if (!node.attrs.empty()) out += " {" + print(node.attrs) + '}';
   out += " :";
   for (size_t i = 0; i < node.results.size(); ++i) {
     out += (i != 0 ? ", " : " ") + graph.type(node.results[i]).str();
@@ -98,6 +90,14 @@ std::string hex(std::string_view bytes) {
 }
 
 }  // namespace
+
+std::string print(const Attrs& attrs) {
+  std::string out;
+  for (const auto& [name, attr] : attrs) {
+    out += (out.empty() ? "" : ", ") + name + "=" + std::visit(AttrText{}, attr);
+  }
+  return out;
+}
 
 std::string print(const Graph& graph) {
   std::string out = "rmir 1\n";

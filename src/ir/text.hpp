@@ -22,6 +22,8 @@
 namespace rm::ir {
 
 std::string print(const Graph& graph);
+/// What stands between the braces of a node; equal texts mean equal attributes.
+std::string print(const Attrs& attrs);
 /// Throws rm::Error(RM_INVALID_ARGUMENT) with the line number; checks ids and sizes, not operators.
 Graph parse(std::string_view text);
 

@@ -58,7 +58,7 @@ def test_the_project_file_is_found_from_a_folder_below_but_not_beyond_the_projec
         ({"compile_options": {"precision": "fp12"}}, ["fp12", "bf16", "argument"]),
         ({"compile_options": {"batch_size": [0]}}, ["argument"]),
         ({"compile_options": ["fp16"]}, ["compile_options", "list"]),
-        ({"cache_dir": object()}, ["cache_dir", "object"]),
+        ({"cache_dir": frozenset()}, ["cache_dir", "frozenset"]),
     ],
     ids=str,
 )

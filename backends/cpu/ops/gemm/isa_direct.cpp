@@ -155,7 +155,7 @@ constexpr int rows_at_once(int m) { return m <= 2 ? 4 : 2; }
 #endif
 static_assert(kStreams == 4);
 constexpr int64_t kNearBytes = 48 << 10;  // of weights: two blocks fit the second-level cache
-constexpr int64_t kPiece = 1024;           // elements of k: a tile's rows of x stay in the first
+constexpr int64_t kPiece = 1024;          // elements of k: a tile's rows of x stay in the first
 
 template <int T, int M, Fetch kFetch>
 RM_INLINE void dot_streams(const DotArgs& a, int64_t i0, int64_t j, const Piece& piece) {
