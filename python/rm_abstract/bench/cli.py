@@ -89,6 +89,12 @@ def encoder(
 @click.option("--precision", default="fp32,bf16", show_default=True, help="fp32, bf16, int8, int4.")
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=5))
 @click.option("--tokens", default=64, show_default=True, type=click.IntRange(min=8))
+@click.option(
+    "--batch",
+    default=1,
+    type=click.IntRange(min=1),
+    help="Besides batch 1, generate this many rows at once.",
+)
 @click.option("--no-eager", is_flag=True, help="Leave eager out: it is slow.")
 @click.option(
     "--llama-python",
@@ -104,6 +110,7 @@ def decode(
     rounds: int,
     tokens: int,
     no_eager: bool,
+    batch: int,
     llama_python: str | None,
     json_file: Path | None,
 ) -> None:
@@ -129,7 +136,7 @@ def decode(
     for case in chosen:  # printed as they come: a run takes minutes
         case = dataclasses.replace(case, new_tokens=tokens)
         click.echo(f"{case.name} ...", err=True)
-        results.append(cases.run_case(case, llama_python, rounds, not no_eager))
+        results.append(cases.run_case(case, llama_python, rounds, not no_eager, batch))
         click.echo(cases.markdown(results[-1]))
         if json_file is not None:
             content = {"environment": environment, "results": results}

@@ -81,7 +81,8 @@ class Sample:
 
     first_s: float
     rest_s: float
-    tokens: list[int]
+    tokens: list[int]  # of the first row
+    rows: int = 1
     first_logits: torch.Tensor | None = None
 
 
@@ -92,15 +93,16 @@ class Generator(Protocol):
 
 
 class HuggingFace:
-    """`model.generate` as a user calls it: greedy, no streamer."""
+    """`model.generate` as a user calls it: greedy, no streamer; the prompt in every row."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, rows: int = 1) -> None:
         self.model = model
+        self.rows = rows
 
     def _call(self, prompt: list[int], new_tokens: int, **more: Any) -> Any:
         import torch
 
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt] * self.rows)
         return self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -116,7 +118,8 @@ class HuggingFace:
         ids = self._call(prompt, new_tokens)
         end = time.perf_counter()
         first_s = first - start
-        return Sample(first_s, end - first - first_s, ids[0, len(prompt) :].tolist())
+        tokens = ids[0, len(prompt) :].tolist()
+        return Sample(first_s, end - first - first_s, tokens, self.rows)
 
     def first_logits(self, prompt: list[int]) -> torch.Tensor:
         # One token more than looked at, so that the path of many tokens is the one that is checked.
