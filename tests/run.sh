@@ -67,7 +67,9 @@ if [[ ${RM_HEAVY:-0} == 1 ]]; then
     tests/integration/test_{capture_operators,torch_bridge,warm_cache}.py tests/parity/test_gate.py
   step "Thread sanitizer" sanitized tsan thread .
 fi
-step "Python tests" "$PYTHON" -m pytest "$@"
+# Two test processes: most of them wait for others. Threads that wait must not spin in each other's way.
+export OMP_WAIT_POLICY=passive
+step "Python tests" "$PYTHON" -m pytest -n 2 --dist loadfile --durations 20 "$@"
 
 if ((${#failures[@]})); then
   printf 'FAILED: %s\n' "${failures[@]}"

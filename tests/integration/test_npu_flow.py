@@ -183,35 +183,33 @@ warnings.simplefilter("ignore")
 sys.path.insert(0, {tests!r})
 import torch
 from npu_support import Encoder, call_of, rm
-rm.init("sim:0", compile_options=json.loads({options!r}))
-model = Encoder().eval()
-if {changed!r}:
-    with torch.no_grad(): model.first.weight.add_(0.5)
-if {half!r}:
-    model.bfloat16()
-rm.accelerate(model)
-inputs = call_of({batch}, {length})
-with torch.no_grad():
-    with rm.disabled(): expected = model(**inputs)
-    for _ in range(3): output = model(**inputs)
-report = rm.explain(model).to_dict()["models"][0]
-print(json.dumps({{
-    "compiles": sum(row["cache"] == "miss" for row in report["entries"]),
-    "routed": report["routed"], "codes": [r["code"] for r in report["reasons"]],
-    "error": float((output - expected).abs().max()),
-}}))
+
+def serve(length=6, changed=False, half=False, options=None):
+    with rm.init("sim:0", compile_options=options or {{}}):
+        model = Encoder().eval()
+        if changed:
+            with torch.no_grad(): model.first.weight.add_(0.5)
+        if half:
+            model.bfloat16()
+        rm.accelerate(model)
+        inputs = call_of(2, length)
+        with torch.no_grad():
+            with rm.disabled(): expected = model(**inputs)
+            for _ in range(3): output = model(**inputs)
+        report = rm.explain(model).to_dict()["models"][0]
+        return {{
+            "compiles": sum(row["cache"] == "miss" for row in report["entries"]),
+            "routed": report["routed"], "codes": [r["code"] for r in report["reasons"]],
+            "error": float((output - expected).abs().max()),
+        }}
+
+print(json.dumps([serve(**call) for call in json.loads({calls!r})]))
 """
 
 
-def script(
-    batch: int = 2, length: int = 6, changed: bool = False, half: bool = False,
-    options: dict[str, Any] | None = None, **environment: str,
-) -> dict[str, Any]:  # fmt: skip
-    """A process of its own with the cache of this test: what it compiled and served."""
-    source = PROGRAM.format(
-        tests=str(FAULT_TESTS), batch=batch, length=length, changed=changed, half=half,
-        options=json.dumps(options or {}),
-    )  # fmt: skip
+def serve(calls: list[dict[str, Any]], **environment: str) -> list[dict[str, Any]]:
+    """One process with the cache of this test: what each of its sessions compiled and served."""
+    source = PROGRAM.format(tests=str(FAULT_TESTS), calls=json.dumps(calls))
     package = os.path.dirname(os.path.dirname(rm.__file__))
     env = {**os.environ, "PYTHONPATH": package, "RM_SIM_COMPILE_S": "0", **environment}
     done = subprocess.run(
@@ -219,35 +217,31 @@ def script(
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(found, dict)
+    assert isinstance(found, list) and len(found) == len(calls)
     return found
 
 
 def test_every_part_of_the_key_makes_exactly_one_compile() -> None:
-    changes: list[dict[str, Any]] = [
-        {},
-        {"length": 20},
-        {"half": True},
-        {"options": {"optimization_level": 1}},
-        {"RM_SIM_COMPILER": "1.1"},
-        {"RM_SIM_TARGET": "sim-2"},
-        {"RM_SIM_EMBED": "1"},
-        {"RM_SIM_EMBED": "1", "changed": True},
+    of_the_call = [{}, {"length": 20}, {"half": True}, {"options": {"optimization_level": 1}}]
+    processes: list[tuple[list[dict[str, Any]], dict[str, str]]] = [
+        (of_the_call, {}),
+        ([{}], {"RM_SIM_COMPILER": "1.1"}),
+        ([{}], {"RM_SIM_TARGET": "sim-2"}),
+        ([{}, {"changed": True}], {"RM_SIM_EMBED": "1"}),
     ]
-    for change in changes:
-        first = script(**change)
-        assert first["compiles"] == 1 and first["error"] < 0.05, (change, first)
-    for change in changes:
-        again = script(**change)
-        assert again["compiles"] == 0 and again["routed"] == 2, (change, again)
-    other_weights = script(changed=True)
-    assert other_weights["compiles"] == 0 and other_weights["routed"] == 2
+    for calls, environment in processes:
+        for call, first in zip(calls, serve(calls, **environment), strict=True):
+            assert first["compiles"] == 1 and first["error"] < 0.05, (call, environment, first)
+    processes[0][0].append({"changed": True})  # weights are not in these artefacts
+    for calls, environment in processes:
+        for call, again in zip(calls, serve(calls, **environment), strict=True):
+            assert again["compiles"] == 0 and again["routed"] == 2, (call, environment, again)
 
 
 def test_a_device_of_less_precision_serves_only_who_allows_it() -> None:
-    refused = script(RM_SIM_NUMERICS="bf16")
+    calls: list[dict[str, Any]] = [{}, {"options": {"precision": "bf16"}}]
+    refused, allowed = serve(calls, RM_SIM_NUMERICS="bf16")
     assert refused["routed"] == 0 and "RM501" in refused["codes"]
-    allowed = script(options={"precision": "bf16"}, RM_SIM_NUMERICS="bf16")
     assert allowed["routed"] == 2 and 1e-6 < allowed["error"] < 0.1
 
 

@@ -77,8 +77,7 @@ void attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* 
     high = std::isnan(s) ? s : std::max(high, s);
   }
   std::fill(y, y + p.width, 0.0);
-  // Every key masked: zeros for a bool mask (torch); an additive mask of -inf gives NaN below.
-  if (high == kMinusInf && (p.bool_mask || p.mask.empty())) return;
+  if (high == kMinusInf) return;  // every key masked: zeros, as torch has it
   for (double& s : score) sum += s = std::exp(s - high);
   for (int64_t t = 0; t < p.keys; ++t) {
     for (int64_t e = 0; e < p.width; ++e) {

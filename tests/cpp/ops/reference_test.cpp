@@ -195,6 +195,11 @@ TEST_CASE("attention masks, groups queries and gives zeros for a row with every 
                        "scale=0x1p+0} : f32[1,2,2,1]\nreturn %4\n",
                   {q, k, v, bias})[0],
               {4, 4, 4, 4});
+  auto none = f32({2}, {-kInf, -kInf});  // torch answers a row without keys with zeros
+  check_close(run(in + "input %3 \"m\" : f32[2]\n%4 = sdpa(%0, %1, %2, %3) {is_causal=0, "
+                       "scale=0x1p+0} : f32[1,2,2,1]\nreturn %4\n",
+                  {q, k, v, none})[0],
+              {0, 0, 0, 0});
 }
 
 TEST_CASE("rope rotates halves or pairs") {
