@@ -89,12 +89,23 @@ BART = {
 }
 MARIAN = {**BART, "decoder_vocab_size": 100}
 
+WHISPER = {
+    **{
+        k: v for k, v in BART.items() if k not in ("max_position_embeddings", "forced_eos_token_id")
+    },
+    "encoder_layers": 3,  # other than the decoder's: its configuration counts the encoder's
+    "num_mel_bins": 8,
+    "max_source_positions": 30,
+    "max_target_positions": 256,
+}
+
 ENCODER_DECODERS = {
-    "t5": Family("T5ForConditionalGeneration", "T5Config", T5, static=False),
-    "bart": Family("BartForConditionalGeneration", "BartConfig", BART, static=False),
-    "marian": Family("MarianMTModel", "MarianConfig", MARIAN, static=False),
-    "mbart": Family("MBartForConditionalGeneration", "MBartConfig", BART, static=False),
-    "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", BART, static=False),
+    "t5": Family("T5ForConditionalGeneration", "T5Config", T5),
+    "bart": Family("BartForConditionalGeneration", "BartConfig", BART),
+    "marian": Family("MarianMTModel", "MarianConfig", MARIAN),
+    "mbart": Family("MBartForConditionalGeneration", "MBartConfig", BART),
+    "pegasus": Family("PegasusForConditionalGeneration", "PegasusConfig", BART),
+    "whisper": Family("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
 }
 
 FAMILIES = {

@@ -147,12 +147,16 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     tokens = [n for n in many if tensors[n].dim() == 2 and not tensors[n].is_floating_point()]
     past = [n for n in many if is_past[n]]
     relate(many, 0)
+    written = _donated(call)
     if not any(map(kv_cache.is_pair, call.leaves)):  # two lengths that only meet by chance
         relate(past, 2)
+    elif written:
+        relate(sorted(written), 2)
+        relate([n for n in past if n not in written], 2)
     if not past:
         relate(tokens, 1)
         return found
-    if any(kv_cache.is_device(leaf) for leaf in call.leaves):
+    if written:
         masks = mask_tensors(call.spec, call.leaves)
         relate([n for n in tokens if n not in masks], 1)
         found += [(n, 1, past[0], 2, None) for n in tokens if n in masks]
@@ -225,8 +229,9 @@ def _donated(call: FlatCall) -> set[int]:
     at = 0
     for leaf in call.leaves:
         count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
-        if kv_cache.is_device(leaf):
-            found.update(range(at + 1, at + count))
+        cache = kv_cache.device_part(leaf)
+        if cache is not None:
+            found.update(range(at + 1, at + 1 + 2 * len(cache.layers)))
         at += count
     return found
 

@@ -2,8 +2,9 @@
 
 A DynamicCache of plain layers gives [key 0, value 0, key 1, ...] and takes new ones; an
 EncoderDecoderCache gives those of its two caches. A DeviceCache gives [length, key buffer 0, value
-buffer 0, ...], which the program appends to in place. Anything else is a Decline. Nothing a reader
-could notice changes before `commit`, which only assigns.
+buffer 0, ...], which the program appends to in place; a DevicePair is a pair whose first half is
+one. Anything else is a Decline. Nothing a reader could notice changes before `commit`, which only
+assigns.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ import torch
 from rm_abstract.capture import bundle
 from rm_abstract.engines.base import Decline
 
+_OURS = "rm_abstract.generation.device_cache"
+
 
 def is_cache(value: Any) -> bool:
-    """True for the three kinds (told apart by type, as the router does)."""
+    """True for the four kinds (told apart by type, as the router does)."""
     kind = type(value)
     if kind.__name__ in ("DynamicCache", "EncoderDecoderCache"):
         return kind.__module__ == "transformers.cache_utils"
-    return is_device(value)
+    return device_part(value) is not None
 
 
 def is_pair(value: Any) -> bool:
-    """True for an EncoderDecoderCache."""
-    return type(value).__name__ == "EncoderDecoderCache"
+    """True for an EncoderDecoderCache, with device buffers or without."""
+    return type(value).__name__ in ("EncoderDecoderCache", "DevicePair")
 
 
 def halves(pair: Any) -> tuple[Any, Any]:
@@ -36,9 +39,16 @@ def halves(pair: Any) -> tuple[Any, Any]:
 
 
 def is_device(value: Any) -> bool:
+    return type(value).__name__ == "DeviceCache" and type(value).__module__ == _OURS
+
+
+def device_part(value: Any) -> Any:
+    """The DeviceCache that a value is, or holds for self-attention; None when there is none."""
+    if is_device(value):
+        return value
     kind = type(value)
-    name = "rm_abstract.generation.device_cache"
-    return kind.__name__ == "DeviceCache" and kind.__module__ == name
+    pair = kind.__name__ == "DevicePair" and kind.__module__ == _OURS
+    return value.self_attention_cache if pair else None
 
 
 def read(cache: Any) -> list[torch.Tensor] | Decline:

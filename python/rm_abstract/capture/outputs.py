@@ -2,7 +2,8 @@
 
 A structure is recorded while the module is traced and rebuilt on every routed call: ModelOutput
 classes by import path, tuples, lists, dicts, None, plain values, tensors by number, inputs that
-were passed through by number, caches by the input they came in as. Data only, never pickled code.
+were passed through by number, also out of a ModelOutput, caches by the input they came in as. Data
+only, never pickled code.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Recorder:
             for i, given in enumerate(self.inputs):
                 if given is value:
                     return ["input", i]
+                if is_bundle_type(type(given)):
+                    for j, held in enumerate(given.values()):
+                        if held is value:
+                            return ["part", i, j]
             return ["tensor", self._number(value)]
         if value is None:
             return ["none"]
@@ -116,6 +121,9 @@ def builder(structure: Structure) -> Build:
     if kind == "input":
         number = structure[1]
         return lambda tensors, leaves: leaves[number]
+    if kind == "part":
+        leaf, part = structure[1:]
+        return lambda tensors, leaves: tuple(leaves[leaf].values())[part]
     if kind in ("none", "const"):
         value = structure[1] if kind == "const" else None
         return lambda tensors, leaves: value

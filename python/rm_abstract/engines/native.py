@@ -199,7 +199,8 @@ class NativeEngine:
         wanted = self._session.settings.text("pack_weights")
         if wanted != "auto":
             return wanted
-        return "spare" if any(map(kv_cache.is_device, call.leaves)) else "later"
+        cached = any(kv_cache.device_part(leaf) is not None for leaf in call.leaves)
+        return "spare" if cached else "later"
 
     def trusted(self, variant: Variant) -> bool:
         """True when the gate passed this program on these very weights before.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
 LayerShape = tuple[int, int, int, torch.dtype]  # heads, size of a key, size of a value, type
 
@@ -236,6 +236,13 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
                 fresh.dtype, fresh.device = layer.dtype, layer.device
             layers.append(fresh)
         return DeviceCache(layers, self.expected, self.reserved)
+
+
+class DevicePair(cast("Any", EncoderDecoderCache)):  # type: ignore[misc]
+    """An EncoderDecoderCache whose self-attention half is a DeviceCache.
+
+    The cross-attention half stays transformers' own: filled once, constant from then on.
+    """
 
 
 def from_dynamic(

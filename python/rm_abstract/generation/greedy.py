@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rm_abstract.capture import kv_cache
 from rm_abstract.engines.base import Decline
 from rm_abstract.engines.compiled_call import CompiledCall
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
 _ASKS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_KNOWN |= {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
 _NEEDED = ("_prefill", "_update_model_kwargs_for_generation", "prepare_inputs_for_generation")
 
 
@@ -43,7 +45,7 @@ def why_not(model: Any, call: dict[str, Any]) -> str:
         return "return_dict_in_generate"
     if set(kwargs) - _KNOWN:
         return str(sorted(set(kwargs) - _KNOWN)[0])
-    if type(kwargs.get("past_key_values")).__name__ != "DeviceCache":
+    if kv_cache.device_part(kwargs.get("past_key_values")) is None:
         return "past_key_values"
     if not all(hasattr(model, name) for name in _NEEDED):
         return "this version of transformers"
@@ -99,7 +101,7 @@ class Greedy:
 
     def _take(self, outputs: Any) -> bool:
         """Adds the next token of every row, as transformers does. True when all rows ended."""
-        self._kwargs = self._model._update_model_kwargs_for_generation(outputs, self._kwargs)
+        self._advance(outputs, 1)
         scores = outputs.logits[:, -1].to(dtype=torch.float32)
         tokens = torch.argmax(scores, dim=-1)
         tokens = torch.where(self._finished, self._pad, tokens)
@@ -111,6 +113,14 @@ class Greedy:
         for eos in self._eos:
             self._finished |= (tokens == eos).any(dim=-1)
 
+    def _advance(self, outputs: Any, count: int) -> None:
+        self._kwargs = self._model._update_model_kwargs_for_generation(
+            outputs,
+            self._kwargs,
+            is_encoder_decoder=self._model.config.is_encoder_decoder,
+            num_new_tokens=count,
+        )
+
     def _done(self) -> bool:
         return bool(self._finished.all()) or self._ids.shape[1] >= self._length
 
@@ -120,7 +130,7 @@ class Greedy:
         if found is None:
             return False
         entry, leaves = found
-        cache = self._kwargs["past_key_values"]
+        cache = kv_cache.device_part(self._kwargs["past_key_values"])
         step = entry.greedy_step(self._fresh(inputs, leaves))
         if step is None:
             return False
@@ -139,9 +149,7 @@ class Greedy:
             fresh = torch.tensor(tokens).reshape(count, -1).T
             self._ids = torch.cat([self._ids, fresh], dim=-1)
             self._finished = torch.tensor(finished)
-            self._kwargs = self._model._update_model_kwargs_for_generation(
-                {}, self._kwargs, num_new_tokens=count
-            )
+            self._advance({}, count)
         self._armed.loop_tokens += count * self._ids.shape[0]
         return self._done()
 

@@ -80,29 +80,44 @@ def _replace(
     made: Any,
     notes: weakref.WeakKeyDictionary[Any, CacheNotes],
 ) -> None:
-    kind = type(made)
-    plain = kind.__name__ == "DynamicCache" and kind.__module__ == "transformers.cache_utils"
-    if not plain or made.offloading or not _fits(model, generation_config):
+    pair = _plain(made, "EncoderDecoderCache")
+    own = made.self_attention_cache if pair else made
+    if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
         return
-    from rm_abstract.generation.device_cache import CacheNotes, from_dynamic
+    from rm_abstract.generation.device_cache import CacheNotes, DevicePair, from_dynamic
 
     shape = _shape(model)
     if shape is None:
         return
+    if pair:
+        _drop_encoder_layers(model, made)
     longest = int(getattr(generation_config, "max_length", None) or 0)
-    mask = model_kwargs.get("attention_mask")
+    mask = model_kwargs.get("decoder_attention_mask" if pair else "attention_mask")
     prompt = int(mask.shape[-1]) if mask is not None else 0
     reserve = min(longest, prompt + _FIRST_ROOM) if longest else 0
-    cache = from_dynamic(made, shape, reserve, notes.setdefault(model, CacheNotes()))
+    cache: Any = from_dynamic(own, shape, reserve, notes.setdefault(model, CacheNotes()))
     if cache is not None:
+        cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
         model_kwargs["past_key_values"] = cache
+
+
+def _plain(value: Any, name: str) -> bool:
+    kind = type(value)
+    return kind.__name__ == name and kind.__module__ == "transformers.cache_utils"
+
+
+def _drop_encoder_layers(model: Any, pair: Any) -> None:
+    """Where a configuration's number of layers is the encoder's, caches have too many (Whisper)."""
+    count = getattr(model.config, "decoder_layers", None)
+    if isinstance(count, int):
+        for half in (pair.self_attention_cache, pair.cross_attention_cache):
+            del half.layers[count:]
 
 
 def _fits(model: Any, generation_config: Any) -> bool:
     """Models written for static caches (positions and masks from tensors), on the CPU."""
     return (
         bool(getattr(model, "_can_compile_fullgraph", False))
-        and not model.config.is_encoder_decoder
         and not getattr(generation_config, "is_assistant", False)
         and model.device.type == "cpu"
     )

@@ -14,9 +14,9 @@ from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, leaf_numbers
 from rm_abstract.engines.base import Decline
 
-# What says how many positions a call adds, in the order transformers looks at them.
-_NEW_TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
-MASKS = ("attention_mask", "decoder_attention_mask")
+# What says how many positions a call adds to the cache, what positions it gives, what masks it.
+_TOKENS = ("input_ids", "inputs_embeds")
+_TOKENS_OF_PAIR = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 class StepCall:
@@ -26,26 +26,27 @@ class StepCall:
         """Raises Decline for a call that is no generation step."""
         numbers = leaf_numbers(spec)
         caches = [n for name, n in numbers.items() if spec.spec_of(name)[0] == "cache"]
-        tokens = [numbers[name] for name in _NEW_TOKENS if name in numbers]
+        pair = _has_pair(spec)
+        tokens = [numbers[n] for n in (_TOKENS_OF_PAIR if pair else _TOKENS) if n in numbers]
         if len(caches) != 1 or not tokens:
             raise Decline("RM104", "a device cache in a call without tokens")
         self._cache, self._tokens = caches[0], tokens[0]
-        self._masks = [numbers[name] for name in MASKS if name in numbers]
-        self._positions = numbers.get("position_ids", -1)
+        self._masks = [numbers[name] for name in (_mask_name(spec),) if name in numbers]
+        self._positions = numbers.get("decoder_position_ids" if pair else "position_ids", -1)
 
     @staticmethod
     def of(spec: CallSpec) -> StepCall | None:
         """None for calls without a device cache."""
-        if any(s[0] == "cache" and s[1] == "DeviceCache" for s in spec.specs):
+        if any(s[0] == "cache" and s[1] in ("DeviceCache", "DevicePair") for s in spec.specs):
             return StepCall(spec)
         return None
 
     def cache(self, leaves: Sequence[Any]) -> Any:
-        return leaves[self._cache]
+        return kv_cache.device_part(leaves[self._cache])
 
     def prepare(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves a program takes. The cache gets room; its content does not change."""
-        cache, tokens = leaves[self._cache], leaves[self._tokens]
+        cache, tokens = self.cache(leaves), leaves[self._tokens]
         batch, new = tokens.shape[:2]
         cache.prepare(batch, cache.expected, new)
         capacity, end = cache.capacity, cache.length + new
@@ -80,7 +81,7 @@ class StepCall:
         masks = [leaves[n] for n in self._masks if leaves[n].dim() == 2]
         if not masks:
             return lambda value: value
-        return partial(_hide, visible=masks[0].bool(), start=leaves[self._cache].length)
+        return partial(_hide, visible=masks[0].bool(), start=self.cache(leaves).length)
 
     def reshaped(self, leaves: Sequence[Any], before: list[Any]) -> bool:
         """After the original ran: True when it made other buffers than were expected.
@@ -88,7 +89,7 @@ class StepCall:
         The cache among the leaves of `before` is then made anew as it would have been, and the
         model's next caches are made right. Raises Decline when it held something already.
         """
-        real, copy = leaves[self._cache], before[self._cache]
+        real, copy = self.cache(leaves), self.cache(before)
         shapes = real.shapes()
         if shapes == copy.shapes():
             return False
@@ -101,7 +102,16 @@ class StepCall:
 
     def refuse(self, leaves: Sequence[Any]) -> None:
         """Calls with this cache are not served: its owner goes back to transformers' own."""
-        leaves[self._cache].refuse()
+        self.cache(leaves).refuse()
+
+
+def _has_pair(spec: CallSpec) -> bool:
+    return any(s == ("cache", "DevicePair") for s in spec.specs)
+
+
+def _mask_name(spec: CallSpec) -> str:
+    """The argument that masks positions of the cache (not those of an encoder)."""
+    return "decoder_attention_mask" if _has_pair(spec) else "attention_mask"
 
 
 def _held(cache: Any) -> list[torch.Tensor]:
@@ -116,6 +126,9 @@ def _hide(value: Any, visible: torch.Tensor, start: int) -> Any:
         return _hidden(value, visible, start)
     if kv_cache.is_device(value):
         return [_hidden(t, visible, start) for t in _held(value)]
+    if kv_cache.is_pair(value):
+        first, second = kv_cache.halves(value)
+        return [*_hide(first, visible, start), *_held(second)]
     if isinstance(value, dict):
         return {k: _hide(v, visible, start) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -137,7 +150,7 @@ def _hidden(tensor: torch.Tensor, visible: torch.Tensor, start: int) -> torch.Te
 def mask_tensors(spec: CallSpec, leaves: Sequence[Any]) -> set[int]:
     """Numbers of the masks among the tensors of a call, caches unfolded."""
     numbers = leaf_numbers(spec)
-    wanted = {numbers[name] for name in MASKS if name in numbers}
+    wanted = {numbers[name] for name in (_mask_name(spec),) if name in numbers}
     found, at = set(), 0
     for n, leaf in enumerate(leaves):
         if n in wanted:
