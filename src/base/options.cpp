@@ -53,6 +53,8 @@ constexpr OptionSpec kTable[] = {
      "auto keeps the model's dtype; int4 is weight-only", kNotYet},
     {"pack_weights", "RM_PACK_WEIGHTS", kCompile, kChoice, "auto", "auto|never|first|later|spare", false,
      "copy weights into the layouts kernels like best: before the first call, behind the second call of a shape (later, and auto) or never; spare packs only weights that lie as [K,N] and is what auto means for text generation"},
+    {"batch_threads", "RM_BATCH_THREADS", kCompile, kBool, "true", "", false,
+     "greedy generations that several threads run on one model share their steps as one batch"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
      "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come"},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,

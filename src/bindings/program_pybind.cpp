@@ -70,26 +70,38 @@ class PyProgram {
     return outputs.take();
   }
 
+  // The results of one step for `tokens`, as `run` gives them. The role tensors are written.
+  py::list decode_step(const py::sequence& inputs, const py::dict& roles,
+                       const std::vector<int64_t>& tokens) {
+    std::vector<engine::TensorView> views = views_of(inputs);
+    engine::GreedyRoles r = roles_of(roles);
+    FrameworkOutputs outputs(api_);
+    {
+      py::gil_scoped_release release;
+      engine::decode_step(program_, views, r, tokens, outputs);
+    }
+    return outputs.take();
+  }
+
   // (tokens made, [count][rows]; rows finished; interrupted). The role tensors are written.
   py::tuple decode_greedy(const py::sequence& inputs, const py::dict& roles, int64_t steps,
-                          int64_t capacity, const std::vector<int64_t>& eos, int64_t pad,
-                          std::vector<bool> finished) {
-    std::vector<engine::TensorView> views;
-    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
-    auto role = [&](const char* name) {
-      return roles.contains(name) ? roles[name].cast<int>() : -1;
-    };
-    engine::GreedyRoles r{role("ids"), role("positions"), role("length"), role("mask"),
-                          role("logits")};
+                          int64_t capacity, const std::vector<std::vector<int64_t>>& eos,
+                          int64_t pad, std::vector<bool> finished, bool until_one_ends,
+                          const py::object& stop) {
+    std::vector<engine::TensorView> views = views_of(inputs);
+    engine::GreedyRoles r = roles_of(roles);
     std::vector<char> ended(finished.begin(), finished.end());
     engine::GreedyResult result;
-    auto signals = [] {
+    auto ask = [&] {
       py::gil_scoped_acquire acquire;
-      return PyErr_CheckSignals() != 0;
+      if (PyErr_CheckSignals() != 0) return engine::Ask::kInterrupt;
+      bool stopped = !stop.is_none() && py::cast<bool>(stop());
+      return stopped ? engine::Ask::kStop : engine::Ask::kGoOn;
     };
     {
       py::gil_scoped_release release;
-      result = engine::decode_greedy(program_, views, r, {steps, capacity, eos, pad}, ended, signals);
+      engine::GreedyLimits limits{steps, capacity, eos, pad, until_one_ends};
+      result = engine::decode_greedy(program_, views, r, limits, ended, ask);
     }
     if (result.interrupted) throw py::error_already_set();
     return py::make_tuple(result.tokens, std::vector<bool>(ended.begin(), ended.end()));
@@ -119,8 +131,7 @@ class PyProgram {
 
   std::vector<std::pair<std::string, double>> profile(const py::sequence& inputs, int rounds) {
     if (rounds < 1) throw_invalid("[profile] expected at least one round, got " + std::to_string(rounds));
-    std::vector<engine::TensorView> views;
-    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
+    std::vector<engine::TensorView> views = views_of(inputs);
     py::gil_scoped_release release;
     return program_.profile(views, rounds);
   }
@@ -132,6 +143,18 @@ class PyProgram {
   }
 
  private:
+  std::vector<engine::TensorView> views_of(const py::sequence& inputs) const {
+    std::vector<engine::TensorView> views;
+    views.reserve(inputs.size());
+    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
+    return views;
+  }
+  static engine::GreedyRoles roles_of(const py::dict& roles) {
+    auto role = [&](const char* name) {
+      return roles.contains(name) ? roles[name].cast<int>() : -1;
+    };
+    return {role("ids"), role("positions"), role("length"), role("mask"), role("logits")};
+  }
   static engine::Packing packing_of(const std::string& name) {
     if (name == "never") return engine::Packing::kNever;
     if (name == "first") return engine::Packing::kFirst;
@@ -166,9 +189,14 @@ void bind_program(py::module_& m) {
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
            py::arg("steps"), py::arg("capacity"), py::arg("eos"), py::arg("pad"),
-           py::arg("finished"),
+           py::arg("finished"), py::arg("until_one_ends") = false, py::arg("stop") = py::none(),
            "Up to `steps` greedy tokens a row: ([count * rows] tokens, rows finished). The tensors "
-           "of `roles` (ids, positions, length, mask) are updated in place.")
+           "of `roles` (ids, positions, length, mask) are updated in place. `stop()` is asked now "
+           "and then; true ends the loop after a whole step.")
+      .def("decode_step", &PyProgram::decode_step, py::arg("inputs"), py::arg("roles"),
+           py::arg("tokens"),
+           "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "
+           "updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
       .def("run", &PyProgram::run, py::arg("inputs"))
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"))

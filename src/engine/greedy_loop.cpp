@@ -100,6 +100,46 @@ void check_roles(const std::vector<TensorView>& inputs, const GreedyRoles& roles
   check(roles.mask, rows, "mask");
 }
 
+// What changes with every token, where it lies.
+class StepMemory {
+ public:
+  StepMemory(const std::vector<TensorView>& inputs, const GreedyRoles& roles, size_t rows)
+      : rows_(static_cast<int64_t>(rows)) {
+    check_roles(inputs, roles, rows);
+    auto view = [&](int number) -> const TensorView& {
+      return inputs[static_cast<size_t>(number)];
+    };
+    auto memory = [&](int number) {
+      return number < 0 ? nullptr : static_cast<int64_t*>(const_cast<void*>(view(number).data));
+    };
+    ids = memory(roles.ids);
+    length = memory(roles.length);
+    positions_ = memory(roles.positions);
+    mask_ = memory(roles.mask);
+    counted_ = positions_ == nullptr ? 0 : view(roles.positions).layout.num_elements();
+    columns_ = mask_ == nullptr ? 0 : view(roles.mask).layout.dims.back();
+  }
+
+  // Before the program runs: the new position is attended to.
+  void open() {
+    if (mask_ == nullptr) return;
+    if (*length >= columns_) throw_invalid("[greedy] expected room in the mask, got none");
+    for (int64_t b = 0; b < rows_; ++b) mask_[b * columns_ + *length] = 1;
+  }
+  // After it ran: the position is part of the content.
+  void close() {
+    ++*length;
+    for (int64_t i = 0; i < counted_; ++i) ++positions_[i];
+  }
+
+  int64_t* ids;
+  int64_t* length;
+
+ private:
+  int64_t rows_, counted_ = 0, columns_ = 0;
+  int64_t *positions_, *mask_;
+};
+
 }  // namespace
 
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count) {
@@ -123,60 +163,57 @@ int64_t argmax(ir::DType dtype, const void* logits, int64_t count) {
   return where;
 }
 
+void decode_step(Program& program, const std::vector<TensorView>& inputs, const GreedyRoles& roles,
+                 const std::vector<int64_t>& tokens, OutputAllocator& outputs) {
+  StepMemory step(inputs, roles, tokens.size());
+  std::copy(tokens.begin(), tokens.end(), step.ids);
+  step.open();
+  program.run(inputs, outputs);
+  step.close();
+}
+
 GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inputs,
                            const GreedyRoles& roles, const GreedyLimits& limits,
-                           std::vector<char>& finished, const std::function<bool()>& interrupted) {
-  check_roles(inputs, roles, finished.size());
-  auto memory = [&](int number) {
-    auto* base = const_cast<void*>(inputs[static_cast<size_t>(number)].data);
-    return static_cast<int64_t*>(base);
-  };
-  int64_t *ids = memory(roles.ids), *length = memory(roles.length);
-  int64_t* positions = roles.positions < 0 ? nullptr : memory(roles.positions);
-  int64_t* mask = roles.mask < 0 ? nullptr : memory(roles.mask);
+                           std::vector<char>& finished, const std::function<Ask()>& ask) {
+  if (limits.eos.size() != finished.size()) throw_invalid("[greedy] expected end tokens per row");
+  StepMemory step(inputs, roles, finished.size());
   const int64_t rows = static_cast<int64_t>(finished.size());
-  const int64_t counted =
-      positions == nullptr ? 0 : inputs[static_cast<size_t>(roles.positions)].layout.num_elements();
-  const int64_t columns =
-      mask == nullptr ? 0 : inputs[static_cast<size_t>(roles.mask)].layout.dims.back();
 
   GreedyResult out;
   StepOutputs outputs;
   auto asked = std::chrono::steady_clock::now();
-  while (out.count < limits.steps && *length < limits.capacity) {
-    if (mask != nullptr) {
-      for (int64_t b = 0; b < rows; ++b) mask[b * columns + *length] = 1;
-    }
+  while (out.count < limits.steps && *step.length < limits.capacity) {
+    step.open();
     program.run(inputs, outputs);
-    ++*length;
-    for (int64_t i = 0; i < counted; ++i) ++positions[i];
+    step.close();
     const auto logits = static_cast<size_t>(roles.logits);
     const ir::Layout& layout = outputs.layout(logits);
     const int64_t vocabulary = layout.dims.back();
     const auto item = static_cast<int64_t>(ir::size_bytes(layout.dtype));
     const auto* first = static_cast<const char*>(outputs.data(logits));
-    bool all = true;
+    bool all = true, ended = false;
     for (int64_t b = 0; b < rows; ++b) {
       auto row = static_cast<size_t>(b);
       int64_t next = finished[row] != 0
                          ? limits.pad
                          : argmax(layout.dtype, first + b * vocabulary * item, vocabulary);
-      ids[b] = next;
+      step.ids[b] = next;
       out.tokens.push_back(next);
-      if (std::find(limits.eos.begin(), limits.eos.end(), next) != limits.eos.end()) {
+      const std::vector<int64_t>& eos = limits.eos[row];
+      if (finished[row] == 0 && std::find(eos.begin(), eos.end(), next) != eos.end()) {
         finished[row] = 1;
+        ended = true;
       }
       all = all && finished[row] != 0;
     }
     ++out.count;
-    if (all) break;
+    if (all || (ended && limits.until_one_ends)) break;
     auto now = std::chrono::steady_clock::now();
     if (now - asked < kAskEvery) continue;
     asked = now;
-    if (interrupted()) {
-      out.interrupted = true;
-      break;
-    }
+    Ask answer = ask();
+    out.interrupted = answer == Ask::kInterrupt;
+    if (answer != Ask::kGoOn) break;
   }
   return out;
 }

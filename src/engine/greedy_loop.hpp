@@ -19,10 +19,11 @@ struct GreedyRoles {
 };
 
 struct GreedyLimits {
-  int64_t steps = 0;     // at most this many tokens a row
-  int64_t capacity = 0;  // positions the cache has room for
-  std::vector<int64_t> eos;
-  int64_t pad = 0;  // what finished rows get
+  int64_t steps = 0;                      // at most this many tokens a row
+  int64_t capacity = 0;                   // positions the cache has room for
+  std::vector<std::vector<int64_t>> eos;  // one list a row
+  int64_t pad = 0;                        // what finished rows get
+  bool until_one_ends = false;            // stop with the first row that ends, not with the last
 };
 
 struct GreedyResult {
@@ -31,14 +32,22 @@ struct GreedyResult {
   bool interrupted = false;
 };
 
+/// What is asked between tokens now and then.
+enum class Ask { kGoOn, kStop, kInterrupt };
+
 /// Runs until `steps` tokens were made, every row is finished or the cache is full. The tensors of
 /// the roles are the loop's own and are updated in place; buffers of the cache are donated inputs.
-/// `finished[b]` says which rows ended, before and after. `interrupted()` is asked between tokens
-/// now and then; true ends the loop after a whole step. Throws what Program::run throws; the
-/// tensors then say how far it came.
+/// `finished[b]` says which rows ended, before and after. Another answer of `ask` than kGoOn ends
+/// the loop after a whole step. Throws what Program::run throws; the tensors then say how far it
+/// came.
 GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inputs,
                            const GreedyRoles& roles, const GreedyLimits& limits,
-                           std::vector<char>& finished, const std::function<bool()>& interrupted);
+                           std::vector<char>& finished, const std::function<Ask()>& ask);
+
+/// One step: `tokens`, one a row, go through the program. The tensors of the roles are updated as
+/// in `decode_greedy`; when this throws, they and the cache's content are as they were.
+void decode_step(Program& program, const std::vector<TensorView>& inputs, const GreedyRoles& roles,
+                 const std::vector<int64_t>& tokens, OutputAllocator& outputs);
 
 /// The first index of the largest of `count` logits; a NaN counts as the largest, as in torch.
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count);

@@ -132,7 +132,8 @@ def test_controls_are_transformers_own(llama: Any, options: dict[str, Any]) -> N
     for _ in range(2):
         expected, got = both(llama, inputs, **options)
         assert torch.equal(got, expected)
-    assert explained(llama)["routed"] > 10
+    found = explained(llama)
+    assert found["routed"] + found["loop_tokens"] > 15
 
 
 def test_scores_logits_and_the_cache_come_back(llama: Any) -> None:
@@ -204,6 +205,59 @@ def test_a_streamer_gets_every_token_and_may_raise(llama: Any) -> None:
         )
     expected_tokens, tokens = both(llama, inputs)
     assert torch.equal(tokens, expected_tokens)
+    assert explained(llama)["loop_tokens"] > 25
+
+
+class Stopper(hf.StoppingCriteria):
+    """Ends row 0 after six tokens, row 1 after nine; notes the lengths it was asked at."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.asked: list[int] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.asked.append(input_ids.shape[1])
+        new = input_ids.shape[1] - self.start
+        return torch.tensor([new >= 6, new >= 9])
+
+
+def test_criteria_and_processors_of_the_user_are_asked_at_every_token(llama: Any) -> None:
+    seen: list[int] = []
+
+    def favour(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen.append(input_ids.shape[1])
+        scores[:, 7] += 0.5  # in place: what the logits' copy is for
+        return scores
+
+    inputs = prompts(2, 9)
+    for _ in range(2):
+        stop = Stopper(9)
+        expected, got = both(
+            llama,
+            inputs,
+            max_new_tokens=20,
+            stopping_criteria=[stop],
+            logits_processor=hf.LogitsProcessorList([favour]),
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        assert torch.equal(got.sequences, expected.sequences)
+        assert stop.asked == [*range(10, 19), *range(10, 19)] and seen == [
+            x - 1 for x in stop.asked
+        ]
+        seen.clear()
+        for a, b in zip(got.logits, expected.logits, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_time_limit_stops_promptly(llama: Any) -> None:
+    inputs = prompts(1, 9)
+    both(llama, inputs)
+    started = time.monotonic()
+    got = llama.generate(**inputs, max_new_tokens=10**6, max_time=0.3, do_sample=True, top_k=5)
+    assert time.monotonic() - started < 5 and 9 < got.shape[1] < 10**5
+    expected, got = both(llama, inputs)
+    assert torch.equal(got, expected)
 
 
 def test_inference_mode_and_grad_mode_alternate(llama: Any) -> None:

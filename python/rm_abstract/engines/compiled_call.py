@@ -64,7 +64,7 @@ def _all(value: Any) -> Any:
     return value
 
 
-def _ours(error: Exception) -> Error | Decline:
+def reported(error: Exception) -> Error | Decline:
     """An exception of ours as policy and report know it; a stray one becomes RM301."""
     if isinstance(error, (Error, Decline)):
         return error
@@ -165,7 +165,7 @@ class CompiledCall:
                     variant = known or self._engine.make_variant(before, pattern, past)
                 self._engine.gate(variant, before, shown, (output, after), comparable)
             except Exception as error:  # the call was served: whatever we did wrong, it stays so
-                failure = _ours(error)
+                failure = reported(error)
                 self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
                 if self._step is not None:
                     self._step.refuse(flat_inputs)
@@ -191,7 +191,7 @@ class CompiledCall:
                 self._engine.trusted(variant)
             return variant
         except Exception as error:  # nothing of the user's runs here
-            failure = _ours(error)
+            failure = reported(error)
             self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
             if raises:
                 raise failure from error

@@ -30,6 +30,7 @@ from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, Error, ParityError, from_core
+from rm_abstract.generation.together import Together
 from rm_abstract.hooks.scope import disabled_var
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class NativeEngine:
         self.artefacts = Artefacts(session)
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
+        self.together = Together()  # generations of several threads
 
     # ---- the protocol ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,18 +41,44 @@ class GreedyStep:
         return GreedyStep(variant, tensors, {**roles, "logits": number})
 
     def run(
-        self, steps: int, capacity: int, eos: list[int], pad: int, finished: list[bool]
+        self,
+        steps: int,
+        capacity: int,
+        eos: list[list[int]],
+        pad: int,
+        finished: list[bool],
+        until_one_ends: bool = False,
+        stop: Callable[[], bool] | None = None,
     ) -> tuple[list[int], list[bool]]:
-        """(tokens, row after row of a step; rows that ended). Raises what a run raises."""
+        """(tokens, row after row of a step; rows that ended). Raises what a run raises.
+
+        `eos` has a list a row. `stop` is asked now and then; True ends the loop after a whole step.
+        """
         program: Any = self._variant.program
         before = self.length()
         try:
             tokens, ended = program.decode_greedy(
-                self._tensors, self._roles, steps, capacity, eos, pad, finished
+                self._tensors,
+                self._roles,
+                steps,
+                capacity,
+                eos,
+                pad,
+                finished,
+                until_one_ends,
+                stop,
             )
         finally:
             self._variant.report.calls += self.length() - before
         return tokens, ended
+
+    def one(self, tokens: list[int]) -> torch.Tensor:
+        """The logits ``[rows, 1, vocabulary]`` after `tokens`, one a row. Raises as `run`."""
+        program: Any = self._variant.program
+        results = program.decode_step(self._tensors, self._roles, tokens)
+        self._variant.report.calls += 1
+        logits: torch.Tensor = results[self._roles["logits"]]
+        return logits
 
     def length(self) -> int:
         """Positions the cache holds now."""

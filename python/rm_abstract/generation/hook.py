@@ -51,15 +51,15 @@ def sampling(session: Session, original: Any) -> Any:
         if not session.closed and disabled_var.get() is None:
             armed = armed_of(self)
             if armed is not None and armed.session is session:
-                from rm_abstract.generation import greedy
-
                 try:
-                    call = greedy.bound_call(original, self, args, kwargs)
-                    declined = greedy.why_not(self, call)
-                except (TypeError, KeyError, AttributeError):
+                    from rm_abstract.generation import token_loop
+
+                    call = token_loop.bound_call(original, self, args, kwargs)
+                    declined = token_loop.why_not(self, call)
+                except (ImportError, TypeError, KeyError, AttributeError):
                     declined = "this version of transformers"
                 if not declined:
-                    return greedy.Greedy(self, armed, call).run()
+                    return token_loop.TokenLoop(self, armed, call).run()
         return original(self, *args, **kwargs)
 
     return sample

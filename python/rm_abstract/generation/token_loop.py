@@ -1,0 +1,283 @@
+"""`generate` with one program step a token: greedy or sampled, streamed, scored, stopped at will.
+
+transformers has resolved everything when `_sample` is called; what it would do there is done here
+in the same order and by its own processors, criteria and random draws. The first steps are ordinary
+calls of the model: they compile, are compared and checked. Once one was served by a program, its
+steps are run directly until rows end or the cache is full; a call that asks for nothing but greedy
+tokens leaves even that to a loop in the core. Whatever a callback raises, the cache then holds
+whole steps.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from rm_abstract.capture import kv_cache
+from rm_abstract.engines.base import Decline
+from rm_abstract.engines.compiled_call import CompiledCall, reported
+from rm_abstract.generation.together import Request, Together, release_workers
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.greedy_step import GreedyStep
+    from rm_abstract.hooks.router import ArmedModel
+
+_SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
+_KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_KNOWN |= {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
+_NEEDED = ("_prefill", "_update_model_kwargs_for_generation", "prepare_inputs_for_generation")
+
+
+def why_not(model: Any, call: dict[str, Any]) -> str:
+    """What in a call of `_sample` this loop does not do; empty when it does all of it."""
+    config, kwargs = call["generation_config"], call["model_kwargs"]
+    if config.num_beams != 1:
+        return "num_beams"
+    if call.get("synced_gpus") or config.is_assistant or config.prefill_chunk_size:
+        return "synced_gpus, is_assistant or prefill_chunk_size"
+    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
+        return "attentions or hidden states"
+    if set(kwargs) - _KNOWN:
+        return str(sorted(set(kwargs) - _KNOWN)[0])
+    if kv_cache.device_part(kwargs.get("past_key_values")) is None:
+        return "past_key_values"
+    if not all(hasattr(model, name) for name in _NEEDED):
+        return "this version of transformers"
+    return ""
+
+
+def bound_call(original: Any, model: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
+    """The arguments of a `_sample` call by name. Raises TypeError when they do not bind."""
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    found = dict(bound.arguments)
+    found["model_kwargs"] = dict(found.get("model_kwargs", {}))
+    return found
+
+
+class TokenLoop:
+    """One call of generate. Raises whatever the model or a callback raises."""
+
+    def __init__(self, model: Any, armed: ArmedModel, call: dict[str, Any]) -> None:
+        self._model, self._armed = model, armed
+        self._config = config = call["generation_config"]
+        self._kwargs = call["model_kwargs"]
+        self._ids: torch.Tensor = call["input_ids"]
+        self._processors, self._criteria = call["logits_processor"], call["stopping_criteria"]
+        self._streamer = call.get("streamer")
+        self._dict = bool(config.return_dict_in_generate)
+        self._scores: Any = () if self._dict and config.output_scores else None
+        self._logits: Any = () if self._dict and config.output_logits else None
+        self._silent = all(type(c).__name__ in _SILENT for c in self._criteria)
+        self._pads = any(hasattr(c, "eos_token_id") for c in self._criteria)
+        self._pad = config._pad_token_tensor
+        self._eos: set[int] = set()
+        self._length = 2**62
+        for criterion in self._criteria if self._silent else ():
+            if type(criterion).__name__ == "EosTokenCriteria":
+                self._eos.update(criterion.eos_token_id.reshape(-1).tolist())
+            else:
+                self._length = min(self._length, int(criterion.max_length))
+        self._finished = [False] * self._ids.shape[0]
+        self._last: list[int] = []
+        self._stay = ExitStack()
+        self._guest = False
+
+    def run(self) -> Any:
+        """What `_sample` returns."""
+        outputs = self._model._prefill(self._ids, self._config, self._kwargs)
+        with ExitStack() as self._stay:
+            self._decode(self._take(outputs))
+        if self._streamer is not None:
+            self._streamer.end()
+        return self._result() if self._dict else self._ids
+
+    def _decode(self, over: bool) -> None:
+        while not over:
+            routed = self._armed.route.stats()["routed"]
+            inputs = self._inputs()
+            over = self._take(self._model(**inputs, return_dict=True))
+            if not over and self._armed.route.stats()["routed"] > routed:
+                over = self._steps(inputs)
+
+    # ---- one token -------------------------------------------------------------------------------
+
+    def _inputs(self) -> dict[str, Any]:
+        found = self._model.prepare_inputs_for_generation(
+            self._ids, next_sequence_length=1, **self._kwargs
+        )
+        return dict(found)
+
+    def _take(self, outputs: Any) -> bool:
+        self._advance(outputs, 1)
+        return self._accept(outputs.logits)
+
+    def _advance(self, outputs: Any, count: int) -> None:
+        self._kwargs = self._model._update_model_kwargs_for_generation(
+            outputs,
+            self._kwargs,
+            is_encoder_decoder=self._model.config.is_encoder_decoder,
+            num_new_tokens=count,
+        )
+
+    def _accept(self, logits: torch.Tensor) -> bool:
+        """Chooses every row's next token from `logits` ``[rows, n, vocabulary]``. True: all ended.
+
+        The float32 copy is what processors may write into.
+        """
+        raw = logits[:, -1].to(copy=True, dtype=torch.float32)
+        scores = self._processors(self._ids, raw)
+        if self._scores is not None:
+            self._scores += (scores,)
+        if self._logits is not None:
+            self._logits += (raw,)
+        if self._config.do_sample:
+            chances = torch.nn.functional.softmax(scores, dim=-1)
+            tokens = torch.multinomial(chances, num_samples=1).squeeze(1)
+        else:
+            tokens = torch.argmax(scores, dim=-1)
+        if self._pads and any(self._finished):
+            tokens = torch.where(torch.tensor(self._finished), self._pad, tokens)
+        self._ids = torch.cat([self._ids, tokens[:, None]], dim=-1)
+        self._last = tokens.tolist()
+        self._end_rows()
+        if self._streamer is not None:
+            self._streamer.put(tokens.cpu())
+        return all(self._finished)
+
+    def _end_rows(self) -> None:
+        before = self._finished
+        if self._silent:
+            full = self._ids.shape[1] >= self._length
+            ended = [full or token in self._eos for token in self._last]
+        else:
+            ended = self._criteria(self._ids, self._scores).tolist()
+        self._finished = [a or b for a, b in zip(before, ended, strict=True)]
+
+    # ---- many tokens -----------------------------------------------------------------------------
+
+    def _plain(self) -> bool:
+        """Nothing but greedy tokens is asked for."""
+        asked = self._config.do_sample or len(self._processors) or self._streamer is not None
+        kept = self._scores is not None or self._logits is not None
+        return not asked and not kept and self._silent
+
+    def _steps(self, inputs: dict[str, Any]) -> bool:
+        """Tokens from the program that served `inputs`, while there is room. True: all ended."""
+        found = _served(self._armed, {**inputs, "return_dict": True})
+        if found is None:
+            return False
+        entry, leaves = found
+        following = self._inputs()
+        by_identity = {id(value): following[name] for name, value in inputs.items()}
+        leaves = [by_identity.get(id(leaf), leaf) for leaf in leaves]
+        shared = self._shareable(following)
+        if shared is not None and shared.crowded():
+            if self._with_others(shared, following):
+                return all(self._finished)
+            shared = None  # nobody to share with: not asked again before the buffers are full
+        step = entry.greedy_step(leaves)
+        if step is None:
+            return False
+        cache = kv_cache.device_part(self._kwargs["past_key_values"])
+        before = step.length()
+        try:
+            if self._plain():
+                self._in_core(step, cache.capacity, shared.crowded if shared else None)
+            else:
+                self._one_by_one(step, cache.capacity)
+        finally:
+            cache.advance(step.length())
+            self._armed.loop_tokens += (step.length() - before) * self._ids.shape[0]
+        if step.length() > before:
+            self._advance({}, step.length() - before)
+        return all(self._finished)
+
+    def _one_by_one(self, step: GreedyStep, capacity: int) -> None:
+        for _ in range(capacity - step.length()):
+            if self._accept(step.one(self._last)):
+                return
+
+    def _in_core(self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None) -> None:
+        pad = int(self._pad) if self._pads and self._pad is not None else 0
+        limit = self._length - self._ids.shape[1]
+        rows = self._ids.shape[0]
+        eos = [list(self._eos)] * rows
+        tokens, self._finished = step.run(limit, capacity, eos, pad, self._finished, stop=stop)
+        self._append(tokens)
+
+    def _append(self, tokens: list[int]) -> None:
+        rows = self._ids.shape[0]
+        if tokens:
+            made = torch.tensor(tokens).reshape(-1, rows).T
+            self._ids = torch.cat([self._ids, made], dim=-1)
+            self._last = tokens[-rows:]
+            self._end_rows()
+
+    def _shareable(self, inputs: dict[str, Any]) -> Together | None:
+        """Where this generation may decode together with others; it is a guest there then."""
+        cache = self._kwargs["past_key_values"]
+        if not self._plain() or self._length >= 2**62 or not Request.fits(inputs, cache):
+            return None
+        if self._dict or getattr(cache, "_is_user_defined", False):
+            return None  # its content is looked at afterwards
+        if not self._armed.session.settings.flag("batch_threads"):
+            return None
+        together: Together | None = getattr(self._armed.engine, "together", None)
+        if together is not None and not self._guest:
+            self._guest = True
+            self._stay.callback(release_workers)
+            self._stay.enter_context(together.guest())
+        return together
+
+    def _with_others(self, together: Together, inputs: dict[str, Any]) -> bool:
+        """True when that gave tokens."""
+        limit = self._length - self._ids.shape[1]
+        request = Request(inputs, self._kwargs["past_key_values"], limit, list(self._eos))
+        tokens = together.decode(request, self)
+        self._armed.loop_tokens += len(tokens)
+        self._append(tokens)
+        if tokens:
+            self._advance({}, len(tokens))
+        return bool(tokens)
+
+    # ---- together.Host ---------------------------------------------------------------------------
+
+    def step(self, inputs: dict[str, Any]) -> GreedyStep | None:
+        found = _served(self._armed, {**inputs, "return_dict": True})
+        return None if found is None else found[0].greedy_step(found[1])
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        return self._model(**inputs, return_dict=True)
+
+    def failed(self, error: Exception) -> None:
+        report: Any = getattr(self._armed.engine, "report_failure", None)
+        if report is not None:
+            report(reported(error))
+
+    def _result(self) -> Any:
+        parts = {
+            "sequences": self._ids,
+            "scores": self._scores,
+            "logits": self._logits,
+            "past_key_values": self._kwargs["past_key_values"],
+        }
+        if self._model.config.is_encoder_decoder:
+            return GenerateEncoderDecoderOutput(**parts)
+        return GenerateDecoderOnlyOutput(**parts)
+
+
+def _served(armed: ArmedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
+    engine = armed.engine
+    flatten = getattr(engine, "flatten", None)
+    if flatten is None:
+        return None
+    call = flatten(kwargs)
+    if isinstance(call, Decline):
+        return None
+    entry = engine.entry(call.spec) if engine is not None else None
+    return (entry, call.leaves) if isinstance(entry, CompiledCall) else None
