@@ -62,6 +62,7 @@ EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
 }
+STATES = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8, **TOKENS}
 WINDOW = {"sliding_window": 8}
 WIDE = {"head_dim": 16}
 
@@ -136,6 +137,7 @@ FAMILIES = {
     "mpt": Family("MptForCausalLM", "MptConfig", MPT, static=False),
     "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL, native=False),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", EXPERTS, native=False),
+    "mamba": Family("MambaForCausalLM", "MambaConfig", STATES, static=False, native=False),
     "glm": Family("GlmForCausalLM", "GlmConfig", {**GROUPED, **WIDE}),
 }
 

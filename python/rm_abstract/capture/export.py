@@ -20,7 +20,7 @@ import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
 from torch.export import Dim, ExportedProgram
 
-from rm_abstract.capture import kv_cache
+from rm_abstract.capture import kv_cache, state_cache
 from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
@@ -133,7 +133,9 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     at = 0
     for leaf in call.leaves:
         count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
-        is_past[at : at + count] = [kv_cache.is_cache(leaf)] * count
+        is_past[at : at + count] = [
+            kv_cache.is_cache(leaf) and not state_cache.is_states(leaf)
+        ] * count
         at += count
     found: list[tuple[int, int, int, int, tuple[int, int] | None]] = []
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from rm_abstract.capture import bundle
+from rm_abstract.capture import bundle, state_cache
 from rm_abstract.engines.base import Decline
 
 _OURS = "rm_abstract.generation.device_cache"
@@ -72,6 +72,8 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
         return both
     if getattr(cache, "offloading", False):
         return Decline("RM104", "a cache that offloads its layers")
+    if state_cache.is_states(cache):
+        return state_cache.read(cache)
     tensors: list[Any] = []
     layers = cache.layers
     for layer in layers:
@@ -100,7 +102,7 @@ def _read_device(cache: Any) -> list[torch.Tensor] | Decline:
 
 def past_marks(cache: Any, tensors: Sequence[torch.Tensor]) -> list[bool]:
     """True for each tensor whose sizes another one of the cache stands for."""
-    if bundle.is_bundle(cache):
+    if bundle.is_bundle(cache) or state_cache.is_states(cache):
         return [False] * len(tensors)
     if is_pair(cache):
         marks: list[bool] = []
@@ -116,6 +118,8 @@ def size_pattern(cache: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]
     """What a capture of this cache is specialised on."""
     if bundle.is_bundle(cache):
         return bundle.size_pattern(cache, tensors)
+    if state_cache.is_states(cache):
+        return state_cache.size_pattern(tensors)
     if is_device(cache):  # heads and sizes are constants of the program
         layers = tuple((*s[:3], str(s[3])) for s in cache.shapes())
         return (layers, min(int(tensors[1].shape[0]), 2))
@@ -140,6 +144,8 @@ def copied(cache: Any) -> Any:
     held = read(cache)
     if isinstance(held, Decline):
         raise held
+    if state_cache.is_states(cache):
+        return state_cache.around(held)
     return make(len(cache.layers), held)
 
 
@@ -147,6 +153,8 @@ def traced(cache: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The cache a capture runs with: the same kind, holding the capture's tensors."""
     if bundle.is_bundle(cache):
         return bundle.rebuilt(cache, tensors)
+    if state_cache.is_states(cache):
+        return state_cache.around(tensors)
     if is_device(cache):
         from rm_abstract.generation.traced_cache import TracedCache
 
@@ -183,6 +191,9 @@ def commit(cache: Any, tensors: Sequence[Any]) -> None:
             if values is not None:
                 layer.value_buffer = values
         cache.advance(int(tensors[0]))
+        return
+    if state_cache.is_states(cache):
+        state_cache.commit(cache, tensors)
         return
     layers, layer_type = cache.layers, cast("Any", DynamicLayer)
     while len(layers) * 2 < len(tensors):

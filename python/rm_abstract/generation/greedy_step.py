@@ -1,4 +1,4 @@
-"""One decode step of a program, set up for the loop in the core (src/engine/greedy_loop.cpp)."""
+"""One decode step of a program, run singly or by the loop in src/engine/greedy_loop.cpp."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def _patch_generation(session: Session, utils: ModuleType) -> None:
         utils.GenerationMixin,
         "_sample",
         functools.partial(sampling, session),
-        "greedy tokens of an armed model come from a loop in the core",
+        "tokens of an armed model come from a loop over its program's steps",
     )
 
 
