@@ -85,7 +85,10 @@ def resolve(arguments: Mapping[str, Any]) -> Settings:
         raise from_core(error, ConfigError) from None
     text, source = resolved["device"]
     try:
-        _core.control.parse_device(text)
+        if _core.control.parse_device(text)["plugin"]:
+            from rm_abstract import device  # only for a name outside the table: it loads plugins
+
+            device.require_known(text, resolved["backend_path"][0])
     except _core.CoreError as error:
         raise ConfigError(f"{error} from {source}; try device='auto'") from None
     _warn_of_unbuilt(resolved)

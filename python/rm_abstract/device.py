@@ -1,8 +1,8 @@
 """Devices and backends as Python sees them. Plugins are found here, loaded by the core.
 
 Search order: the package's own `backends/` folder, entry points of the group
-`rm_abstract.backends` (each gives an absolute path), then RM_BACKEND_PATH. Never the working
-directory.
+`rm_abstract.backends` (each gives an absolute path or a plugin in Python), then RM_BACKEND_PATH.
+Never the working directory.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rm_abstract import python_plugins
 from rm_abstract.config import Settings
 from rm_abstract.config import resolve as resolve_settings
 from rm_abstract.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
+from rm_abstract.plugin import PythonPlugin
 
 ENTRY_POINTS = "rm_abstract.backends"
 BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
 
 _loading = threading.Lock()
 _loaded_paths: set[str] = set()
-_entry_point_failures: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,33 @@ def load_plugins(search_path: str = "") -> None:
             _load_entry_points()
         if search_path and search_path not in _loaded_paths:
             _loaded_paths.add(search_path)
+            _load_python_files(search_path)
             try:
-                _core.backend.load_search_path(search_path)
+                _core.backend.load_search_path(python_plugins.without_files(search_path))
             except _core.CoreError as error:
                 raise from_core(error, ConfigError) from None
+
+
+def _load_python_files(search_path: str) -> None:
+    """Plugins in Python: somebody else's code, so whatever it raises is listed."""
+    for path in python_plugins.files_of(search_path):
+        if str(path) in _loaded_paths:
+            continue
+        _loaded_paths.add(str(path))
+        try:
+            python_plugins.register(python_plugins.read(path))
+        except Exception as error:
+            _list_failure(path.stem.removeprefix(python_plugins.PREFIX), str(path), error)
+
+
+def _list_failure(name: str, source: str, error: Exception) -> None:
+    from rm_abstract import _core
+
+    why = str(error) if isinstance(error, _core.CoreError) else repr(error)
+    reason = getattr(error, "reason", "") or "RM401"
+    _core.backend.add_failure(
+        name, source, reason, f"[plugin {source}] expected a backend, got: {why}"
+    )
 
 
 def _package_plugins() -> list[str]:
@@ -94,24 +118,33 @@ def import_torch_if_installed() -> bool:
 
 
 def _load_entry_points() -> None:
-    """An entry point names a function of no arguments that returns absolute plugin paths. It is
-    somebody else's code: whatever it raises is recorded, and the other plugins still load."""
+    """An entry point names a function of no arguments that returns absolute plugin paths or
+    `PythonPlugin`s. It is somebody else's code: whatever it raises is listed, and the other
+    plugins still load."""
     from importlib.metadata import entry_points
 
     from rm_abstract import _core
 
     for point in entry_points(group=ENTRY_POINTS):
         try:
-            paths = point.load()()
-            for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
-                _core.backend.load_plugin(os.fspath(path))
-        except _core.CoreError:
-            continue  # the core lists it with its reason
+            for given in python_plugins.given_by(point.load()()):
+                if isinstance(given, PythonPlugin):
+                    python_plugins.register(python_plugins.Found(given, point.value))
+                    continue
+                try:
+                    _core.backend.load_plugin(os.fspath(given))  # type: ignore[call-overload]
+                except _core.CoreError:
+                    continue  # the core lists it with its reason
         except Exception as error:
-            row = {"name": point.name, "path": point.value, "version": "", "score": 0}
-            reason = f"[plugin] expected entry point {point.value} to give a path, got {error!r}"
-            row |= {"available": False, "code": "RM401", "reason": reason, "devices": []}
-            _entry_point_failures.append(row)
+            _list_failure(point.name, point.value, error)
+
+
+def require_known(device: str, search_path: str) -> None:
+    """Raises CoreError for a device string that names a plugin there is not."""
+    from rm_abstract import _core
+
+    load_plugins(search_path)
+    _core.control.require_known(device)
 
 
 def check(device: str) -> None:
@@ -154,7 +187,7 @@ def backends(search_path: str = "") -> list[dict[str, Any]]:
     from rm_abstract import _core
 
     load_plugins(search_path)
-    return [dict(row) for row in _core.backend.backends()] + list(_entry_point_failures)
+    return [dict(row) for row in _core.backend.backends()]
 
 
 def devices(sim_npu: bool = False) -> list[str]:

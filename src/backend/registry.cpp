@@ -7,6 +7,12 @@ namespace rm::backend {
 
 namespace fs = std::filesystem;
 
+std::string LoadFailure::plugin_name() const {
+  if (!name.empty()) return name;
+  const std::string stem = fs::path(path).stem().string();
+  return stem.starts_with("rm_backend_") ? stem.substr(11) : stem;
+}
+
 Backend& Registry::load(const fs::path& path, Options options) {
   const std::lock_guard lock(mutex_);
   try {
@@ -80,7 +86,12 @@ void Registry::record(const fs::path& path, const Error& error) {
   for (const LoadFailure& known : failures_) {
     if (known.path == path.string() && known.message == error.what()) return;
   }
-  failures_.push_back({path.string(), reason, error.what()});
+  failures_.push_back({path.string(), reason, error.what(), {}});
+}
+
+void Registry::add_failure(LoadFailure failure) {
+  const std::lock_guard lock(mutex_);
+  failures_.push_back(std::move(failure));
 }
 
 Backend* Registry::find(std::string_view name) const {

@@ -18,6 +18,9 @@ struct LoadFailure {
   std::string path;
   std::string reason;  ///< "RM405"
   std::string message;
+  std::string name = {};  ///< of the plugin; empty: as the file is called
+
+  std::string plugin_name() const;
 };
 
 class Registry {
@@ -32,6 +35,9 @@ class Registry {
   void load_search_path(std::string_view search_path);
   /// A backend that is part of this process.
   Backend& add(std::unique_ptr<Backend> backend);
+
+  /// Lists a plugin that something else than load() failed to load.
+  void add_failure(LoadFailure failure);
 
   Backend* find(std::string_view name) const;
   std::vector<Backend*> backends() const;

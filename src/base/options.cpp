@@ -21,7 +21,7 @@ constexpr OptionSpec kTable[] = {
     // name, env, group, type, default, accepted, affects_artefact, help, built
     //
     // Where and how to run. The device is in the key as target and backend identity, not by name.
-    {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N]", false,
+    {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N], or a plugin's name[:N]", false,
      "device that runs the model; auto takes the usable backend with the highest score"},
     {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch|onnxruntime|vllm", false,
      "engine that serves a model; torch passes calls through"},

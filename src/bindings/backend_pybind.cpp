@@ -3,12 +3,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <filesystem>
-
 #include "backend/registry.hpp"
 #include "backend/status.hpp"
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
+#include "bindings/python_plugin.hpp"
 
 namespace py = pybind11;
 
@@ -69,8 +68,7 @@ py::dict backend_dict(backend::Backend& backend) {
 
 /// A plugin that could not be loaded, in the shape of one that could.
 py::dict failure_dict(const backend::LoadFailure& failure) {
-  std::string name = std::filesystem::path(failure.path).stem().string();
-  if (name.starts_with("rm_backend_")) name = name.substr(11);
+  const std::string name = failure.plugin_name();
   py::dict out;
   out["name"] = name;
   out["path"] = failure.path;
@@ -157,6 +155,20 @@ void bind_backend(py::module_& m) {
       "Load one plugin from an absolute path; a file that is loaded already is not loaded again. "
       "`options` are (key, value) pairs for its initialize(). Raises with a reason code.");
   sub.def(
+      "add_python_plugin",
+      [](const py::object& hooks) {
+        return backend_dict(backend::registry().add(make_python_backend(hooks)));
+      },
+      py::arg("hooks"), "Registers a plugin in Python (rm_abstract.python_plugins).");
+  sub.def(
+      "add_failure",
+      [](const std::string& name, const std::string& path, const std::string& reason,
+         const std::string& message) {
+        backend::registry().add_failure({path, reason, message, name});
+      },
+      py::arg("name"), py::arg("path"), py::arg("reason"), py::arg("message"),
+      "Lists a plugin that Python could not load.");
+  sub.def(
       "load_folder", [](const std::string& folder) { backend::registry().load_folder(folder); },
       py::arg("folder"), "Load every rm_backend_*.so of an absolute folder; failures are listed.");
   sub.def(
@@ -164,16 +176,6 @@ void bind_backend(py::module_& m) {
       [](const std::string& path) { backend::registry().load_search_path(path); },
       py::arg("search_path"),
       "Load the files and folders of RM_BACKEND_PATH; failures are listed.");
-  sub.def(
-      "fingerprint",
-      [](const std::string& name) {
-        backend::Backend* backend = backend::registry().find(name);
-        if (backend == nullptr)
-          throw_invalid("[backend] expected a loaded backend, got '" + name + "'");
-        return py::bytes(backend->fingerprint(0));
-      },
-      py::arg("name"),
-      "What besides the program shapes results on this machine: binaries, ISA, libraries (bytes).");
   sub.def(
       "backends", &backend_list,
       "One dict a plugin, loaded or not: name, path, version, build_id, score, available, code, "

@@ -100,12 +100,20 @@ void bind_control(py::module_& m) {
       [](const std::string& text) {
         const control::DeviceRequest request = control::parse_device(text);
         py::dict out;
-        out["kind"] = std::string(control::kind_name(request.kind));
+        out["kind"] = std::string(request.name());
+        out["plugin"] = request.kind == control::DeviceKind::kPlugin;
         out["index"] = request.index;
         out["explicit_index"] = request.explicit_index;
         return out;
       },
-      py::arg("text"), "'gpu:1' -> {'kind': 'cuda', 'index': 1, 'explicit_index': True}.");
+      py::arg("text"), "'gpu:1' -> {'kind': 'cuda', 'plugin': False, 'index': 1, 'explicit_index': True}; 'plugin' "
+      "tells that the kind is a name only a plugin can have.");
+  sub.def(
+      "require_known",
+      [](const std::string& device) {
+        controller(false, "/").require_known(control::parse_device(device));
+      },
+      py::arg("device"), "Raises for the name of a plugin that was not found.");
   sub.def(
       "resolve_device",
       [](const std::string& device, const std::string& fallback, bool sim_npu,
@@ -126,7 +134,7 @@ void bind_control(py::module_& m) {
       [](const std::string& device, bool sim_npu, const std::string& root) {
         py::list out;
         const control::DeviceRequest request = control::parse_device(device);
-        for (const control::Note& note : controller(sim_npu, root).why_not(request.kind)) {
+        for (const control::Note& note : controller(sim_npu, root).why_not(request)) {
           out.append(note_dict(note));
         }
         return out;

@@ -7,6 +7,7 @@
 #include "backend/registry.hpp"
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
+#include "bindings/python_plugin.hpp"
 #include "bindings/worker_service.hpp"
 #include "ir/type.hpp"
 #include "worker/client.hpp"
@@ -132,6 +133,12 @@ void serve(int descriptor, const std::string& name) {
   worker::serve(Fd(descriptor), service);
 }
 
+void serve_python(int descriptor, const py::object& vendor) {
+  const auto service = make_python_service(vendor);
+  const py::gil_scoped_release unlocked;
+  worker::serve(Fd(descriptor), *service);
+}
+
 void bind_client(py::module_& m) {
   py::class_<Mapping>(m, "Mapping", py::buffer_protocol()).def_buffer([](Mapping& self) {
     return py::buffer_info(self.memory->data(), 1, "B", 1,
@@ -182,6 +189,8 @@ void bind_worker(py::module_& m) {
   bind_client(sub);
   sub.def("serve", &serve, py::arg("descriptor"), py::arg("backend"),
           "In a worker: serves the client on the other end until it closes.");
+  sub.def("serve_python", &serve_python, py::arg("descriptor"), py::arg("service"),
+          "The same for a plugin in Python (rm_abstract.worker.python_backend).");
 }
 
 }  // namespace rm::bindings

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "backend/status.hpp"
 #include "base/error.hpp"
 
 namespace rm::bindings {
@@ -83,6 +84,17 @@ class LoadedExecutable final : public worker::Runnable {
   rm_execute_args args_{};
 };
 
+/// What the device's compiler takes, by its property `program_format`.
+std::string program_format(Backend& backend, size_t device) {
+  const rm_options& properties = backend.get_device_info(device).properties;
+  for (size_t i = 0; i < properties.size; ++i) {
+    if (backend::view(properties.data[i].key) == "program_format") {
+      return std::string(backend::view(properties.data[i].value));
+    }
+  }
+  return "rm.ir/1";
+}
+
 }  // namespace
 
 std::string reason_of(rm_code code, const std::string& otherwise) {
@@ -114,8 +126,10 @@ std::string BackendService::compile(const worker::CompileJob& job) {
   return with_reason("RM301", [&] {
     const Views views(job.constants);
     const auto constants = constants_of(job.constants, views);
-    const rm_program program{
-        sizeof(rm_program), {"rm.ir/1", 7}, {job.program.data(), job.program.size()}};
+    const std::string format = program_format(backend_, job.device);
+    const rm_program program{sizeof(rm_program),
+                             backend::to_rm_str(format),
+                             {job.program.data(), job.program.size()}};
     const backend::CompileOptions options{job.options, job.progress, job.cancelled, constants};
     return backend_.serialize(*backend_.prepare_model(job.device, program, options));
   });

@@ -18,9 +18,11 @@ bool is_npu(DeviceKind kind) {
          std::end(kPhysicalNpus);
 }
 
-std::string device_text(DeviceKind kind, size_t index) {
-  std::string text(kind_name(kind));
-  return kind == DeviceKind::kCpu ? text : text + ":" + std::to_string(index);
+DeviceRequest any(DeviceKind kind) { return {kind, 0, false, {}}; }
+
+std::string device_text(const DeviceRequest& request, size_t index) {
+  std::string text(request.name());
+  return request.kind == DeviceKind::kCpu ? text : text + ":" + std::to_string(index);
 }
 
 std::string join(const std::vector<std::string>& parts) {
@@ -31,11 +33,26 @@ std::string join(const std::vector<std::string>& parts) {
 
 }  // namespace
 
-const BackendStatus* DeviceFlowController::backend_of(DeviceKind kind) const {
+const BackendStatus* DeviceFlowController::backend_of(const DeviceRequest& request) const {
   for (const BackendStatus& backend : machine_.backends) {
-    if (backend.name == kind_name(kind)) return &backend;
+    if (backend.name == request.name()) return &backend;
   }
   return nullptr;
+}
+
+const backend::LoadFailure* DeviceFlowController::failure_of(const DeviceRequest& request) const {
+  for (const backend::LoadFailure& failure : machine_.failures) {
+    if (failure.plugin_name() == request.name()) return &failure;
+  }
+  return nullptr;
+}
+
+void DeviceFlowController::require_known(const DeviceRequest& request) const {
+  if (request.kind != DeviceKind::kPlugin || backend_of(request) || failure_of(request)) return;
+  std::vector<std::string> names;
+  for (const BackendStatus& backend : machine_.backends) names.push_back(backend.name);
+  throw_invalid("[device] expected " + std::string(accepted_devices()) + " (there are " +
+                join(names) + "), got '" + request.plugin + "'");
 }
 
 const VendorHardware* DeviceFlowController::hardware_of(DeviceKind kind) const {
@@ -45,25 +62,26 @@ const VendorHardware* DeviceFlowController::hardware_of(DeviceKind kind) const {
   return nullptr;
 }
 
-std::vector<Resolution> DeviceFlowController::candidates(DeviceKind kind) const {
+std::vector<Resolution> DeviceFlowController::candidates(const DeviceRequest& request) const {
+  const DeviceKind kind = request.kind;
   std::vector<Resolution> out;
   if (kind == DeviceKind::kNpu) {
     for (const DeviceKind npu : kPhysicalNpus) {
-      for (Resolution& one : candidates(npu)) out.push_back(std::move(one));
+      for (Resolution& one : candidates(any(npu))) out.push_back(std::move(one));
     }
     if (machine_.sim_is_npu) {
-      for (Resolution& one : candidates(DeviceKind::kSim)) out.push_back(std::move(one));
+      for (Resolution& one : candidates(any(DeviceKind::kSim))) out.push_back(std::move(one));
     }
     return out;
   }
-  const BackendStatus* backend = backend_of(kind);
+  const BackendStatus* backend = backend_of(request);
   if (backend == nullptr || backend->score <= 0) return out;
   // Some vendors' runtimes report devices on a machine without any: a node must be there.
   const VendorHardware* hardware = hardware_of(kind);
   if (is_npu(kind) && (hardware == nullptr || hardware->nodes.empty())) return out;
   for (size_t i = 0; i < backend->devices; ++i) {
     Resolution one;
-    one.device = device_text(kind, i);
+    one.device = device_text(request, i);
     one.backend = backend->name;
     one.index = i;
     out.push_back(std::move(one));
@@ -74,30 +92,31 @@ std::vector<Resolution> DeviceFlowController::candidates(DeviceKind kind) const 
 std::vector<Resolution> DeviceFlowController::usable() const {
   std::vector<std::pair<int, DeviceKind>> kinds;
   for (const DeviceKind kind : kByPreference) {
-    if (!candidates(kind).empty()) kinds.emplace_back(backend_of(kind)->score, kind);
+    if (!candidates(any(kind)).empty()) kinds.emplace_back(backend_of(any(kind))->score, kind);
   }
   std::stable_sort(kinds.begin(), kinds.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<Resolution> out;
   for (const auto& [score, kind] : kinds) {
-    for (Resolution& one : candidates(kind)) out.push_back(std::move(one));
+    for (Resolution& one : candidates(any(kind))) out.push_back(std::move(one));
   }
   return out;
 }
 
-std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
+std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) const {
+  const DeviceKind kind = request.kind;
   std::vector<Note> notes;
-  if (!candidates(kind).empty()) return notes;
+  if (!candidates(request).empty()) return notes;
   if (kind == DeviceKind::kNpu) {
     for (const DeviceKind npu : kPhysicalNpus) {
-      for (Note& note : why_not(npu)) notes.push_back(std::move(note));
+      for (Note& note : why_not(any(npu))) notes.push_back(std::move(note));
     }
     // What can be done about a device that is there comes before devices that are not.
     std::stable_partition(notes.begin(), notes.end(),
                           [](const Note& note) { return note.code != "RM402"; });
     return notes;
   }
-  const std::string name(kind_name(kind));
+  const std::string name(request.name());
   const VendorHardware* hardware = hardware_of(kind);
   if (hardware != nullptr && hardware->nodes.empty()) {
     const std::string seen = std::to_string(hardware->pci_functions);
@@ -117,16 +136,12 @@ std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
                                   join(hardware->unreadable) +
                                   ", got none; join the node's group"});
   }
-  const BackendStatus* backend = backend_of(kind);
+  const BackendStatus* backend = backend_of(request);
   if (backend == nullptr) {
     const std::string file = "rm_backend_" + name + ".so";
-    bool failed = false;
-    for (const backend::LoadFailure& failure : machine_.failures) {
-      if (!failure.path.ends_with(file)) continue;
-      notes.push_back({failure.reason, failure.message});
-      failed = true;
-    }
-    if (!failed) {
+    if (const backend::LoadFailure* failure = failure_of(request); failure != nullptr) {
+      notes.push_back({failure->reason, failure->message});
+    } else {
       const std::string packages =
           hardware == nullptr || hardware->packages.empty() ? "" : " " + hardware->packages;
       notes.push_back({"RM401", "[device " + name + "] expected the plugin " + file +
@@ -143,17 +158,18 @@ std::vector<Note> DeviceFlowController::why_not(DeviceKind kind) const {
 Resolution DeviceFlowController::resolve(const DeviceRequest& request,
                                          const FallbackPolicy& policy) const {
   std::vector<Note> notes;
+  require_known(request);
   if (request.kind != DeviceKind::kAuto) {
-    std::vector<Resolution> found = candidates(request.kind);
+    std::vector<Resolution> found = candidates(request);
     if (request.index < found.size()) return found[request.index];
     if (!found.empty()) {
       throw Error(RM_OUT_OF_RANGE,
-                  "[device " + device_text(request.kind, request.index) +
+                  "[device " + device_text(request, request.index) +
                       "] expected an index below " + std::to_string(found.size()) + ", got " +
                       std::to_string(request.index) + "; rm-abstract devices lists them",
                   "RM402");
     }
-    notes = why_not(request.kind);
+    notes = why_not(request);
     for (const Note& note : notes) {
       if (policy.action_for(note.code) == FallbackPolicy::Action::kError) {
         throw Error(RM_UNAVAILABLE, note.message, note.code);
@@ -164,13 +180,13 @@ Resolution DeviceFlowController::resolve(const DeviceRequest& request,
     for (const DeviceKind kind : kByPreference) {
       const VendorHardware* hardware = hardware_of(kind);
       if (hardware == nullptr || hardware->nodes.size() + hardware->pci_functions == 0) continue;
-      for (Note& note : why_not(kind)) notes.push_back(std::move(note));
+      for (Note& note : why_not(any(kind))) notes.push_back(std::move(note));
     }
   }
   std::vector<Resolution> all = usable();
   if (all.empty()) {
     std::string text = "[device] expected at least the cpu backend, got no usable one";
-    for (const Note& note : why_not(DeviceKind::kCpu)) text += "; " + note.message;
+    for (const Note& note : why_not(any(DeviceKind::kCpu))) text += "; " + note.message;
     throw Error(RM_UNAVAILABLE, text + "; reinstall rm_abstract", "RM405");
   }
   Resolution chosen = std::move(all.front());

@@ -47,19 +47,24 @@ class DeviceFlowController {
   explicit DeviceFlowController(Machine machine) : machine_(std::move(machine)) {}
 
   /// Throws rm::Error with the reason code when the device cannot be used and the policy says so,
-  /// when an index is beyond a vendor's devices, or when nothing at all can run.
+  /// when an index is beyond a vendor's devices, or when nothing at all can run; and
+  /// RM_INVALID_ARGUMENT under every policy for a name that no plugin has.
   Resolution resolve(const DeviceRequest& request, const FallbackPolicy& policy) const;
 
   /// Every device `auto` chooses from, best first.
   std::vector<Resolution> usable() const;
 
   /// Why a kind of device cannot be used here; empty when it can.
-  std::vector<Note> why_not(DeviceKind kind) const;
+  std::vector<Note> why_not(const DeviceRequest& request) const;
+
+  /// Throws RM_INVALID_ARGUMENT for the name of a plugin that is neither loaded nor failed to load.
+  void require_known(const DeviceRequest& request) const;
 
  private:
-  const BackendStatus* backend_of(DeviceKind kind) const;
+  const BackendStatus* backend_of(const DeviceRequest& request) const;
+  const backend::LoadFailure* failure_of(const DeviceRequest& request) const;
   const VendorHardware* hardware_of(DeviceKind kind) const;
-  std::vector<Resolution> candidates(DeviceKind kind) const;
+  std::vector<Resolution> candidates(const DeviceRequest& request) const;
 
   Machine machine_;
 };

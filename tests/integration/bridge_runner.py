@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rm_abstract.capture.aten_args import encode_call, op_name
-from rm_abstract.testing import abi
+from rm_abstract.testing import host
 
 DTYPES = {
     torch.float32: (2, 32),
@@ -31,13 +31,13 @@ def flatten(result: Any) -> list[torch.Tensor]:
     return [t for item in items for t in (item if isinstance(item, (list, tuple)) else [item])]
 
 
-def operand(tensor: torch.Tensor) -> abi.Operand:
-    return abi.Operand(tensor.data_ptr(), tensor.shape, tensor.stride(), *DTYPES[tensor.dtype])
+def operand(tensor: torch.Tensor) -> host.Operand:
+    return host.Operand(tensor.data_ptr(), tensor.shape, tensor.stride(), *DTYPES[tensor.dtype])
 
 
 class Bridge:
     def __init__(self, path: Path) -> None:
-        self.plugin = abi.Plugin(path, private=True)
+        self.plugin = host.Plugin(path, private=True)
         self.plugin.initialize()
         self.info = self.plugin.device_info(self.plugin.open_device(0))
         (self.row,) = self.plugin.rows()
@@ -48,14 +48,14 @@ class Bridge:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         outputs: Sequence[torch.Tensor | None],
-    ) -> tuple[abi.PreparedKernel, list[abi.Operand], list[abi.Operand | None]]:
+    ) -> tuple[host.PreparedKernel, list[host.Operand], list[host.Operand | None]]:
         tensors, attrs = encode_call(op, args, kwargs)
         if "sym_args" in attrs:
             attrs["sym_args"] = [int(s) for s in attrs["sym_args"]]
         inputs = [operand(t) for t in tensors]
         outs = [None if t is None else operand(t) for t in outputs]
-        problem = abi.make_problem(op_name(op), inputs, outs, attrs)
-        return abi.PreparedKernel(self.plugin, self.row, problem, self.info), inputs, outs
+        problem = host.make_problem(op_name(op), inputs, outs, attrs)
+        return host.PreparedKernel(self.plugin, self.row, problem, self.info), inputs, outs
 
     def call(
         self,

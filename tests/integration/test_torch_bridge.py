@@ -12,7 +12,7 @@ import torch
 from bridge_runner import Bridge, flatten
 
 from rm_abstract.capture.aten_args import UnsupportedCall, decode_call, encode_call
-from rm_abstract.testing import abi, plugins
+from rm_abstract.testing import host, plugins
 
 A = torch.ops.aten
 INF = float("inf")
@@ -261,8 +261,8 @@ def test_symbolic_integers_take_their_value_from_sym_args(bridge: Bridge) -> Non
     from bridge_runner import operand
 
     ins, outs = [operand(t) for t in tensors], [operand(out)]
-    problem = abi.make_problem("aten.view.default", ins, outs, attrs)
-    kernel = abi.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
+    problem = host.make_problem("aten.view.default", ins, outs, attrs)
+    kernel = host.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
     kernel.launch([ins[0].data], [outs[0].data])
     kernel.close()
     assert torch.equal(out, x2.view(12, 4))
@@ -328,9 +328,9 @@ def test_torchs_own_error_message_comes_back(bridge: Bridge) -> None:
     ins = [operand(x2), operand(rand(6, 7))]
     attrs = {"schema_args": ok[1]["schema_args"].replace('{"t":0}]', '{"t":1}]')}
     assert '{"t":1}' in attrs["schema_args"]
-    problem = abi.make_problem("aten.cat.default", ins, [operand(out)], attrs)
-    kernel = abi.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
-    with pytest.raises(abi.PluginFailure, match=r"Sizes of tensors must match|stderr"):
+    problem = host.make_problem("aten.cat.default", ins, [operand(out)], attrs)
+    kernel = host.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
+    with pytest.raises(host.PluginFailure, match=r"Sizes of tensors must match|stderr"):
         kernel.launch([i.data for i in ins], [out.data_ptr()])
     kernel.close()
 
@@ -340,7 +340,7 @@ def test_an_output_that_was_planned_wrongly_is_an_error(
     bridge: Bridge, wrong: torch.Tensor
 ) -> None:
     kernel, inputs, _ = bridge.prepare(A.silu.default, (x2,), {}, [wrong])
-    with pytest.raises(abi.PluginFailure, match="expected shape"):
+    with pytest.raises(host.PluginFailure, match="expected shape"):
         kernel.launch([i.data for i in inputs], [wrong.data_ptr()])
     kernel.close()
 
@@ -355,12 +355,12 @@ def test_an_unknown_operator_and_malformed_descriptions_are_refused(bridge: Brid
         ("aten.silu.default", good.replace('"Tensor"', '"Tensr"')),
         ("aten.silu.default", good.replace('"t"', '"u"')),
     ]:
-        problem = abi.make_problem(op, [], [], {"schema_args": text})
-        with pytest.raises(abi.PluginFailure):
-            abi.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
-    problem = abi.make_problem("aten.silu.default", [], [], {"schema_args": good})
-    with pytest.raises(abi.PluginFailure, match="operand below 0"):
-        abi.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
+        problem = host.make_problem(op, [], [], {"schema_args": text})
+        with pytest.raises(host.PluginFailure):
+            host.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
+    problem = host.make_problem("aten.silu.default", [], [], {"schema_args": good})
+    with pytest.raises(host.PluginFailure, match="operand below 0"):
+        host.PreparedKernel(bridge.plugin, bridge.row, problem, bridge.info)
 
 
 def test_calls_that_are_no_data_are_refused_by_the_encoder() -> None:
@@ -376,11 +376,11 @@ def test_calls_that_are_no_data_are_refused_by_the_encoder() -> None:
 
 def test_without_torch_the_bridge_says_so() -> None:
     code = (
-        "from rm_abstract.testing import abi, plugins\n"
-        "p = abi.Plugin(plugins.built_plugin('torch'))\n"
+        "from rm_abstract.testing import abi, host, plugins\n"
+        "p = host.Plugin(plugins.built_plugin('torch'))\n"
         "assert p.api.probe_score() == 0\n"
         "try:\n    p.initialize()\n"
-        "except abi.PluginFailure as e:\n    assert 'import torch' in str(e), e\n"
+        "except host.PluginFailure as e:\n    assert 'import torch' in str(e), e\n"
         "else:\n    raise SystemExit('initialized without torch')\n"
         "import torch\nassert p.api.probe_score() == 1\np.initialize()\n"
     )

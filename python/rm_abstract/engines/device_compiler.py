@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.engines import onnx_program
 from rm_abstract.engines.artefacts import Artefacts, weights_digest
 from rm_abstract.engines.progress import Progress
 from rm_abstract.engines.shared_tensors import DTYPE_NAMES, tensors_in
@@ -43,6 +44,10 @@ class DeviceCompiler:
         return self.properties.get("embeds_weights") == "1"
 
     @property
+    def _takes_onnx(self) -> bool:
+        return self.properties.get("program_format") == "onnx"
+
+    @property
     def timeout_s(self) -> float:
         return float(self._settings.text("timeout_s"))
 
@@ -56,7 +61,10 @@ class DeviceCompiler:
         builder = cache.new_key("vendor")
         builder.set("program", text)
         builder.set("options", self._options())
-        builder.set("backend", {"build": self._build.encode(), "fingerprint": self._fingerprint})
+        software = {"build": self._build.encode(), "fingerprint": self._fingerprint}
+        if self._takes_onnx:
+            software["exporter"] = onnx_program.exporter().encode()
+        builder.set("backend", software)
         builder.set("target", self.target)
         if self.embeds_weights:
             builder.set("weights", weights_digest(weights))
@@ -83,7 +91,10 @@ class DeviceCompiler:
             worker = self.pool.worker("compile")
             options = sorted(self._options().items())
             block = self.shared(weights)
-            return bytes(worker.compile(self.index, text, options, block, progress, self.timeout_s))
+            program = onnx_program.to_onnx(text, weights) if self._takes_onnx else text.encode()
+            return bytes(
+                worker.compile(self.index, program, options, block, progress, self.timeout_s)
+            )
 
     def _options(self) -> dict[str, str]:
         rows = [row["name"] for row in _core.options.table() if row["affects_artefact"]]

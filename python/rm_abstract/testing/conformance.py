@@ -1,6 +1,7 @@
-"""Does a plugin keep the contract of include/rm/backend.h?
+"""Does a plugin keep the contract of include/rm/backend.h, and compute what torch computes?
 
-``python -m rm_abstract.testing.conformance path/to/rm_backend_x.so [--json]``
+``python -m rm_abstract.testing.conformance path/to/rm_backend_x.so [--json]``, or of a plugin in
+Python, ``rm_backend_x.py``.
 
 Every check is a function named as a sentence; it returns ``None`` when it holds, or raises.  A
 check that does not apply to the plugin (it has no device here, it offers no kernels) is *skipped*
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import ctypes as c
-import importlib
+import importlib.util
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +23,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rm_abstract.testing import abi
+from rm_abstract import python_plugins
+from rm_abstract.testing import abi, host
 
 GUARD = 0xA5
+DL_CPU = 1  # kDLCPU
 
 
 @dataclass
@@ -41,7 +46,7 @@ class Subject:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.plugin = abi.Plugin(path)
+        self.plugin = host.Plugin(path)
         self.api, self.host = self.plugin.api, self.plugin.host
         self._device: int | None = None
 
@@ -51,7 +56,7 @@ class Subject:
                 raise Skip("its probe says it cannot run here")
             try:
                 self.plugin.initialize()
-            except abi.PluginFailure as failure:
+            except host.PluginFailure as failure:
                 raise Skip(f"it cannot be initialised here: {failure}") from None
             if self.plugin.device_count() == 0:
                 raise Skip("it has no device here")
@@ -77,7 +82,7 @@ class Subject:
             self.host.check(
                 self.api.compile(device, c.byref(program), c.byref(options), c.byref(out))
             )
-        except abi.PluginFailure as failure:
+        except host.PluginFailure as failure:
             if failure.code in ("UNIMPLEMENTED", "INVALID_ARGUMENT"):
                 raise Skip(f"it compiles no empty program: {failure}") from None
             raise
@@ -96,7 +101,7 @@ def it_refuses_a_host_of_another_major(s: Subject) -> None:
     for major in (0, abi.ABI_MAJOR + 1, 0xFFFF):
         try:
             table = s.plugin.query(major << 16)
-        except abi.PluginFailure:
+        except host.PluginFailure:
             continue
         check(table.abi_version >> 16 == major, f"it accepted a host of major {major}")
 
@@ -153,7 +158,7 @@ def a_device_beyond_the_last_is_refused(s: Subject) -> None:
     count = s.plugin.device_count()
     try:
         s.plugin.open_device(count)
-    except abi.PluginFailure:
+    except host.PluginFailure:
         return
     raise AssertionError(f"it opened device {count} of {count}")
 
@@ -227,7 +232,7 @@ def an_alignment_that_is_no_power_of_two_is_refused(s: Subject) -> None:
     status = s.api.buffer_alloc(s.device(), 0, 64, 3, c.byref(buffer))
     try:
         s.host.check(status)
-    except abi.PluginFailure:
+    except host.PluginFailure:
         return
     s.api.buffer_free(buffer)
     raise AssertionError("it gave memory aligned to 3")
@@ -280,7 +285,7 @@ def a_cancelled_compilation_stops(s: Subject) -> None:
     status = s.api.compile(s.device(), c.byref(program), c.byref(options), c.byref(out))
     try:
         s.host.check(status)
-    except abi.PluginFailure as failure:
+    except host.PluginFailure as failure:
         check(failure.code == "CANCELLED", f"it failed with {failure}")
         return
     s.api.executable_destroy(out)
@@ -331,17 +336,52 @@ def a_problem_that_makes_no_sense_is_no_crash(s: Subject) -> None:
     """supports() and prepare() see no operands and no attributes: they may refuse, not crash."""
     info = s.info()
     for row in rows_of(s):
-        problem = abi.make_problem(row.op.text(), [], [], {})
+        problem = host.make_problem(row.op.text(), [], [], {})
         why, state = abi.Str(), abi.ptr()
         if row.supports(c.byref(problem), c.addressof(info), c.byref(why)):
             status = row.prepare(c.byref(problem), c.addressof(info), 0, c.byref(state))
             try:
                 s.host.check(status)
-            except abi.PluginFailure:
+            except host.PluginFailure:
                 continue
             row.release(state)
         else:
             check(bool(why.text()), f"{row.name.text()} refuses without a reason")
+
+
+# ---- results ----------------------------------------------------------------------------------
+
+
+def executed(path: Path, kernels: list[str]) -> None:
+    """Runs rm_abstract.testing.execution on the plugin: a crash is its failure, not the suite's.
+    Raises AssertionError for a wrong result and Skip when nothing could be run."""
+    if importlib.util.find_spec("torch") is None:
+        raise Skip("torch, the reference, is not installed")
+    command = [sys.executable, "-m", "rm_abstract.testing.execution", str(path), *kernels]
+    env = {**os.environ, "RM_BACKEND_PATH": str(path)}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"exit status {done.returncode}: {done.stderr.strip()[-1500:]}")
+    rows = json.loads(done.stdout.splitlines()[-1])
+    failed = [f"{r['program']}: {r['detail']}" for r in rows if r["verdict"] == "failed"]
+    check(not failed, "; ".join(failed))
+    if not any(row["verdict"] == "passed" for row in rows):
+        raise Skip("; ".join(f"{row['program']}: {row['detail']}" for row in rows)[:1000])
+
+
+def programs_compute_what_torch_computes(s: Subject) -> None:
+    s.device()
+    if not s.api.compile or any(True for _ in s.plugin.rows()):
+        raise Skip("it is not a backend that compiles whole programs")
+    executed(s.path, [])
+
+
+def kernels_compute_what_torch_computes(s: Subject) -> None:
+    s.device()
+    rows = [f"{row.op.text()}:{row.name.text()}" for row in rows_of(s)]
+    if s.info().dl_device_type != DL_CPU:
+        raise Skip("its kernels take memory of their device; tests of its own compare them")
+    executed(s.path, rows)
 
 
 def no_status_is_left_over(s: Subject) -> None:
@@ -372,15 +412,20 @@ CHECKS: list[Callable[[Subject], None]] = [
     every_operator_ends_with_a_fallback,
     releasing_a_null_state_is_nothing,
     a_problem_that_makes_no_sense_is_no_crash,
+    programs_compute_what_torch_computes,
+    kernels_compute_what_torch_computes,
     no_status_is_left_over,
 ]
 
 
 def run(path: Path) -> Iterator[Outcome]:
     """Every check on the plugin, in order."""
+    if path.suffix == ".py":
+        yield from run_python(path.resolve())
+        return
     try:
         subject = Subject(path.resolve())
-    except (OSError, AttributeError, abi.PluginFailure) as error:
+    except (OSError, AttributeError, host.PluginFailure) as error:
         yield Outcome("it loads", "failed", str(error))
         return
     for function in CHECKS:
@@ -389,10 +434,33 @@ def run(path: Path) -> Iterator[Outcome]:
             function(subject)
         except Skip as reason:
             yield Outcome(name, "skipped", str(reason))
-        except (AssertionError, abi.PluginFailure) as error:
+        except (AssertionError, host.PluginFailure) as error:
             yield Outcome(name, "failed", str(error))
         else:
             yield Outcome(name, "passed")
+
+
+def run_python(path: Path) -> Iterator[Outcome]:
+    """A plugin in Python has no table to check: the package wrote it."""
+    try:
+        found = python_plugins.read(path)
+        devices = list(found.plugin.devices())
+    except Exception as error:  # somebody else's code
+        yield Outcome("it loads", "failed", repr(error))
+        return
+    yield Outcome("it loads", "passed")
+    name = programs_compute_what_torch_computes.__name__.replace("_", " ")
+    if not devices:
+        yield Outcome(name, "skipped", "it has no device here")
+        return
+    try:
+        executed(path, [])
+    except Skip as reason:
+        yield Outcome(name, "skipped", str(reason))
+    except AssertionError as error:
+        yield Outcome(name, "failed", str(error))
+    else:
+        yield Outcome(name, "passed")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,13 +14,34 @@ import sys
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rm_abstract.worker", description=__doc__)
     parser.add_argument("backend", help="name of the plugin, such as sim")
-    parser.add_argument("--fd", type=int, required=True, help="the socket to serve")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--fd", type=int, help="the socket to serve")
+    what.add_argument(
+        "--fingerprint",
+        action="store_true",
+        help="print what a Python plugin's artefacts depend on",
+    )
     options = parser.parse_args(argv)
     os.environ.setdefault("RM_WORKER", "1")
 
-    from rm_abstract import _core, device
+    from rm_abstract import device, python_plugins
 
-    device.load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
+    search_path = os.environ.get("RM_BACKEND_PATH", "")
+    found = python_plugins.find(options.backend, search_path, device.ENTRY_POINTS)
+    if options.fingerprint:
+        if found is None:
+            print(f"no plugin {options.backend} in Python for {sys.executable}", file=sys.stderr)
+            return 1
+        print(python_plugins.fingerprint(found))
+        return 0
+    from rm_abstract import _core
+
+    if found is not None:
+        from rm_abstract.worker.python_backend import Service
+
+        _core.worker.serve_python(options.fd, Service(found))
+        return 0
+    device.load_plugins(search_path)
     _core.worker.serve(options.fd, options.backend)
     return 0
 

@@ -215,7 +215,7 @@ class IrModule(torch.nn.Module):
 
     def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        self._program = program
+        self.program = program
         for value, name in program.weights.items():
             self.register_buffer(f"w{value}", weights[name])
         for value, data in program.literals.items():
@@ -235,8 +235,15 @@ class IrModule(torch.nn.Module):
         return function
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values: dict[int, Any] = dict(zip(self._program.inputs, inputs, strict=True))
-        for value in (*self._program.weights, *self._program.literals):
+        return self.evaluate(inputs, [getattr(self, f"w{v}") for v in self.program.weights])
+
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """forward() with other weights, in the program's order."""
+        values: dict[int, Any] = dict(zip(self.program.inputs, inputs, strict=True))
+        values.update(zip(self.program.weights, weights, strict=True))
+        for value in self.program.literals:
             values[value] = getattr(self, f"w{value}")
         for node, function in self._steps:
             operands = [None if i is None else values[i] for i in node.operands]
@@ -244,7 +251,7 @@ class IrModule(torch.nn.Module):
             results = list(result) if isinstance(result, (list, tuple)) else [result]
             for number, one, kind in zip(node.results, results, node.types, strict=False):
                 values[number] = one.to(DTYPES[kind.dtype])
-        return tuple(values[i] for i in self._program.outputs)
+        return tuple(values[i] for i in self.program.outputs)
 
 
 def ir_to_torch(text: str, weights: Mapping[str, torch.Tensor]) -> IrModule:

@@ -23,10 +23,20 @@ TEST_CASE("every documented device string parses") {
     CHECK(indexed.explicit_index);
   }
   CHECK(kind_name(parse_device("gpu").kind) == "cuda");
+  CHECK(parse_device("gpu:1").name() == "cuda");
+}
+
+TEST_CASE("any other name in lower case is that of a plugin") {
+  for (const std::string name : {"mine", "tpu_2", "null"}) {
+    const DeviceRequest request = parse_device(name + ":3");
+    CHECK(request.kind == DeviceKind::kPlugin);
+    CHECK(request.name() == name);
+    CHECK(request.index == 3);
+  }
 }
 
 TEST_CASE("anything else is an error that lists what is accepted") {
-  for (const char* text : {"", "CPU", "tpu", "gpu:", "gpu:-1", "gpu:1x", "gpu: 1", "cpu:0",
+  for (const char* text : {"", "CPU", "2tpu", "t-pu", ":1", "mine:", "mine:x", "gpu:", "gpu:-1", "gpu:1x", "gpu: 1", "cpu:0",
                            "auto:1", "npu:99999999999999", "cuda:0:1", "gpu:+1"}) {
     try {
       parse_device(text);

@@ -97,6 +97,38 @@ TEST_CASE("an asked-for device is used, by its index") {
   CHECK(resolve(machine(root, {kCpuUp, kSimUp}), "sim").device == "sim:0");
 }
 
+TEST_CASE("a plugin's own name is a device, never chosen by auto") {
+  FakeRoot root;
+  Machine m = machine(root, {kCpuUp, BackendStatus{"mine", 900, 2, ""}});
+  CHECK(resolve(m, "mine:1").device == "mine:1");
+  CHECK(resolve(m, "mine").backend == "mine");
+  CHECK(resolve(m, "auto").device == "cpu");
+  CHECK(resolve(m, "npu").device == "cpu");
+  CHECK(reason_of(m, "mine:2", "warn") == "RM402");
+  m.backends.back() = {"mine", 1, 0, "no driver"};
+  CHECK(resolve(m, "mine").notes.at(0).message.find("no driver") != std::string::npos);
+}
+
+TEST_CASE("a name no plugin has is an error under every policy, one that failed to load is not") {
+  FakeRoot root;
+  Machine m = machine(root, {kCpuUp, kSimUp});
+  for (const char* policy : {"warn", "allow", "error"}) {
+    try {
+      resolve(m, "mine:0", policy);
+      FAIL("accepted");
+    } catch (const rm::Error& e) {
+      CHECK(e.code() == RM_INVALID_ARGUMENT);
+      CHECK(std::string(e.what()).find("there are cpu, sim") != std::string::npos);
+    }
+  }
+  m.failures.push_back({"/x/rm_backend_mine.so", "RM401", "[plugin] no libmine.so", {}});
+  CHECK(resolve(m, "mine").device == "cpu");
+  CHECK(resolve(m, "mine").notes.at(0).message == "[plugin] no libmine.so");
+  CHECK(reason_of(m, "mine", "error") == "RM401");
+  m.failures = {{"vendor.package:plugins", "RM405", "it raised", "mine"}};  // an entry point
+  CHECK(resolve(m, "mine").notes.at(0).code == "RM405");
+}
+
 TEST_CASE("npu:N counts the devices of every vendor, the simulated one last and only when asked") {
   FakeRoot root;
   root.node("dev/rbln0").node("dev/rbln1").node("dev/rngd/npu0mgmt");
@@ -150,7 +182,7 @@ TEST_CASE("a plugin that failed to load gives its own reason") {
   FakeRoot root;
   root.node("dev/rbln0");
   Machine m = machine(root, {kCpuUp});
-  m.failures.push_back({"/x/rm_backend_rbln.so", "RM403", "[plugin] expected major 1, got 2"});
+  m.failures.push_back({"/x/rm_backend_rbln.so", "RM403", "[plugin] expected major 1, got 2", {}});
   const Resolution fallen = resolve(m, "rbln");
   REQUIRE(fallen.notes.size() == 1);
   CHECK(fallen.notes[0].code == "RM403");

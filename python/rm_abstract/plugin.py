@@ -1,0 +1,95 @@
+"""A backend whose SDK is Python: what a vendor writes (docs/plugin_guide.md).
+
+Two pieces. A `PythonPlugin`, found in the user's process, says what the device is: it imports
+nothing of the SDK. A worker class, named by text and imported in the worker only, compiles, loads
+and executes. Needs neither torch nor the compiled core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device as it can be seen without the SDK (device nodes, sysfs)."""
+
+    name: str
+    arch: str
+    memory_bytes: int = 0
+    numerics: str = "fp32"  # or bf16: what it computes in
+
+
+def no_fingerprint() -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class PythonPlugin:
+    """The user's side of a backend; the rest is in its worker class.
+
+    ``worker`` is "module:Class"; a module beside a plugin file in RM_BACKEND_PATH is found there.
+    ``why_not(operator, dtypes)`` gives the reason an operator stays on the host, "" when the device
+    has it. ``packages`` are the distributions whose versions change artefacts, looked up in the
+    worker's interpreter; ``fingerprint()`` adds what else does (a driver's version in sysfs).
+    """
+
+    name: str
+    version: str
+    worker: str
+    devices: Callable[[], Sequence[Device]]
+    why_not: Callable[[str, Sequence[str]], str]
+    packages: Sequence[str] = ()
+    fingerprint: Callable[[], str] = no_fingerprint
+    program_format: str = "rm.ir/1"  # or onnx
+    embeds_weights: bool = False
+    score: int = 1
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not (self.name.isidentifier() and self.name == self.name.lower()):
+            raise ValueError(f"[plugin] expected a lower-case identifier as name, got {self.name}")
+        if self.program_format not in ("rm.ir/1", "onnx"):
+            raise ValueError(
+                f"[plugin] expected program_format rm.ir/1 or onnx, got {self.program_format!r}"
+            )
+
+
+class Failure(Exception):
+    """What a worker class raises to say what kind of failure it is; any other exception is RM301.
+
+    ``code`` is a reason: RM301 compiler failed, RM302 gave up, RM304 not supported, RM305 out of
+    memory, RM403 versions do not fit, RM407 device lost, RM602 damaged artefact.
+    """
+
+    _RM_CODES: Mapping[str, int] = {
+        "RM301": 13, "RM302": 4, "RM304": 12, "RM305": 8, "RM403": 9, "RM407": 14, "RM602": 15,
+    }  # fmt: skip
+
+    def __init__(self, message: str, code: str = "RM301") -> None:
+        if code not in self._RM_CODES:
+            raise ValueError(f"[plugin] expected one of {', '.join(self._RM_CODES)}, got {code!r}")
+        super().__init__(message)
+        self.code, self.rm_code = code, self._RM_CODES[code]
+
+
+class Executable(Protocol):
+    """A loaded program; ``inputs`` and ``outputs`` are `worker.tensors.Tensor`s in order."""
+
+    def execute(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
+
+
+class Worker(Protocol):
+    """The class a vendor writes: made once a device, ``Worker(index)``, called from one thread at
+    a time. ``progress(fraction, stage)`` is called often: it raises when the user gave up."""
+
+    def compile(
+        self,
+        program: Any,  # worker.python_backend.Program
+        options: Mapping[str, str],
+        progress: Callable[[float, str], None],
+    ) -> bytes: ...
+
+    def load(self, artefact: bytes, weights: Mapping[str, Any]) -> Executable: ...

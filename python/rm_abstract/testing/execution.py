@@ -1,0 +1,292 @@
+"""Do a plugin's programs and kernels compute what torch computes?
+
+``python -m rm_abstract.testing.execution path/to/rm_backend_x.so`` prints one JSON row a program.
+The conformance suite runs it in a process of its own: the core loads the plugin here, and a plugin
+has one host at a time. Whole programs go the way of a user's: compiled in a worker, serialised,
+loaded twice in another, executed on different inputs. Kernels are planned by our compiler from this
+plugin's rows alone, once as it chooses and once for each row it can be made to take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rm_abstract import _core, device, python_plugins
+from rm_abstract.engines import onnx_program
+from rm_abstract.engines.shared_tensors import DTYPE_NAMES, tensors_in
+from rm_abstract.errors import PluginError
+from rm_abstract.worker import ir_text
+from rm_abstract.worker.ir_to_torch import DTYPES, ir_to_torch
+from rm_abstract.worker.pool import WorkerPool
+
+_ALREADY_EXISTS, _UNIMPLEMENTED, _NOT_FOUND = 6, 12, 5  # of rm_code
+IDS = 11  # integers of an input are below: rows of the embedding table
+
+# Names say what a device that fails them cannot do.
+WHOLE_PROGRAMS = {
+    "a feed-forward layer": """rmir 1
+input %0 "x" : f32[3,8]
+weight %1 "up.weight" : f32[16,8]
+weight %2 "up.bias" : f32[16]
+weight %3 "down.weight" : f32[8,16]
+weight %4 "norm.weight" : f32[8]
+weight %5 "norm.bias" : f32[8]
+%6 = linear(%0, %1, %2) : f32[3,16]
+%7 = gelu(%6) : f32[3,16]
+%8 = linear(%7, %3) : f32[3,8]
+%9 = add(%0, %8) : f32[3,8]
+%10 = layer_norm(%9, %4, %5) {eps=0x1p-17, num_axes=1} : f32[3,8]
+return %10
+""",
+    "attention": """rmir 1
+input %0 "q" : f32[1,2,5,4]
+input %1 "k" : f32[1,2,4,5]
+input %2 "v" : f32[1,2,5,4]
+%3 = matmul(%0, %1) : f32[1,2,5,5]
+%4 = softmax(%3) {axis=3, log=0} : f32[1,2,5,5]
+%5 = matmul(%4, %2) : f32[1,2,5,4]
+%6 = mul(%5, %0) : f32[1,2,5,4]
+return %6, %4
+""",
+    "an embedding with a mask": f"""rmir 1
+input %0 "ids" : i64[2,3]
+input %1 "mask" : f32[2,3,1]
+weight %2 "table" : f32[{IDS},6]
+%3 = embedding(%2, %0) : f32[2,3,6]
+%4 = mul(%3, %1) : f32[2,3,6]
+%5 = reduce(%4) {{axes=[1], keepdim=0, kind="sum"}} : f32[2,6]
+%6 = tanh(%5) : f32[2,6]
+return %6
+""",
+}
+
+
+def _single(op: str, inputs: list[str], result: str, attrs: str = "") -> str:
+    lines = [f'input %{i} "x{i}" : {kind}' for i, kind in enumerate(inputs)]
+    operands = ", ".join(f"%{i}" for i in range(len(inputs)))
+    end = len(inputs)
+    node = f"%{end} = {op}({operands}){f' {{{attrs}}}' if attrs else ''} : {result}"
+    return "\n".join(["rmir 1", *lines, node, f"return %{end}", ""])
+
+
+KERNEL_PROGRAMS = {
+    "add": _single("add", ["f32[3,5]", "f32[3,5]"], "f32[3,5]"),
+    "relu": _single("relu", ["f32[3,5]"], "f32[3,5]"),
+    "gelu": _single("gelu", ["f32[3,70]"], "f32[3,70]"),
+    "matmul": _single("matmul", ["f32[2,3,7]", "f32[2,7,5]"], "f32[2,3,5]"),
+    "linear of one row": _single("linear", ["f32[1,33]", "f32[17,33]"], "f32[1,17]"),
+    "linear of many rows": _single("linear", ["f32[40,64]", "f32[48,64]"], "f32[40,48]"),
+    "softmax": _single("softmax", ["f32[4,19]"], "f32[4,19]", "axis=1, log=0"),
+    "layer_norm": _single(
+        "layer_norm", ["f32[4,24]", "f32[24]", "f32[24]"], "f32[4,24]", "eps=0x1p-17, num_axes=1"
+    ),
+    "rms_norm": _single(
+        "rms_norm", ["f32[4,24]", "f32[24]"], "f32[4,24]", "eps=0x1p-17, weight_offset=0x0p+0"
+    ),
+    "sdpa": _single(
+        "sdpa",
+        ["f32[2,4,6,8]", "f32[2,2,6,8]", "f32[2,2,6,8]"],
+        "f32[2,4,6,8]",
+        "is_causal=1, scale=0x1p-1",
+    ),
+    "embedding": _single("embedding", [f"f32[{IDS},6]", "i64[2,3]"], "f32[2,3,6]"),
+    "reduce": _single("reduce", ["f32[3,4,5]"], "f32[3,5]", 'axes=[1], keepdim=0, kind="sum"'),
+    "cumsum": _single("cumsum", ["f32[3,9]"], "f32[3,9]", "axis=1"),
+    "concat": _single("concat", ["f32[3,4]", "f32[3,2]"], "f32[3,6]", "axis=1"),
+}
+
+
+@dataclass
+class Row:
+    """What one program showed; ``verdict`` is passed, failed or skipped."""
+
+    program: str
+    verdict: str
+    detail: str = ""
+
+
+class Subject:
+    """The plugin, its first device, and what its numbers must be within."""
+
+    def __init__(self, path: Path) -> None:
+        device.load_plugins()  # ours: a simulated device computes with the cpu's kernels
+        if path.suffix == ".py":
+            found = python_plugins.read(path)
+            python_plugins.register(found)
+            self.name = found.plugin.name
+        else:
+            self.name = _load(path)
+        rows = {row["name"]: row for row in _core.backend.backends()}
+        self.row = rows[self.name]
+        devices = self.row["devices"]
+        self.properties: dict[str, str] = dict(devices[0]["properties"]) if devices else {}
+        self.tolerance = 5e-2 if self.properties.get("numerics") == "bf16" else 1e-4
+
+
+def _load(path: Path) -> str:
+    """The plugin's name. Raises PluginError when the package has another plugin of that name, which
+    workers would take instead."""
+    try:
+        return str(_core.backend.load_plugin(str(path))["name"])
+    except _core.CoreError as error:
+        if error.code != _ALREADY_EXISTS:
+            raise
+    name = path.stem.removeprefix("rm_backend_")
+    for row in _core.backend.backends():
+        if row["name"] == name and Path(row["path"]).read_bytes() == path.read_bytes():
+            return name
+    raise PluginError(f"[conformance] expected a new name, got {name}, which the package has; try "
+                      "another name, or to test the package's own file")  # fmt: skip
+
+
+def values(text: str, seed: int) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs and weights of a program, the same for the same seed."""
+    program = ir_text.parse(text)
+    generator = torch.Generator().manual_seed(seed)
+
+    def one(kind: ir_text.Type) -> torch.Tensor:
+        if kind.dtype.startswith("i"):
+            return torch.randint(IDS, kind.shape, generator=generator, dtype=DTYPES[kind.dtype])
+        return torch.randn(kind.shape, generator=generator, dtype=DTYPES[kind.dtype])
+
+    generator_of_weights = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(program.types[value].shape, generator=generator_of_weights)
+        for value, name in program.weights.items()
+    }
+    return [one(kind) for kind in program.input_types], weights
+
+
+def compare(outputs: list[torch.Tensor], expected: Any, tolerance: float) -> None:
+    """Raises AssertionError that names the output and the largest difference."""
+    for i, (got, want) in enumerate(zip(outputs, expected, strict=True)):
+        worst = float((got.double() - want.double()).abs().max())
+        if not worst <= tolerance * max(1.0, float(want.double().abs().max())):
+            raise AssertionError(f"output {i} differs from torch's by {worst:.3g}")
+
+
+# ---- whole programs -----------------------------------------------------------------------------
+
+
+def whole_programs(s: Subject) -> Iterator[Row]:
+    pool = WorkerPool(s.name, bytes(_core.backend.fingerprint(s.name, 0)))
+    try:
+        for name, text in WHOLE_PROGRAMS.items():
+            yield _row(name, lambda text=text: _whole_program(s, pool, text))  # type: ignore[misc]
+    finally:
+        pool.close()
+
+
+def _whole_program(s: Subject, pool: WorkerPool, text: str) -> str:
+    nodes = ir_text.parse(text).nodes
+    answers = _core.backend.query_support(s.name, 0, text, len(nodes))
+    refused = [f"{n.op}: {why}" for n, (yes, why) in zip(nodes, answers, strict=True) if not yes]
+    if any(reason.endswith(": ") for reason in refused):
+        raise AssertionError(f"it refuses without a reason: {', '.join(refused)}")
+    if refused:
+        return "it refuses " + ", ".join(refused)
+    _, weights = values(text, 1)
+    block = _weights_block(weights)
+    takes_onnx = s.properties.get("program_format") == "onnx"
+    code = onnx_program.to_onnx(text, weights) if takes_onnx else text.encode()
+    seen: list[float] = []
+    artefact = pool.worker("compile").compile(
+        0, code, [], block, lambda fraction, stage: seen.append(fraction), 600.0
+    )
+    if any(not f <= 1.0 for f in seen):
+        raise AssertionError(f"progress went to {max(seen)}")
+    if _core.backend.check_compat(s.name, 0, artefact) == "no":
+        raise AssertionError("it refuses the artefact it made")
+    program = ir_text.parse(text)
+    kinds = [[(t.dtype, list(t.shape)) for t in types]
+             for types in (program.input_types, program.output_types)]  # fmt: skip
+    for _ in range(2):
+        loaded = pool.worker("execute").load(0, artefact, block, *kinds, 600.0)
+        for seed in (1, 2):
+            inputs, _ = values(text, seed)
+            slots = tensors_in(loaded.memory, loaded.inputs, [d for d, _ in kinds[0]])
+            outputs = tensors_in(loaded.memory, loaded.outputs, [d for d, _ in kinds[1]])
+            for slot, tensor in zip(slots, inputs, strict=True):
+                slot.copy_(tensor)
+            for output in outputs:
+                output.fill_(float("nan") if output.is_floating_point() else -1)
+            loaded.execute(600.0)
+            compare(outputs, ir_to_torch(text, weights)(*inputs), s.tolerance)
+    return ""
+
+
+def _weights_block(weights: dict[str, torch.Tensor]) -> Any:
+    if not weights:
+        return None
+    rows = [(name, DTYPE_NAMES[t.dtype], list(t.shape)) for name, t in weights.items()]
+    block = _core.worker.Weights(rows)
+    slots = tensors_in(block.memory, block.places, [dtype for _, dtype, _ in rows])
+    for slot, tensor in zip(slots, weights.values(), strict=True):
+        slot.copy_(tensor)
+    return block
+
+
+# ---- kernels ------------------------------------------------------------------------------------
+
+
+def kernel_programs(s: Subject, rows: list[tuple[str, str]]) -> Iterator[Row]:
+    """``rows`` are (operator, kernel) of the plugin's table."""
+    for name, text in KERNEL_PROGRAMS.items():
+        yield _row(name, lambda text=text: _planned(s, text, ""))  # type: ignore[misc]
+        for op, kernel in rows:
+            if op not in _operators(text):
+                continue
+            force = f"{op}:{kernel}"
+            label = f"{name} by {kernel}"
+            yield _row(label, lambda t=text, f=force: _planned(s, t, f))  # type: ignore[misc]
+
+
+def _operators(text: str) -> set[str]:
+    """The low-level operators (docs/operators.md) the one node of a program may become."""
+    op = ir_text.parse(text).nodes[0].op
+    lowered = {"add": "ewise", "relu": "ewise", "gelu": "ewise", "matmul": "gemm",
+               "linear": "gemm", "concat": "copy"}  # fmt: skip
+    return {lowered.get(op, op)}
+
+
+def _planned(s: Subject, text: str, force: str) -> str:
+    inputs, weights = values(text, 1)
+    try:
+        program = _core.Program(_core.ir.run_passes(text), weights, [s.name], force, "first")
+        outputs = program.run(inputs)
+    except _core.CoreError as error:
+        return f"it has no kernel for it: {error}"
+    kernel = force.partition(":")[2]
+    if kernel and kernel not in str(program.report()["kernels"]):
+        return "the row does not take this problem"
+    compare(list(outputs), ir_to_torch(text, weights)(*inputs), s.tolerance)
+    return ""
+
+
+def _row(name: str, body: Callable[[], str]) -> Row:
+    """``body`` gives the reason it does not apply, "" when it held, or raises."""
+    try:
+        why = body()
+    except Exception as error:  # a plugin may do anything: the suite goes on
+        return Row(name, "failed", f"{type(error).__name__}: {error}")
+    return Row(name, "skipped", why) if why else Row(name, "passed")
+
+
+def main(argv: list[str] | None = None) -> int:
+    path, *kernels = sys.argv[1:] if argv is None else argv
+    subject = Subject(Path(path).resolve())
+    rows = [(op, kernel) for op, _, kernel in (k.partition(":") for k in kernels)]
+    found = kernel_programs(subject, rows) if rows else whole_programs(subject)
+    print(json.dumps([asdict(row) for row in found]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

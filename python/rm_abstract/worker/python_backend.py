@@ -1,0 +1,155 @@
+"""The worker's side of a plugin in Python: calls the vendor's class for the C++ frame.
+
+The frame (src/worker) owns the process, its supervision and the shared memory; here are only the
+conversions, so a vendor's class sees programs, tensors and exceptions, never the wire.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from rm_abstract import plugin as public
+from rm_abstract.python_plugins import Found, fingerprint, source_digest
+from rm_abstract.worker import artefact_header
+from rm_abstract.worker.tensors import Tensor
+
+Rows = list[tuple[str, str, list[int], memoryview]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a worker class compiles: ``code`` in the plugin's ``program_format``, and the weights
+    by the names the program uses."""
+
+    format: str
+    code: bytes
+    weights: Mapping[str, Tensor]
+
+    @property
+    def text(self) -> str:
+        """The program in rm.ir/1."""
+        return self.code.decode()
+
+    def torch(self) -> Any:
+        """An nn.Module of a program in rm.ir/1: forward(*inputs) -> tuple of outputs."""
+        from rm_abstract.worker.ir_to_torch import ir_to_torch
+
+        return ir_to_torch(self.text, {n: t.torch() for n, t in self.weights.items()})
+
+    def onnx(self) -> Any:
+        """An onnx.ModelProto of a program in ONNX, with the weights in it."""
+        from rm_abstract.worker.onnx_weights import with_weights
+
+        return with_weights(self.code, self.weights)
+
+
+class Cancelled(public.Failure):
+    """Raised by progress() when the user gave up."""
+
+    def __init__(self) -> None:
+        super().__init__("[compile] expected to finish, got cancelled", "RM302")
+        self.rm_code = 1  # RM_CANCELLED
+
+
+@contextmanager
+def _told(doing: str) -> Iterator[None]:
+    """Prints the whole traceback to the log the frame keeps; exceptions Python has for it get the
+    reason that fits."""
+    try:
+        yield
+    except Cancelled:
+        raise
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        if isinstance(error, public.Failure):
+            raise
+        code = "RM301"
+        if isinstance(error, NotImplementedError):
+            code = "RM304"
+        elif isinstance(error, MemoryError):
+            code = "RM305"
+        elif isinstance(error, TimeoutError):
+            code = "RM302"
+        raise public.Failure(f"[{doing}] {type(error).__name__}: {error}", code) from error
+
+
+class Service:
+    """What _core.worker.serve_python calls."""
+
+    def __init__(self, found: Found) -> None:
+        self._found, self._plugin = found, found.plugin
+        self._fingerprint = fingerprint(found)
+        self._targets = [device.arch for device in found.plugin.devices()]
+        self._workers: dict[int, public.Worker] = {}
+        if found.folder:
+            sys.path.insert(0, found.folder)
+        module, _, name = found.plugin.worker.partition(":")
+        with _told(f"{found.plugin.name} {found.plugin.worker}"):
+            self._class: Callable[[int], public.Worker] = getattr(import_module(module), name)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "backend": self._plugin.name,
+            "version": self._plugin.version,
+            "build_id": source_digest(self._found.source),
+            "fingerprint": self._fingerprint.encode(),
+        }
+
+    def _worker(self, device: int) -> public.Worker:
+        if device not in self._workers:
+            self._workers[device] = self._class(device)
+        return self._workers[device]
+
+    def compile(
+        self,
+        device: int,
+        code: bytes,
+        options: dict[str, str],
+        constants: Rows,
+        report: Callable[[float, str], bool],
+    ) -> bytes:
+        def progress(fraction: float, stage: str = "") -> None:
+            if report(float(fraction), str(stage)):
+                raise Cancelled
+
+        with _told(f"{self._plugin.name} compile"):
+            program = Program(self._plugin.program_format, code, _tensors_by_name(constants))
+            payload = self._worker(device).compile(program, options, progress)
+            if not isinstance(payload, (bytes, bytearray)):
+                raise TypeError(f"expected compile() to give bytes, got {type(payload).__name__}")
+            target = self._targets[device]
+            return artefact_header.wrap(
+                bytes(payload), self._plugin.name, target, self._fingerprint
+            )
+
+    def load(
+        self, device: int, artefact: bytes, constants: Rows, inputs: Rows, outputs: Rows
+    ) -> Callable[[], None]:
+        with _told(f"{self._plugin.name} load"):
+            payload = artefact_header.unwrap(
+                artefact, self._plugin.name, self._targets[device], self._fingerprint
+            )
+            loaded = self._worker(device).load(payload, _tensors_by_name(constants))
+        given, wanted = _tensors(inputs), _tensors(outputs)
+
+        def run() -> None:
+            with _told(f"{self._plugin.name} execute"):
+                loaded.execute(given, wanted)
+
+        return run
+
+
+def _tensors(rows: Rows) -> list[Tensor]:
+    return [Tensor(name, dtype, tuple(dims), data) for name, dtype, dims, data in rows]
+
+
+def _tensors_by_name(rows: Rows) -> dict[str, Tensor]:
+    return {tensor.name: tensor for tensor in _tensors(rows)}

@@ -1,0 +1,113 @@
+// The worker's side of a plugin in Python. Tensors are (name, dtype, dims, memoryview) rows over
+// shared memory; constants and inputs can only be read.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include "base/error.hpp"
+#include "bindings/python_plugin.hpp"
+#include "bindings/worker_service.hpp"
+#include "ir/type.hpp"
+
+namespace rm::bindings {
+namespace {
+
+namespace py = pybind11;
+
+enum class Access { kRead, kWrite };
+
+py::list rows_of(const worker::MappedTensors& tensors, Access access) {
+  py::list out;
+  for (const worker::MappedTensor& tensor : tensors) {
+    ir::DType dtype{};
+    if (!ir::from_dlpack(tensor.slot->dtype, &dtype)) {
+      throw_invalid("[worker] expected an element type of the IR, got another");
+    }
+    out.append(py::make_tuple(
+        tensor.slot->name, std::string(ir::name(dtype)), tensor.slot->dims,
+        py::memoryview::from_memory(tensor.data, static_cast<ssize_t>(tensor.slot->bytes),
+                                    access == Access::kRead)));
+  }
+  return out;
+}
+
+/// Runs `body` with the GIL; what Python raises becomes rm::Error with a reason.
+template <class Body>
+auto in_python(const char* otherwise, Body&& body) {
+  const py::gil_scoped_acquire locked;
+  try {
+    return body();
+  } catch (const py::error_already_set& raised) {
+    const Error error = error_of(raised);
+    throw Error(error.code(), error.what(),
+                error.reason().empty() ? reason_of(error.code(), otherwise) : error.reason());
+  } catch (const py::cast_error& error) {
+    throw Error(RM_INTERNAL, std::string("[plugin] expected another type: ") + error.what(),
+                otherwise);
+  }
+}
+
+class PythonRunnable final : public worker::Runnable {
+ public:
+  explicit PythonRunnable(py::object run) : run_(std::move(run)) {}
+  ~PythonRunnable() override {
+    const py::gil_scoped_acquire locked;
+    run_ = py::object();
+  }
+  void run() override {
+    in_python("RM301", [&] { run_(); });
+  }
+
+ private:
+  py::object run_;
+};
+
+class PythonService final : public worker::Service {
+ public:
+  explicit PythonService(py::object service) : service_(std::move(service)) {}
+  ~PythonService() override {
+    const py::gil_scoped_acquire locked;
+    service_ = py::object();
+  }
+
+  worker::Ready describe() override {
+    return in_python("RM401", [&] {
+      const py::dict row = service_.attr("describe")();
+      return worker::Ready{row["pid"].cast<uint64_t>(), row["backend"].cast<std::string>(),
+                           row["version"].cast<std::string>(), row["build_id"].cast<std::string>(),
+                           std::string(row["fingerprint"].cast<py::bytes>())};
+    });
+  }
+
+  std::string compile(const worker::CompileJob& job) override {
+    return in_python("RM301", [&] {
+      const auto progress = [&](double fraction, const std::string& stage) {
+        const py::gil_scoped_release unlocked;
+        job.progress(fraction, stage);
+        return job.cancelled();
+      };
+      const py::object artefact = service_.attr("compile")(
+          job.device, py::bytes(job.program), py::dict(py::cast(job.options)),
+          rows_of(job.constants, Access::kRead), py::cpp_function(progress));
+      return std::string(artefact.cast<py::bytes>());
+    });
+  }
+
+  std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override {
+    return in_python("RM301", [&]() -> std::unique_ptr<worker::Runnable> {
+      return std::make_unique<PythonRunnable>(service_.attr("load")(
+          job.device, py::bytes(job.artefact), rows_of(job.constants, Access::kRead),
+          rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite)));
+    });
+  }
+
+ private:
+  py::object service_;
+};
+
+}  // namespace
+
+std::unique_ptr<worker::Service> make_python_service(py::object service) {
+  return std::make_unique<PythonService>(std::move(service));
+}
+
+}  // namespace rm::bindings

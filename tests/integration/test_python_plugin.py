@@ -1,0 +1,214 @@
+"""Backends written in Python: models on them, in workers, whatever the vendor's code does.
+
+tests/python_plugins has two: `mine` runs the program's torch module, `ort` takes ONNX.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import venv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rm_abstract
+
+TESTS = Path(__file__).resolve().parents[1]
+PLUGINS = TESTS / "python_plugins"
+PACKAGE = str(Path(rm_abstract.__file__).parent.parent)
+
+SCRIPT = """
+import json, sys
+sys.path.insert(0, {support!r})
+from npu_support import rm, run
+rm.init({device!r}, **json.loads({settings!r}))
+result = run(calls={calls})
+print(json.dumps({{
+    "device": rm.current_device(), "right": result.right, "routed": result.routed,
+    "codes": sorted(result.codes), "warned": result.warned,
+    "errors": [[type(e).__name__, e.code, str(e)] for e in result.errors],
+    "outputs": len(result.outputs),
+    "compiled": sum(
+        row["cache"] == "miss" for m in result.report["models"] for row in m["entries"]
+    ),
+    "imported": sorted({{"mine_worker", "ort_worker", "onnxruntime"}} & set(sys.modules)),
+}}))
+"""
+
+
+def serve(
+    device: str, calls: int = 3, settings: dict[str, Any] | None = None, **environment: str
+) -> dict[str, Any]:
+    """A script of its own on a device: what it saw."""
+    source = SCRIPT.format(
+        support=str(TESTS / "fault"),
+        device=device,
+        settings=json.dumps(settings or {}),
+        calls=calls,
+    )
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "RM_BACKEND_PATH": str(PLUGINS), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=env, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, dict)
+    return found
+
+
+STRICT = {"fallback": "error:capture,compile,device,correctness,cache"}
+
+
+def test_a_model_runs_on_a_backend_in_python_and_its_sdk_stays_in_the_worker() -> None:
+    first = serve("mine:0", settings=STRICT)
+    assert first["device"] == "mine:0"
+    assert first["right"] and first["routed"] == 2 and first["compiled"] == 1
+    assert first["imported"] == []
+    second = serve("mine", settings=STRICT)
+    assert second["right"] and second["routed"] == 3 and second["compiled"] == 0
+
+
+FAULTS = {
+    "compile_error": ("RM301", "E1042"),
+    "compile_crash": ("RM303", "simulated crash"),
+    "compile_garbage": ("RM301", "bytes"),
+    "unsupported": ("RM304", "attention of this kind"),
+    "out_of_memory": ("RM305", "1 GiB"),
+    "run_error": ("RM301", "E77"),
+    "run_crash": ("RM303", "simulated crash"),
+    "device_lost": ("RM407", "the device"),
+    "wrong_numbers": ("RM501", "differs by"),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_what_goes_wrong_in_it_is_told_and_the_model_runs_eager(fault: str) -> None:
+    code, text = FAULTS[fault]
+    found = serve("mine:0", MINE_FAULT=fault)
+    assert found["right"] and found["outputs"] == 3 and found["routed"] == 0
+    assert code in found["codes"]
+    assert sum(code in line and text in line for line in found["warned"]) == 1, found["warned"]
+
+
+def test_a_program_that_hangs_is_given_up() -> None:
+    options = {"compile_options": {"execute_timeout_s": 1}}
+    found = serve("mine:0", calls=2, settings=options, MINE_FAULT="run_hang")
+    assert found["right"] and "RM302" in found["codes"]
+
+
+def test_a_compilation_that_takes_too_long_is_given_up() -> None:
+    options = {"compile_options": {"timeout_s": 1}}
+    found = serve("mine:0", calls=1, settings=options, MINE_COMPILE_S="60")
+    assert found["right"] and "RM302" in found["codes"]
+
+
+def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
+    venv.create(tmp_path / "sdk", with_pip=False)
+    python = tmp_path / "sdk" / "bin" / "python"
+    (site,) = (tmp_path / "sdk" / "lib").glob("python*/site-packages")
+    seen = tmp_path / "seen"
+    (site / "rm_abstract_here.pth").write_text("\n".join([PACKAGE, *sys.path[1:]]))
+    (site / "sitecustomize.py").write_text(
+        f"import sys\nopen({str(seen)!r}, 'a').write(sys.executable + '\\n')\n"
+    )
+    found = serve("mine:0", settings=STRICT, RM_MINE_PYTHON=str(python))
+    assert found["right"] and found["routed"] == 2
+    assert set(seen.read_text().split()) == {str(python)}
+
+
+def test_an_interpreter_without_the_plugin_is_a_clear_error(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = tmp_path / "bare" / "bin" / "python"
+    found = serve("mine:0", calls=1, RM_MINE_PYTHON=str(python))
+    assert found["right"] and "RM401" in found["codes"]
+    assert any("RM_MINE_PYTHON" in line for line in found["warned"])
+
+
+def initialised(device: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    source = f"import rm_abstract as rm; rm.init({device!r}); print(rm.current_device())"
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "RM_BACKEND_PATH": str(folder), **environment}
+    return subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, env=env, timeout=100
+    )
+
+
+def test_a_name_no_plugin_has_lists_what_there_is() -> None:
+    done = initialised("nobody:0", PLUGINS)
+    assert "ConfigError" in done.stderr and "from argument" in done.stderr
+    assert "mine" in done.stderr and "cpu" in done.stderr and "ort" in done.stderr
+
+
+def test_a_plugin_that_cannot_be_read_is_named_and_the_cpu_serves(tmp_path: Path) -> None:
+    (tmp_path / "rm_backend_torn.py").write_text("raise OSError('no such driver')\n")
+    done = initialised("torn:0", tmp_path)
+    assert done.stdout == "cpu\n"
+    assert "RM401" in done.stderr and "no such driver" in done.stderr
+    done = initialised("torn:0", tmp_path, RM_FALLBACK="error")
+    assert "DeviceUnavailableError" in done.stderr and "no such driver" in done.stderr
+
+
+def test_an_index_it_has_no_device_for_is_an_error() -> None:
+    done = initialised("mine:1", PLUGINS)
+    assert "DeviceUnavailableError" in done.stderr and "below 1" in done.stderr
+
+
+def test_an_entry_point_may_give_the_plugin(tmp_path: Path) -> None:
+    package = tmp_path / "vendor"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        textwrap.dedent(
+            f"""
+            import sys
+            sys.path.append({str(PLUGINS)!r})
+            def plugins():
+                from rm_backend_mine import plugin
+                return plugin
+            """
+        )
+    )
+    info = tmp_path / "vendor-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vendor\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rm_abstract.backends]\nmine = vendor:plugins\n")
+    paths = os.pathsep.join([PACKAGE, str(tmp_path)])
+    found = serve("mine:0", settings=STRICT, RM_BACKEND_PATH="", PYTHONPATH=paths)
+    assert found["right"] and found["routed"] == 2 and found["imported"] == []
+
+
+# ---- ONNX ---------------------------------------------------------------------------------------
+
+
+def test_a_backend_that_takes_onnx_gives_equal_results() -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    first = serve("ort:0", settings=STRICT)
+    assert first["right"] and first["routed"] == 2 and first["compiled"] == 1
+    assert first["imported"] == []
+    second = serve("ort:0", settings=STRICT)
+    assert second["right"] and second["compiled"] == 0
+
+
+def test_without_the_exporter_a_backend_that_takes_onnx_says_what_to_install(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        textwrap.dedent(
+            """
+            import importlib.util
+            find = importlib.util.find_spec
+            importlib.util.find_spec = lambda name, *a: (
+                None if name == "onnxscript" else find(name, *a)
+            )
+            """
+        )
+    )
+    paths = os.pathsep.join([PACKAGE, str(tmp_path)])
+    found = serve("ort:0", calls=1, PYTHONPATH=paths)
+    assert found["right"] and "RM401" in found["codes"]
+    assert any("pip install 'rm_abstract[onnx]'" in line for line in found["warned"])

@@ -1,0 +1,80 @@
+"""The worker's side of rm_backend_mine.py: what a vendor's SDK would do, done by torch. MINE_FAULT
+makes it misbehave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from rm_abstract.plugin import Failure
+from rm_abstract.worker.ir_to_torch import ir_to_torch
+from rm_abstract.worker.python_backend import Program
+from rm_abstract.worker.tensors import Tensor
+
+
+def crash() -> None:
+    print("mine: simulated crash", file=sys.stderr)
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def fault(name: str) -> bool:
+    return os.environ.get("MINE_FAULT") == name
+
+
+class Loaded:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def execute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        if fault("run_crash"):
+            crash()
+        if fault("run_hang"):
+            time.sleep(3600)
+        if fault("run_error"):
+            raise RuntimeError("the device said E77")
+        if fault("device_lost"):
+            raise Failure("[mine] expected the device, got nothing", "RM407")
+        with torch.inference_mode():
+            results = self._module(*[tensor.torch() for tensor in inputs])
+        for result, output in zip(results, outputs, strict=True):
+            wrong = fault("wrong_numbers") and result.is_floating_point()
+            output.write(result * 1.05 if wrong else result)
+
+
+class TorchWorker:
+    def __init__(self, device: int) -> None:
+        print(f"mine: device {device} in {sys.executable}", file=sys.stderr)
+
+    def compile(
+        self,
+        program: Program,
+        options: Mapping[str, str],
+        progress: Callable[[float, str], None],
+    ) -> bytes:
+        if fault("compile_crash"):
+            crash()
+        if fault("compile_error"):
+            raise RuntimeError("internal compiler error: E1042")
+        if fault("compile_garbage"):
+            return "no bytes"  # type: ignore[return-value]
+        if fault("unsupported"):
+            raise NotImplementedError("attention of this kind")
+        if fault("out_of_memory"):
+            raise MemoryError("the device has 1 GiB")
+        program.torch()  # it can be built: what a compiler would take
+        seconds = float(os.environ.get("MINE_COMPILE_S", "0"))
+        for step in range(20):
+            progress(step / 20, "lowering")
+            time.sleep(seconds / 20)
+        progress(1.0, "done")
+        return program.code
+
+    def load(self, artefact: bytes, weights: Mapping[str, Tensor]) -> Loaded:
+        tensors = {name: tensor.torch() for name, tensor in weights.items()}
+        return Loaded(ir_to_torch(artefact.decode(), tensors).eval())
