@@ -1,4 +1,5 @@
-/* The smallest legal plugin, in C: one device "null" that accepts any program and computes nothing.
+/* The smallest legal plugin, in C: one device "null" that wraps any program and computes nothing,
+ * so it supports no operator.
  * It is the template of a whole-program backend and the known-good plugin of the ABI tests; it is
  * never chosen by `auto` (probe score 1, no device name of its own).
  */
@@ -62,8 +63,9 @@ static rm_status* query_support(rm_device* device, const rm_program* program, rm
   char* row = (char*)out;
   const size_t stride = n > 0 ? out->struct_size : 0;
   for (size_t i = 0; i < n; ++i, row += stride) {
-    ((rm_node_support*)row)->verdict = RM_NODE_YES;
-    ((rm_node_support*)row)->est_ns = 0;
+    /* It wraps programs and computes nothing: what it ran would be wrong. */
+    ((rm_node_support*)row)->verdict = RM_NODE_NO;
+    ((rm_node_support*)row)->reason = STR("this backend computes nothing");
   }
   return NULL;
 }

@@ -238,5 +238,6 @@ def _resolve_early(settings: config.Settings) -> _devices.Resolved | None:
     resolved = _devices.resolve(settings)
     if resolved.fell_back and resolved.action == "warn":
         for note in resolved.notes:
-            warnings.warn(f"{note['code']} {note['message']}", RoutingWarning, stacklevel=4)
+            text = f"{note['code']} {note['message']}; {resolved.name} is used instead"
+            warnings.warn(text, RoutingWarning, stacklevel=4)
     return resolved

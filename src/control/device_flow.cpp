@@ -111,9 +111,18 @@ std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) co
     for (const DeviceKind npu : kPhysicalNpus) {
       for (Note& note : why_not(any(npu))) notes.push_back(std::move(note));
     }
-    // What can be done about a device that is there comes before devices that are not.
-    std::stable_partition(notes.begin(), notes.end(),
-                          [](const Note& note) { return note.code != "RM402"; });
+    // Vendors without anything here are worth a word only when nobody has: then one for all.
+    std::erase_if(notes, [](const Note& note) { return note.code == "RM402"; });
+    if (notes.empty()) {
+      std::vector<std::string> looked;
+      for (const DeviceKind npu : kPhysicalNpus) {
+        if (const VendorHardware* one = hardware_of(npu)) {
+          looked.push_back(one->looked_for + " (" + one->vendor + ")");
+        }
+      }
+      notes.push_back({"RM402", "[device npu] expected " + join(looked) +
+                                    ", got none of them; try RM_SIM_NPU=1 for a simulated NPU"});
+    }
     return notes;
   }
   const std::string name(request.name());
@@ -146,7 +155,10 @@ std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) co
           hardware == nullptr || hardware->packages.empty() ? "" : " " + hardware->packages;
       notes.push_back({"RM401", "[device " + name + "] expected the plugin " + file +
                                     ", got none; try pip install rm_abstract" + packages +
-                                    ", in a build that has this plugin"});
+                                    ", in a build that has this plugin" +
+                                    (hardware == nullptr || hardware->packages_from.empty()
+                                         ? ""
+                                         : "; " + hardware->packages_from)});
     }
   } else if (backend->score <= 0 || backend->devices == 0) {
     const std::string why = backend->why_not.empty() ? "it gave no reason" : backend->why_not;

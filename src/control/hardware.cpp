@@ -21,15 +21,16 @@ struct Vendor {
   const char* suffix;  // and behind it
   const char* pci_vendor;
   const char* pci_class;  // prefix of the class, so that a maker's bridges do not count
-  const char* packages;   // the vendor's own, of its package index
+  const char* packages;   // the vendor's own
+  const char* packages_from;
 };
 // 0x0300 VGA and 0x0302 3D controllers; 0x12 processing accelerators.
 constexpr Vendor kVendors[] = {
-    {DeviceKind::kCuda, "NVIDIA", "dev", "nvidia", "", "0x10de", "0x03", "nvidia-cublas"},
+    {DeviceKind::kCuda, "NVIDIA", "dev", "nvidia", "", "0x10de", "0x03", "nvidia-cublas", ""},
     {DeviceKind::kRbln, "Rebellions", "dev", "rbln", "", "0x1eff", "0x",
-     "optimum-rbln rebel-compiler"},
+     "optimum-rbln rebel-compiler", "rebel-compiler comes from Rebellions' own package index"},
     {DeviceKind::kFuriosa, "FuriosaAI", "dev/rngd", "npu", "mgmt", "0x1ed2", "0x",
-     "furiosa-torch"}};
+     "furiosa-torch", ""}};
 
 /// The number between prefix and suffix, or -1.
 int node_number(std::string_view name, const Vendor& vendor) {
@@ -70,6 +71,7 @@ std::vector<VendorHardware> detect_hardware(const fs::path& root) {
     hardware.kind = vendor.kind;
     hardware.vendor = vendor.name;
     hardware.packages = vendor.packages;
+    hardware.packages_from = vendor.packages_from;
     hardware.looked_for = std::string("/") + vendor.folder + "/" + vendor.prefix + "[0-9]+" +
                           vendor.suffix + " and PCI vendor " + vendor.pci_vendor;
     std::vector<std::pair<int, std::string>> numbered;

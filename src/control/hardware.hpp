@@ -17,6 +17,7 @@ struct VendorHardware {
   std::vector<std::string> nodes;       ///< "/dev/nvidia0", by index; without the root prefix
   std::vector<std::string> unreadable;  ///< nodes this user may not open
   std::string packages;                 ///< what pip installs for it: "optimum-rbln rebel-compiler"
+  std::string packages_from;            ///< where pip finds those PyPI has not; may be empty
   size_t pci_functions = 0;             ///< present on the bus, with or without a driver
 };
 

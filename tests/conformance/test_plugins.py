@@ -6,19 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+import rm_abstract
 from rm_abstract.testing import plugins
 
 IMPORTS = {"torch": ["--import", "torch"]}
 
 
+@lru_cache
 def conformance(path: Path, *options: str) -> dict[str, tuple[str, str]]:
     """Check -> (verdict, detail), from a process of its own: a plugin has one host at a time."""
-    source = Path(__file__).resolve().parents[2] / "python"
-    env = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    package = str(Path(rm_abstract.__file__).parent.parent)
+    env = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(
         [sys.executable, "-m", "rm_abstract.testing.conformance", str(path), "--json", *options],
         capture_output=True,
@@ -56,6 +59,17 @@ def test_kernel_checks_really_run_on_kernel_backends(name: str) -> None:
         assert outcomes[check][0] == "passed"
 
 
+EXECUTED = {
+    "cpu": "kernels compute what torch computes",
+    "sim": "programs compute what torch computes",
+}
+
+
+@pytest.mark.parametrize("name", sorted(EXECUTED))
+def test_results_are_really_compared(name: str) -> None:
+    assert conformance(built(name))[EXECUTED[name]][0] == "passed"
+
+
 ODD = {
     1: set(),  # a newer minor version is fine
     6: {"device info stays inside the callers struct"},
@@ -81,7 +95,33 @@ def test_a_file_that_is_no_plugin_fails_to_load(tmp_path: Path) -> None:
     assert conformance(path)["it loads"][0] == "failed"
 
 
+WRONG = {
+    "guide_plugin.cpp": ("furiosa", "GUIDE_WRONG", EXECUTED["sim"]),
+    "kernel_plugin.cpp": ("onekernel", "KERNEL_WRONG", EXECUTED["cpu"]),
+}
+
+
+@pytest.mark.parametrize("source", sorted(WRONG))
+def test_a_plugin_that_computes_something_else_is_found_out(source: str, tmp_path: Path) -> None:
+    name, switch, check = WRONG[source]
+    path = Path(__file__).parent / "plugins" / source
+    right = conformance(compile_plugin(path, tmp_path / f"rm_backend_{name}.so"))
+    assert not {c: d for c, (verdict, d) in right.items() if verdict == "failed"}
+    assert right[check][0] == "passed"
+    (tmp_path / "wrong").mkdir()
+    out = tmp_path / "wrong" / f"rm_backend_{name}.so"
+    wrong = conformance(compile_plugin(path, out, f"-D{switch}"))
+    failed = {c: detail for c, (verdict, detail) in wrong.items() if verdict == "failed"}
+    assert set(failed) == {check}
+    assert "differs from torch's" in failed[check]
+
+
 def compile_odd(kind: int, folder: Path) -> Path:
+    source = Path(__file__).resolve().parents[1] / "abi" / "plugins" / "odd_plugin.cpp"
+    return compile_plugin(source, folder / f"rm_backend_odd_{kind}.so", f"-DRM_ODD={kind}")
+
+
+def compile_plugin(source: Path, out: Path, *defines: str) -> Path:
     root = Path(__file__).resolve().parents[2]
     dlpack = subprocess.run(
         [sys.executable, str(root / "cmake" / "find_dlpack.py")],
@@ -89,20 +129,8 @@ def compile_odd(kind: int, folder: Path) -> Path:
         text=True,
         check=True,
     ).stdout.strip()
-    out = folder / f"rm_backend_odd_{kind}.so"
-    subprocess.run(
-        [
-            os.environ.get("CXX", "c++"),
-            "-std=c++20",
-            "-shared",
-            "-fPIC",
-            f"-DRM_ODD={kind}",
-            f"-I{root / 'include'}",
-            f"-I{dlpack}",
-            str(root / "tests" / "abi" / "plugins" / "odd_plugin.cpp"),
-            "-o",
-            str(out),
-        ],
-        check=True,
-    )
+    flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *defines]
+    include = [f"-I{root / 'include'}", f"-I{dlpack}"]
+    compiler = os.environ.get("CXX", "c++")
+    subprocess.run([compiler, *flags, *include, str(source), "-o", str(out)], check=True)
     return out

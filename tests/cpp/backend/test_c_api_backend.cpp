@@ -107,7 +107,8 @@ TEST_CASE("a program is compiled, serialised, reloaded and executed by the null 
   backend->execute(*again, args);
   CHECK(backend->fingerprint(0) == "null/1");
   const auto support = backend->query_support(0, program, 3);
-  CHECK(support[2].verdict == RM_NODE_YES);
+  CHECK(support[2].verdict == RM_NODE_NO);
+  CHECK(support[2].reason == "this backend computes nothing");
 }
 
 TEST_CASE("cancelling ends a compilation, and a callback's own exception comes back as itself") {

@@ -163,7 +163,11 @@ TEST_CASE("a device that is not there falls back with a reason, or is an error w
   CHECK(reason_of(m, "gpu", "error") == "RM402");
   CHECK(reason_of(m, "gpu", "error:device") == "RM402");
   CHECK(reason_of(m, "gpu", "error:compile") == "");
-  CHECK(resolve(m, "npu").notes.size() == 2);  // one a vendor
+  const std::vector<Note> npu = resolve(m, "npu").notes;  // one line for every vendor
+  REQUIRE(npu.size() == 1);
+  CHECK(npu[0].code == "RM402");
+  CHECK(npu[0].message.find("/dev/rbln") != std::string::npos);
+  CHECK(npu[0].message.find("/dev/rngd/npu") != std::string::npos);
 }
 
 TEST_CASE("hardware without its plugin is RM401, also for auto") {
@@ -171,6 +175,9 @@ TEST_CASE("hardware without its plugin is RM401, also for auto") {
   root.node("dev/rbln0");
   const Machine m = machine(root, {kCpuUp});
   CHECK(reason_of(m, "rbln", "error") == "RM401");
+  const Resolution npu = resolve(m, "npu");  // the other vendor's absence is no news
+  REQUIRE(npu.notes.size() == 1);
+  CHECK(npu.notes[0].message.find("rebel-compiler") != std::string::npos);
   const Resolution chosen = resolve(m, "auto");
   CHECK(chosen.device == "cpu");
   CHECK_FALSE(chosen.fell_back);
