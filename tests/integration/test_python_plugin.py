@@ -126,12 +126,10 @@ def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     assert set(seen.read_text().split()) == {str(python)}
 
 
-def test_an_interpreter_without_the_plugin_is_a_clear_error(tmp_path: Path) -> None:
-    venv.create(tmp_path / "bare", with_pip=False)
-    python = tmp_path / "bare" / "bin" / "python"
-    found = serve("mine:0", calls=1, RM_MINE_PYTHON=str(python))
+def test_an_interpreter_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    found = serve("mine:0", calls=1, RM_MINE_PYTHON=str(tmp_path / "python"))
     assert found["right"] and "RM401" in found["codes"]
-    assert any("RM_MINE_PYTHON" in line for line in found["warned"])
+    assert any("RM_MINE_PYTHON" in line for line in found["warned"]), found["warned"]
 
 
 def initialised(device: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:

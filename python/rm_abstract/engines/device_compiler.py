@@ -14,6 +14,7 @@ from rm_abstract.engines import onnx_program
 from rm_abstract.engines.artefacts import Artefacts, weights_digest
 from rm_abstract.engines.progress import Progress
 from rm_abstract.engines.shared_tensors import DTYPE_NAMES, tensors_in
+from rm_abstract.errors import DeviceUnavailableError, from_core
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -31,7 +32,10 @@ class DeviceCompiler:
         self.properties: dict[str, str] = dict(info["properties"])
         self.target = str(info["arch"])
         self._build = str(row["build_id"])
-        self._fingerprint = bytes(_core.backend.fingerprint(self.backend, self.index))
+        try:
+            self._fingerprint = bytes(_core.backend.fingerprint(self.backend, self.index))
+        except _core.CoreError as error:  # of a worker's interpreter that is not there
+            raise from_core(error, DeviceUnavailableError) from error
         self.pool = session.workers(self.backend, self._fingerprint)
         self._settings = session.settings
         self._artefacts = artefacts
