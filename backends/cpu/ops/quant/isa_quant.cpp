@@ -1,7 +1,8 @@
 // Products with weights of 8 or 4 bits for one ISA, bound by reading the weight once.
 //
-// Activations become integers of 16 bits a block of 32, so that sums of products are exact integers
-// and each block costs one conversion. 4-bit weights multiply the high and the low byte apart.
+// Activations become integers of 16 bits that share a scale where the weight's elements do, so that
+// the products of a group are exact integers and each group costs one conversion. 4-bit weights
+// multiply the high and the low byte apart.
 #include "ops/gemm/simd.hpp"
 #include "ops/quant/kernels.hpp"
 
@@ -51,60 +52,82 @@ RM_INLINE float max_lanes(Vec v) {
   return most;
 }
 
-/// Integers of a block; returns its scale.
-RM_INLINE float to_integers(const float* x, int32_t* out) {
-  Vec high{}, finite{};  // finite: 0, or NaN when any element is not
+/// Takes a block's largest magnitude and whether all of it is finite (0, else NaN) into account.
+RM_INLINE void look_at(const float* x, Vec* high, Vec* finite) {
   for (int i = 0; i < kBlock; i += kLanes) {
     const Vec v = F32::load(x + i), magnitude = (Vec)((Bits)v & 0x7fffffff);
-    high = magnitude > high ? magnitude : high;
-    finite += v * 0.f;
+    *high = magnitude > *high ? magnitude : *high;
+    *finite += v * 0.f;
   }
-  float most = max_lanes(high), check = 0;
-  for (int i = 0; i < kLanes; ++i) check += finite[i];
-  const bool good = check == check;
-  // Below 2^-110 the inverse would overflow: such blocks are zero beside any other.
-  const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
+}
+
+/// Integers of a block; returns their sum.
+RM_INLINE int32_t to_integers(const float* x, bool good, float inverse, int32_t* out) {
+  int32_t sum = 0;
   for (int i = 0; i < kBlock; i += kLanes) {
     const Vec v = good ? F32::load(x + i) : Vec{};
     const Vec shifted = v * inverse + kRounder;
     const Bits q = (Bits)shifted - 0x4b400000u;
     __builtin_memcpy(out + i, &q, sizeof q);
   }
-  return good ? most / kLimit : __builtin_nanf("");
+  for (int i = 0; i < kBlock; ++i) sum += out[i];
+  return sum;
+}
+
+RM_INLINE void store_integers(const SpreadArgs& a, int64_t block, const int32_t* q) {
+  if (a.bits == 8) {
+    auto* out = reinterpret_cast<int16_t*>(a.values) + block * kBlock;
+    for (int i = 0; i < kBlock; ++i) out[i] = static_cast<int16_t>(q[i]);
+    return;
+  }
+  auto* high = reinterpret_cast<int8_t*>(a.values) + block * 2 * kBlock;
+  int8_t* low = high + kBlock;
+  for (int i = 0; i < kBlock; ++i) {
+    const int32_t h = (q[i] + 128) >> 8;
+    high[i] = static_cast<int8_t>(h);
+    low[i] = static_cast<int8_t>(q[i] - h * 256);
+  }
 }
 
 template <class T>
 void spread(const SpreadArgs& a) {
-  for (int64_t g = 0; g < a.groups + kSpare; ++g) a.sums[g] = 0;
-  for (int64_t b = 0; b < a.blocks; ++b) {
-    float x[kBlock];
-    int32_t q[kBlock], sum = 0;
-    load_block<T>(a, b, x);
-    const float scale = to_integers(x, q);
-    for (int i = 0; i < kBlock; ++i) sum += q[i];
-    if (a.bits == 8) {
-      auto* out = reinterpret_cast<int16_t*>(a.values) + b * kBlock;
-      for (int i = 0; i < kBlock; ++i) out[i] = static_cast<int16_t>(q[i]);
-    } else {
-      auto* high = reinterpret_cast<int8_t*>(a.values) + b * 2 * kBlock;
-      int8_t* low = high + kBlock;
-      for (int i = 0; i < kBlock; ++i) {
-        const int32_t h = (q[i] + 128) >> 8;
-        high[i] = static_cast<int8_t>(h);
-        low[i] = static_cast<int8_t>(q[i] - h * 256);
-      }
+  for (int64_t g = a.groups; g < a.groups + kSpare; ++g) a.sums[g] = a.scales[g] = 0;
+  float x[kMostBlocks * kBlock];
+  int32_t q[kBlock];
+  for (int64_t g = 0; g < a.groups; ++g) {
+    const int64_t first = g * a.group_blocks;
+    const int64_t count = a.blocks - first < a.group_blocks ? a.blocks - first : a.group_blocks;
+    Vec high{}, finite{};
+    for (int64_t b = 0; b < count; ++b) {
+      load_block<T>(a, first + b, x + b * kBlock);
+      look_at(x + b * kBlock, &high, &finite);
     }
-    a.scales[b] = scale;
-    const int64_t g = b / a.group_blocks;
-    if (g < a.groups) a.sums[g] += scale * static_cast<float>(sum);
+    float check = 0;
+    for (int i = 0; i < kLanes; ++i) check += finite[i];
+    const bool good = check == check;
+    const float most = max_lanes(high);
+    // Below 2^-110 the inverse would overflow: such groups are zero beside any other.
+    const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
+    const float scale = good ? most / kLimit : __builtin_nanf("");
+    float sum = 0;
+    for (int64_t b = 0; b < count; ++b) {
+      sum += static_cast<float>(to_integers(x + b * kBlock, good, inverse, q));
+      store_integers(a, first + b, q);
+    }
+    a.scales[g] = scale;
+    a.sums[g] = scale * sum;
+  }
+  // Blocks of padding behind the last group are zero.
+  for (int64_t b = a.groups * a.group_blocks; b < a.blocks; ++b) {
+    __builtin_memset(a.values + b * 2 * kBlock, 0, 2 * kBlock);
   }
 }
 
 // ---- products
 // -------------------------------------------------------------------------------------
 
-/// factors[b] = scale of block b of x times scale of its group. What zero points take away begins
-/// the row's sum, lane by lane.
+/// factors[g] = scale of group g of x times that of the weight's, zeros behind the last. What zero
+/// points take away begins the row's sum, lane by lane.
 RM_INLINE Vec make_factors(const DotArgs& a, int s, float* factors) {
   const uint16_t *scale = a.scale[s], *zero = a.zero[s];
   const bool centred = !zero && a.zero_point == 0.f;
@@ -121,19 +144,12 @@ RM_INLINE Vec make_factors(const DotArgs& a, int s, float* factors) {
     const Vec v = F16::load(scales);
     if (!centred) {
       const Vec z = zeros ? F16::load(zeros) : Vec{} + a.zero_point;
-      taken -= v * z * F32::load(a.sums + g);  // sums are zero behind the last group
+      taken -= v * z * F32::load(a.sums + g);  // sums and scales are zero behind the last group
     }
-    if (a.group_blocks == 1) {
-      F32::store(factors + g, v * F32::load(a.scales + g));
-    } else {
-      const int64_t first = g * a.group_blocks;
-      for (int64_t i = 0; i < count * a.group_blocks && first + i < a.blocks; ++i) {
-        factors[first + i] = v[static_cast<int>(i / a.group_blocks)] * a.scales[first + i];
-      }
-    }
+    F32::store(factors + g, v * F32::load(a.scales + g));
   }
-  // Blocks of padding behind the last group; their x is zero.
-  for (int64_t b = a.groups * a.group_blocks; b < a.blocks; ++b) factors[b] = 0;
+  // Blocks come in pairs: the last of them may have no group.
+  if (a.groups % kLanes == 0) factors[a.groups] = 0;
   return taken;
 }
 
@@ -157,26 +173,51 @@ RM_INLINE float total(Sum v) {
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-void dot8(const DotArgs& a) {
+/// A block of x times one of the weight, added up in eight lanes.
+RM_INLINE __m256i byte_products(const uint8_t* w, __m256i x0, __m256i x1) {
+  const auto* at = reinterpret_cast<const __m128i*>(w);
+  const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(at));
+  const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(at + 1));
+  return _mm256_add_epi32(_mm256_madd_epi16(w0, x0), _mm256_madd_epi16(w1, x1));
+}
+
+/// `kCount` blocks from block `b` on share factor `g`. A lane adds up to 16 products: below 2^27.
+template <int kCount>
+RM_INLINE void add_group8(const DotArgs& a, int64_t b, int64_t g, Sum* sum) {
+  __m256i products[kStreams];
+#pragma GCC unroll 4
+  for (int i = 0; i < kCount; ++i) {
+    const auto* x = reinterpret_cast<const __m256i*>(a.values + (b + i) * 64);
+    const __m256i x0 = _mm256_loadu_si256(x), x1 = _mm256_loadu_si256(x + 1);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStreams; ++s) {
+      const uint8_t* w = a.w[s] + (b + i) * 32;
+      if (i % 2 == 0) __builtin_prefetch(w + kAhead, 0, 3);
+      const __m256i more = byte_products(w, x0, x1);
+      products[s] = i == 0 ? more : _mm256_add_epi32(products[s], more);
+    }
+  }
+  for (int s = 0; s < kStreams; ++s) {
+    sum[s] = add_scaled(sum[s], products[s], a.factors[s * (a.blocks + kSpare) + g]);
+  }
+}
+
+template <int kGroupBlocks>
+void dot8_of(const DotArgs& a) {
   Sum sum[kStreams];
   for (int s = 0; s < kStreams; ++s) {
     sum[s] = begin_sum(make_factors(a, s, a.factors + s * (a.blocks + kSpare)));
   }
-  for (int64_t b = 0; b < a.blocks; ++b) {
-    const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
-    const __m256i x0 = _mm256_loadu_si256(x), x1 = _mm256_loadu_si256(x + 1);
-#pragma GCC unroll 4
-    for (int s = 0; s < kStreams; ++s) {
-      const auto* w = reinterpret_cast<const __m128i*>(a.w[s] + b * 32);
-      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
-      const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128(w));
-      const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128(w + 1));
-      const __m256i products =
-          _mm256_add_epi32(_mm256_madd_epi16(w0, x0), _mm256_madd_epi16(w1, x1));
-      sum[s] = add_scaled(sum[s], products, a.factors[s * (a.blocks + kSpare) + b]);
-    }
+  int64_t b = 0, g = 0;
+  for (; b + kGroupBlocks <= a.blocks; b += kGroupBlocks, ++g) {
+    add_group8<kGroupBlocks>(a, b, g, sum);
   }
+  for (; b < a.blocks; ++b) add_group8<1>(a, b, g, sum);
   for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]);
+}
+
+void dot8(const DotArgs& a) {
+  a.group_blocks == 4 ? dot8_of<4>(a) : a.group_blocks == 2 ? dot8_of<2>(a) : dot8_of<1>(a);
 }
 
 /// Sums of n (0..15) times 256 * high + low. No sum of two products leaves 16 bits.
@@ -187,27 +228,54 @@ RM_INLINE __m256i nibble_products(__m256i n, const __m256i* x) {
                           _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
 }
 
-void dot4(const DotArgs& a) {
+/// `kPairs` times 64 elements from block `b` on share factor `g`; with 0 of them the two blocks of
+/// 32 have a factor each.
+template <int kPairs>
+RM_INLINE void add_group4(const DotArgs& a, int64_t b, int64_t g, Sum* sum) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256i products[kStreams];
+#pragma GCC unroll 2
+  for (int i = 0; i < (kPairs == 0 ? 1 : kPairs); ++i) {
+    const auto* x = reinterpret_cast<const __m256i*>(a.values + (b + 2 * i) * 64);
+#pragma GCC unroll 4
+    for (int s = 0; s < kStreams; ++s) {
+      const auto* w = reinterpret_cast<const __m256i*>(a.w[s] + (b + 2 * i) * 16);
+      if (i == 0) __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
+      const float* factor = a.factors + s * (a.blocks + kSpare) + g;
+      const __m256i both = _mm256_loadu_si256(w);
+      const __m256i p0 = nibble_products(_mm256_and_si256(both, mask), x);
+      const __m256i p1 = nibble_products(_mm256_and_si256(_mm256_srli_epi16(both, 4), mask), x + 2);
+      if (kPairs == 0) {
+        sum[s] = add_scaled(add_scaled(sum[s], p0, factor[0]), p1, factor[1]);
+      } else {
+        const __m256i more = _mm256_add_epi32(p0, p1);
+        products[s] = i == 0 ? more : _mm256_add_epi32(products[s], more);
+      }
+    }
+  }
+  if (kPairs == 0) return;
+  for (int s = 0; s < kStreams; ++s) {
+    sum[s] = add_scaled(sum[s], products[s], a.factors[s * (a.blocks + kSpare) + g]);
+  }
+}
+
+template <int kGroupBlocks>
+void dot4_of(const DotArgs& a) {
+  constexpr int kStep = kGroupBlocks == 1 ? 2 : kGroupBlocks;
   Sum sum[kStreams];
   for (int s = 0; s < kStreams; ++s) {
     sum[s] = begin_sum(make_factors(a, s, a.factors + s * (a.blocks + kSpare)));
   }
-  const __m256i mask = _mm256_set1_epi8(15);
-  for (int64_t b = 0; b < a.blocks; b += 2) {
-    const auto* x = reinterpret_cast<const __m256i*>(a.values + b * 64);
-#pragma GCC unroll 4
-    for (int s = 0; s < kStreams; ++s) {
-      const auto* w = reinterpret_cast<const __m256i*>(a.w[s] + b * 16);
-      __builtin_prefetch(reinterpret_cast<const char*>(w) + kAhead, 0, 3);
-      const float* factor = a.factors + s * (a.blocks + kSpare) + b;
-      const __m256i both = _mm256_loadu_si256(w);
-      const __m256i n0 = _mm256_and_si256(both, mask);
-      const __m256i n1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-      sum[s] = add_scaled(sum[s], nibble_products(n0, x), factor[0]);
-      sum[s] = add_scaled(sum[s], nibble_products(n1, x + 2), factor[1]);
-    }
+  int64_t b = 0, g = 0;
+  for (; b + kStep <= a.blocks; b += kStep, g += kStep / kGroupBlocks) {
+    add_group4<kGroupBlocks / 2>(a, b, g, sum);
   }
+  if (b < a.blocks) add_group4<1>(a, b, g, sum);
   for (int s = 0; s < kStreams; ++s) *a.out[s] = total(sum[s]);
+}
+
+void dot4(const DotArgs& a) {
+  a.group_blocks == 4 ? dot4_of<4>(a) : a.group_blocks == 2 ? dot4_of<2>(a) : dot4_of<1>(a);
 }
 #else
 void dot8(const DotArgs& a) {
@@ -220,7 +288,7 @@ void dot8(const DotArgs& a) {
       const auto* w = reinterpret_cast<const int8_t*>(a.w[s]) + b * kBlock;
       int32_t products = 0;
       for (int i = 0; i < kBlock; ++i) products += x[i] * w[i];
-      sum += static_cast<float>(products) * a.factors[b];
+      sum += static_cast<float>(products) * a.factors[b / a.group_blocks];
     }
     *a.out[s] = sum;
   }
@@ -239,7 +307,7 @@ void dot4(const DotArgs& a) {
         const int32_t n = b % 2 == 0 ? w[i] & 15 : w[i] >> 4;
         products += n * (high[i] * 256 + high[kBlock + i]);
       }
-      sum += static_cast<float>(products) * a.factors[b];
+      sum += static_cast<float>(products) * a.factors[b / a.group_blocks];
     }
     *a.out[s] = sum;
   }
@@ -283,16 +351,41 @@ struct Group {
   float scale, zero;
 };
 
+/// A group as f32, zeros up to a whole number of vectors.
+template <class T>
+RM_INLINE void load_group(const QuantizeArgs& a, int64_t from, int64_t n, float* w) {
+  using S = typename T::Scalar;
+  const S* src = static_cast<const S*>(a.src) + from * a.col_stride;
+  int64_t i = 0;
+  if (a.col_stride == 1) {
+    for (; i + kLanes <= n; i += kLanes) F32::store(w + i, T::load(src + i));
+  }
+  for (; i < n; i += kLanes) {
+    S lanes[kLanes] = {};
+    for (int64_t j = 0; j < kLanes && i + j < n; ++j) lanes[j] = src[(i + j) * a.col_stride];
+    F32::store(w + i, T::load(lanes));
+  }
+}
+
 /// As in src/ops/linear/quantized.cpp, bit for bit.
 RM_INLINE Group choose(const float* w, int64_t n, int64_t bits, bool symmetric, uint16_t* scale,
                        uint16_t* zero) {
-  float most = 0, low = 0, high = 0, check = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float x = w[i], magnitude = x < 0 ? -x : x;
-    if (magnitude > (most < 0 ? -most : most)) most = x;
-    low = x < low ? x : low;
-    high = x > high ? x : high;
-    check += x * 0.f;
+  Vec lows{}, highs{}, finite{};
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec v = F32::load(w + i);
+    lows = v < lows ? v : lows;
+    highs = v > highs ? v : highs;
+    finite += v * 0.f;
+  }
+  float low = 0, high = 0, check = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    low = lows[i] < low ? lows[i] : low;
+    high = highs[i] > high ? highs[i] : high;
+    check += finite[i];
+  }
+  float most = high > -low ? high : low;
+  if (high == -low) {  // both ends are as far: the first counts
+    for (int64_t i = n - 1; i >= 0; --i) most = w[i] == low || w[i] == high ? w[i] : most;
   }
   float wanted = symmetric ? (bits == 8 ? (most < 0 ? -most : most) / 127.f : most / -8.f)
                            : (high - low) / (bits == 8 ? 255.f : 15.f);
@@ -307,32 +400,46 @@ RM_INLINE Group choose(const float* w, int64_t n, int64_t bits, bool symmetric, 
   return g;
 }
 
+/// The integers of a group in the order of its elements.
+RM_INLINE void integers_of(const float* w, int64_t n, const Group& group, float low, float high,
+                           int32_t* out) {
+  const bool usable = group.scale != 0.f && group.scale == group.scale;
+  const float bound = 1e6f;  // far outside of all integers, small enough to be rounded by adding
+  for (int64_t i = 0; i < n; i += kLanes) {
+    Vec q = Vec{} + group.zero;
+    if (usable) {
+      Vec scaled = F32::load(w + i) / group.scale;
+      scaled = scaled < -bound ? Vec{} - bound : scaled > bound ? Vec{} + bound : scaled;
+      q = (scaled + kRounder) - kRounder + group.zero;
+    }
+    q = q < low ? Vec{} + low : q > high ? Vec{} + high : q;
+    const Bits bits = (Bits)(q + kRounder) - 0x4b400000u;
+    __builtin_memcpy(out + i, &bits, sizeof bits);
+  }
+}
+
 template <class T>
 void quantize(const QuantizeArgs& a) {
-  using S = typename T::Scalar;
   __builtin_memset(a.q, 0, static_cast<size_t>(a.row_bytes));
   const float low = a.bits == 4 ? 0.f : a.symmetric ? -127.f : -128.f;
   const float high = a.bits == 4 ? 15.f : 127.f;
+  float w[kMostBlocks * kBlock];
+  int32_t q[kMostBlocks * kBlock];
   for (int64_t from = 0, g = 0; from < a.k; from += a.group, ++g) {
     const int64_t n = a.k - from < a.group ? a.k - from : a.group;
-    float w[128];
-    for (int64_t i = 0; i < n; ++i) {
-      S lanes[kLanes] = {static_cast<const S*>(a.src)[(from + i) * a.col_stride]};
-      w[i] = T::load(lanes)[0];
-    }
+    load_group<T>(a, from, n, w);
     const Group group =
         choose(w, n, a.bits, a.symmetric, a.scale + g, a.symmetric ? nullptr : a.zero + g);
-    const bool usable = group.scale != 0.f && group.scale == group.scale;
-    for (int64_t i = 0; i < n; ++i) {
-      float q = usable ? rounded(w[i] / group.scale) + group.zero : group.zero;
-      q = q < low ? low : q > high ? high : q;
-      const int value = static_cast<int>(q);
-      const int64_t at = from + i;
+    integers_of(w, n, group, low, high, q);
+    for (int64_t b = 0; b < n; b += kBlock) {
+      const int64_t count = n - b < kBlock ? n - b : kBlock, at = from + b;
       if (a.bits == 8) {
-        a.q[at] = static_cast<uint8_t>(value);
-      } else {
-        a.q[at / 64 * 32 + at % 32] |= static_cast<uint8_t>(value << at / 32 % 2 * 4);
+        for (int64_t i = 0; i < count; ++i) a.q[at + i] = static_cast<uint8_t>(q[b + i]);
+        continue;
       }
+      uint8_t* out = a.q + at / 64 * 32;
+      const int shift = at / 32 % 2 * 4;
+      for (int64_t i = 0; i < count; ++i) out[i] |= static_cast<uint8_t>(q[b + i] << shift);
     }
   }
 }

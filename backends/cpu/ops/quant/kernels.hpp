@@ -7,10 +7,11 @@
 namespace rm::cpu::quant {
 
 constexpr int kStreams = 4;  // rows read at once, from places far apart (see gemm's direct kernels)
-constexpr int kBlock = 32;   // elements of x that share a scale
-constexpr int kSpare = 16;   // floats behind scales, sums and factors: vectors may reach there
+constexpr int kBlock = 32;   // elements that kernels work on at a time
+constexpr int kMostBlocks = 4;  // blocks of the largest group
+constexpr int kSpare = 16;      // floats behind scales, sums and factors: vectors may reach there
 
-/// One row of x as integers of 16 bits, |value| <= 32639, with a scale for each block.
+/// One row of x as integers of 16 bits, |value| <= 32639, with a scale for each group.
 /// 8-bit weights: int16 values in order. 4-bit weights: of each block the 32 high bytes, then the
 /// 32 low ones (value = 256 * high + low).
 struct SpreadArgs {
@@ -18,7 +19,7 @@ struct SpreadArgs {
   int64_t col_stride, k, blocks, bits;
   int64_t group_blocks, groups;
   char* values;   // 64 bytes a block
-  float* scales;  // a block
+  float* scales;  // a group; kSpare zeros follow
   float* sums;    // a group: the sum of its elements; kSpare zeros follow
 };
 
@@ -31,7 +32,7 @@ struct DotArgs {
   const uint16_t* zero[kStreams];  // null: zero_point
   float zero_point;
   int64_t blocks, groups, group_blocks;
-  float* factors;  // scratch: kStreams * (blocks + kSpare)
+  float* factors;  // scratch, a group: kStreams * (blocks + kSpare)
   float* out[kStreams];
 };
 
