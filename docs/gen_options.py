@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from rm_abstract.config import table
 
@@ -16,6 +17,13 @@ GROUPS = {
 }
 
 
+def _not_yet(row: dict[str, Any]) -> str:
+    if not row["built"]:
+        return " (*not yet*)"
+    missing = row["unbuilt"].replace("|", ", ")
+    return f" (*not yet*: {missing})" if missing else ""
+
+
 def page() -> str:
     """The Markdown of the table."""
     out = [
@@ -23,7 +31,8 @@ def page() -> str:
         "",
         "Argument > environment > `rm_abstract.toml` > default; what is not understood raises.",
         "Options not marked *no* change artefacts: they are part of every cache key. Of an option",
-        "marked *not yet* only the default has an effect; setting another value warns.",
+        "marked *not yet* only the default has an effect (or not the values named there); setting",
+        "another value warns.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
@@ -41,7 +50,7 @@ def page() -> str:
                 f"`{row['default']}`" if row["default"] else "",
                 row["accepted"].replace("|", "\\|"),
                 "yes" if row["affects_artefact"] else "*no*",
-                row["help"] + ("" if row["built"] else " (*not yet*)"),
+                row["help"] + _not_yet(row),
             ]
             out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"

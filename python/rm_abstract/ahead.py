@@ -28,22 +28,36 @@ def compile_ahead(
     batch_size: Sequence[int] = (1,),
     sequence_length: Sequence[int] = (16,),
     auto_class: str | None = None,
+    precision: str | None = None,
+    group_size: str | None = None,
+    quality: str | Path | None = None,
 ) -> Report:
     """Loads the folder's model, makes every call of the given sizes, and says what happened.
+
+    With ``quality``, a text file, the report also has the perplexity on it before and after.
 
     Runs in the session there is; without one in a session of its own on ``device``. Raises
     ConfigError for sizes or a folder that make no sense, and what loading or compiling raises.
     """
     folder = Path(model_dir)
     _check(folder, batch_size, sequence_length)
-    with _offline(), _session(device):
-        from rm_abstract import api
+    options = {"precision": precision, "group_size": group_size}
+    with _offline(), _session(device, {k: v for k, v in options.items() if v is not None}):
+        from rm_abstract import api, session
 
         model = load_model(folder, auto_class)
         for batch in batch_size:
             for length in sequence_length:
                 _call(model, batch, length)
-        return api.explain(model)
+        report = api.explain(model)
+        if quality is not None:
+            from rm_abstract.quality import measure
+
+            current = session.current()
+            assert current is not None
+            asked = current.settings.text("precision")
+            report.quality = measure(model, folder, Path(quality), asked)
+        return report
 
 
 def _check(folder: Path, batch_size: Sequence[int], sequence_length: Sequence[int]) -> None:
@@ -72,10 +86,17 @@ def _offline() -> Iterator[None]:
 
 
 @contextmanager
-def _session(device: Any) -> Iterator[None]:
-    from rm_abstract import api
+def _session(device: Any, options: dict[str, str]) -> Iterator[None]:
+    from rm_abstract import api, session
 
     if api.is_initialized():
+        current = session.current()
+        for name, text in options.items():
+            if current is not None and current.settings.text(name) != str(text):
+                raise ConfigError(
+                    f"[{name}] expected the session's {current.settings.text(name)!r}, got "
+                    f"{text!r}; try shutdown() first"
+                )
         if device is not None and str(device) != api.current_device():
             raise ConfigError(
                 f"[device] expected the session's device {api.current_device()}, got {device!r}; "
@@ -83,7 +104,7 @@ def _session(device: Any) -> Iterator[None]:
             )
         yield
         return
-    api.init(device, fallback="error:capture,compile,device,correctness")
+    api.init(device, compile_options=options, fallback="error:capture,compile,device,correctness")
     try:
         yield
     finally:

@@ -99,10 +99,11 @@ def _warn_of_unbuilt(resolved: Mapping[str, tuple[str, str]]) -> None:
     """An option that does nothing yet must not look as if it did."""
     for row in table():
         text, source = resolved[row["name"]]
-        if not row["built"] and text != row["default"]:
+        inert = text in row["unbuilt"].split("|") if row["built"] else True
+        if inert and text != row["default"]:
             warnings.warn(
                 f"[options] {row['name']}={text!r} from {source} has no effect in this version; "
-                f"only {row['default']!r} is built",
+                f"try {row['default']!r}",
                 RoutingWarning,
                 stacklevel=4,
             )

@@ -10,6 +10,7 @@ from rm_abstract import reasons
 
 if TYPE_CHECKING:
     from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.quality import Quality
     from rm_abstract.session import Session
 
 
@@ -21,6 +22,7 @@ class Report:
     models: list[dict[str, Any]] = field(default_factory=list)
     not_intercepted: list[dict[str, str]] = field(default_factory=list)
     device_notes: list[dict[str, str]] = field(default_factory=list)
+    quality: Quality | None = None  # of `rm-abstract compile --quality`
 
     @property
     def routed(self) -> int:
@@ -55,6 +57,7 @@ class Report:
             "models": self.models,
             "not_intercepted": self.not_intercepted,
             "device_notes": self.device_notes,
+            "quality": self.quality.to_dict() if self.quality else None,
         }
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -69,6 +72,8 @@ class Report:
             lines.append(f"{row['class']}: not intercepted, {row['code']}: {row['why']}")
         if not self.models and not self.not_intercepted:
             lines.append("  no model was armed: load one after init(), or use accelerate(model)")
+        if self.quality:
+            lines.append(str(self.quality))
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -153,9 +158,20 @@ def _entry_lines(entry: dict[str, Any]) -> list[str]:
         f"    native {entry['native_nodes']}/{entry['nodes']} nodes "
         f"({entry['native_share']:.1%}), {share}",
     ]
+    if entry.get("precision"):
+        lines.append(f"    precision {entry['precision']}{_quantised(entry['quantised'])}")
     kept = "kept on the cpu" if entry["engine"] == "whole_program" else "kept on torch"
     for title, counts in (("kernels", entry["kernels"]), (kept, entry["kept"])):
         if counts:
             ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
             lines.append(f"    {title}: " + ", ".join(f"{name} x{n}" for name, n in ranked))
     return lines
+
+
+def _quantised(sizes: dict[str, int]) -> str:
+    if not sizes:
+        return ""
+    return (
+        f": {sizes['weights']} weights in {sizes['bytes'] / 1e6:.1f} MB instead of "
+        f"{sizes['bytes_before'] / 1e6:.1f} MB"
+    )

@@ -18,7 +18,7 @@ constexpr bool kNotYet = false;
 
 // clang-format off
 constexpr OptionSpec kTable[] = {
-    // name, env, group, type, default, accepted, affects_artefact, help, built
+    // name, env, group, type, default, accepted, affects_artefact, help, built, unbuilt
     //
     // Where and how to run. The device is in the key as target and backend identity, not by name.
     {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N], or a plugin's name[:N]", false,
@@ -50,7 +50,9 @@ constexpr OptionSpec kTable[] = {
     {"optimization_level", "RM_OPTIMIZATION_LEVEL", kCompile, kInt, "2", "0..3", true,
      "0 runs operators one by one, 1 fuses, 2 also packs weights, 3 also searches"},
     {"precision", "RM_PRECISION", kCompile, kChoice, "auto", "auto|fp32|fp16|bf16|int8|int4", true,
-     "auto keeps the model's dtype; int4 is weight-only", kNotYet},
+     "auto keeps the model's dtype; int8 and int4 are weight-only and for the CPU", true, "fp32|fp16|bf16"},
+    {"group_size", "RM_GROUP_SIZE", kCompile, kChoice, "auto", "auto|32|64|128", true,
+     "weights of int8 and int4 that share a scale; auto is 128 for int8 and 32 for int4"},
     {"pack_weights", "RM_PACK_WEIGHTS", kCompile, kChoice, "auto", "auto|never|first|later|spare", false,
      "copy weights into the layouts kernels like best: before the first call, behind the second call of a shape (later, and auto) or never; spare packs only weights that lie as [K,N] and is what auto means for text generation"},
     {"batch_threads", "RM_BATCH_THREADS", kCompile, kBool, "true", "", false,

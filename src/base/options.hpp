@@ -42,6 +42,7 @@ struct OptionSpec {
   bool affects_artefact;
   std::string_view help;
   bool built = true;  // false: accepted and checked, but only the default has an effect so far
+  std::string_view unbuilt = {};  // "a|b": of a built option, the values that have no effect so far
 };
 
 /// All rows, in documentation order.

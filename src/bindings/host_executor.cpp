@@ -111,8 +111,9 @@ rm_status* prepare(const rm_program* program, rm_constants constants, rm_options
     const auto* code = static_cast<const char*>(program->code.data);
     ir::Graph graph = ir::parse({code, program->code.size});
     ops::infer_and_check(graph);
-    passes::run_pipeline(graph, passes::inference_pipeline(),
-                         passes::context_from(options_of(options)));
+    passes::PassContext context = passes::context_from(options_of(options));
+    context.weight_bits = 0;  // a device's gate compares with the weights as they are
+    passes::run_pipeline(graph, passes::inference_pipeline(), context);
     auto made = std::make_unique<rm_host_program>();
     for (const ir::ValueId id : graph.outputs) {
       if (!graph.type(id).is_static()) throw_invalid("[host_executor] expected static shapes");

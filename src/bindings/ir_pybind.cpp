@@ -77,6 +77,14 @@ void bind_ir(py::module_& m) {
     return py::make_tuple(ir::print(graph), replaced);
   }, py::arg("text"), py::arg("bits"), py::arg("group") = 32, py::arg("symmetric") = true,
      "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
+  ir_module.def("quantised_weights", [](const std::string& text) {
+    py::list out;
+    for (const auto& w : passes::quantised_weights(parse_checked(text))) {
+      out.append(py::make_tuple(w.name, w.bits, w.group, w.symmetric, w.transposed));
+    }
+    return out;
+  }, py::arg("text"),
+     "[(name, bits, group, symmetric, transposed)]: the weights that products read quantised.");
   ir_module.def("substitute", [](const std::string& text, const std::map<std::string, int64_t>& sizes) {
     ir::Graph graph = ir::substitute(parse_checked(text), {sizes.begin(), sizes.end()});
     passes::PassContext context;

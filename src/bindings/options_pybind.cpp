@@ -37,6 +37,7 @@ py::list table() {
     row["affects_artefact"] = spec.affects_artefact;
     row["help"] = spec.help;
     row["built"] = spec.built;
+    row["unbuilt"] = spec.unbuilt;
     out.append(row);
   }
   return out;

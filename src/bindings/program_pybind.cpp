@@ -38,20 +38,20 @@ class PyProgram {
  public:
   PyProgram(const std::string& text, const py::dict& weights,
             const std::vector<std::string>& backends, const std::string& force_kernel,
-            const std::string& packing)
+            const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared)
       : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
         table_(kernel_table(backends)),
         program_(checked(text), *table_, force_kernel, packing_of(packing)) {
-    update_weights(weights);
+    update_weights(weights, std::move(shared));
   }
 
-  void update_weights(const py::dict& weights) {
+  void update_weights(const py::dict& weights, std::shared_ptr<runtime::SharedConstants> shared) {
     std::map<std::string, engine::TensorView> views;
     for (auto [name, tensor] : weights) {
       auto key = name.cast<std::string>();
       views[key] = view_of(api_, tensor.ptr(), key.c_str());
     }
-    program_.set_weights(views);
+    program_.set_weights(views, std::move(shared));
     weights_ = weights;  // keeps the tensors alive
   }
 
@@ -179,12 +179,18 @@ class PyProgram {
 void bind_program(py::module_& m) {
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { engine::Background::stop_all(); }));
+  py::class_<runtime::SharedConstants, std::shared_ptr<runtime::SharedConstants>>(
+      m, "SharedConstants",
+      "What derives from weights, held once for all programs that are given it and the same weights.")
+      .def(py::init<>())
+      .def("bytes", &runtime::SharedConstants::bytes, "Memory of all that programs still use.");
   py::class_<PyProgram>(m, "Program",
                         "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
-                    const std::string&, const std::string&>(),
+                    const std::string&, const std::string&,
+                    std::shared_ptr<runtime::SharedConstants>>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
-           py::arg("packing") = "first",
+           py::arg("packing") = "first", py::arg("shared") = nullptr,
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
@@ -199,7 +205,8 @@ void bind_program(py::module_& m) {
            "updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
       .def("run", &PyProgram::run, py::arg("inputs"))
-      .def("update_weights", &PyProgram::update_weights, py::arg("weights"))
+      .def("update_weights", &PyProgram::update_weights, py::arg("weights"),
+           py::arg("shared") = nullptr)
       .def("report", &PyProgram::report)
       .def("profile", &PyProgram::profile, py::arg("inputs"), py::arg("rounds") = 10,
            "[(step, median nanoseconds)] over `rounds` runs; outputs are discarded.")

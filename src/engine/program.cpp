@@ -47,9 +47,10 @@ Program::Program(ir::Graph graph, const select::KernelTable& kernels, std::strin
   ir::verify(graph_);
 }
 
-void Program::set_weights(const std::map<std::string, TensorView>& weights) {
+void Program::set_weights(const std::map<std::string, TensorView>& weights,
+                          std::shared_ptr<runtime::SharedConstants> shared) {
   background_.cancel();  // it reads the old weights
-  auto store = std::make_shared<runtime::ConstantStore>();
+  auto store = std::make_shared<runtime::ConstantStore>(std::move(shared));
   for (ir::ValueId v : graph_.weights()) {
     const ir::Value& value = graph_.value(v);
     auto it = weights.find(value.name);

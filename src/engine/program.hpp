@@ -62,7 +62,9 @@ class Program {
 
   /// Replaces all weights (by graph name); instances are rebuilt on the next run. The memory must
   /// stay valid and unchanged until the next call or the program's end.
-  void set_weights(const std::map<std::string, TensorView>& weights);
+  /// Programs given one `shared` over the same weights hold what derives from them once.
+  void set_weights(const std::map<std::string, TensorView>& weights,
+                   std::shared_ptr<runtime::SharedConstants> shared = nullptr);
 
   /// Throws rm::Error before anything is written when the inputs do not fit (RM105).
   void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs);

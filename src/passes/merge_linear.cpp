@@ -151,7 +151,8 @@ void merge(Graph& graph, std::vector<Node>& out, const std::vector<size_t>& grou
 
 }  // namespace
 
-void merge_linear(Graph& graph, const PassContext&) {
+void merge_linear(Graph& graph, const PassContext& context) {
+  if (context.weight_bits != 0) return;
   for (ValueId v : graph.inputs()) {
     if (graph.value(v).donated) return;
   }

@@ -22,9 +22,11 @@ struct PassContext {
 #endif
   /// Where the graph is written after every pass ("" for nowhere); the directory must exist.
   std::string dump_dir;
+  /// Bits of the weights of products, 8 or 4, and elements that share a scale; 0: as they are.
+  int64_t weight_bits = 0, weight_group = 0;
 };
 
-/// optimization_level and dump_ir of the options table.
+/// optimization_level, dump_ir, precision and group_size of the options table.
 PassContext context_from(const Options& options);
 
 using Pass = void (*)(ir::Graph&, const PassContext&);

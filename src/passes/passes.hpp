@@ -24,7 +24,8 @@ void fuse_rope(ir::Graph& graph, const PassContext& context);
 /// is_causal.
 void fuse_sdpa(ir::Graph& graph, const PassContext& context);
 /// Linears of one operand -> one linear on concatenated weights, and slices. Not in programs that
-/// own a cache (donated inputs): generation reads its weights where they lie.
+/// own a cache (donated inputs): generation reads its weights where they lie. Nor in programs that
+/// quantise: all programs of a model then share one quantised form of each weight.
 void merge_linear(ir::Graph& graph, const PassContext& context);
 /// linear and matmul with their bias, activation and residual -> gemm.
 void fuse_gemm(ir::Graph& graph, const PassContext& context);
@@ -32,6 +33,8 @@ void fuse_gemm(ir::Graph& graph, const PassContext& context);
 void fuse_residual_norm(ir::Graph& graph, const PassContext& context);
 /// Trees of elementwise nodes -> ewise programs.
 void fuse_ewise(ir::Graph& graph, const PassContext& context);
+/// Products with constant weights on 8 or 4 bits, when the context asks for it (quantize.hpp).
+void quantize(ir::Graph& graph, const PassContext& context);
 /// Drops what no output needs and renumbers.
 void dce(ir::Graph& graph, const PassContext& context);
 

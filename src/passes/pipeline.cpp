@@ -8,6 +8,7 @@
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
 #include "passes/passes.hpp"
+#include "passes/quantize.hpp"
 
 namespace rm::passes {
 namespace {
@@ -26,6 +27,7 @@ constexpr NamedPass kInference[] = {
     {"fuse_gemm", fuse_gemm, 1},
     {"fuse_residual_norm", fuse_residual_norm, 1},
     {"fuse_ewise", fuse_ewise, 1},
+    {"quantize", quantize, 0},
     {"canonicalise", canonicalise, 1},
     {"cse", cse, 0},
     {"dce", dce, 0},
@@ -56,6 +58,12 @@ PassContext context_from(const Options& options) {
   PassContext context;
   context.optimization_level = static_cast<int>(options.integer("optimization_level"));
   context.dump_dir = options.text("dump_ir");
+  const std::string& precision = options.text("precision");
+  if (precision == "int8" || precision == "int4") {
+    const std::string& group = options.text("group_size");
+    context.weight_bits = precision == "int8" ? 8 : 4;
+    context.weight_group = group == "auto" ? auto_group(context.weight_bits) : std::stoll(group);
+  }
   return context;
 }
 

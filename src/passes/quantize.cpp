@@ -1,11 +1,14 @@
 // One sweep in node order; weights that several products read are quantised once.
 #include "passes/quantize.hpp"
 
+#include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "base/error.hpp"
 #include "ops/linear/quantized.hpp"
 #include "ops/registry.hpp"
+#include "passes/passes.hpp"
 
 namespace rm::passes {
 namespace {
@@ -20,9 +23,43 @@ ValueId operand(const Node& node, size_t i) {
   return i < node.operands.size() ? node.operands[i] : ir::kNoValue;
 }
 
+struct Source {
+  ValueId weight;
+  bool transposed;
+};
+
+bool is_transposition(const Node& node) {
+  return node.op == "permute" && node.ints("axes") == std::vector<int64_t>{1, 0};
+}
+
+/// The weights a matrix of rows [N, K] is made of: themselves, transposed, joined by rows. False
+/// for any other expression.
+bool find_sources(const std::vector<const Node*>& makers, const Graph& graph, ValueId v,
+                  bool transposed, std::vector<Source>* out) {
+  if (graph.value(v).kind == ir::ValueKind::kWeight) {
+    out->push_back({v, transposed});
+    return true;
+  }
+  const Node* node = makers[static_cast<size_t>(v)];
+  if (node == nullptr) return false;
+  if (is_transposition(*node)) {
+    return find_sources(makers, graph, node->operands[0], !transposed, out);
+  }
+  if (node->op != "concat" || node->i("axis") != (transposed ? 1 : 0)) return false;
+  return std::all_of(node->operands.begin(), node->operands.end(), [&](ValueId part) {
+    return find_sources(makers, graph, part, transposed, out);
+  });
+}
+
 class Sweep {
  public:
   Sweep(Graph& graph, const QuantizeOptions& options) : graph_(graph), options_(options) {
+    // Nodes move while the sweep runs: what makes constants is looked up in a copy of them.
+    before_ = graph.nodes;
+    makers_.assign(graph.num_values(), nullptr);
+    for (const Node& node : before_) {
+      for (ValueId r : node.results) makers_[static_cast<size_t>(r)] = &node;
+    }
     for (size_t v = 0; v < graph.num_values(); ++v) {
       constant_.push_back(graph.is_constant(static_cast<ValueId>(v)));
     }
@@ -59,7 +96,10 @@ class Sweep {
     if (!is_constant(node.operands[1]) || w.rank() != 2 || x.rank() < 2) return false;
     if (!w.dims[0].is_static() || !w.dims[1].is_static()) return false;
     if (x.dtype != DType::kF32 && x.dtype != DType::kBF16 && x.dtype != DType::kF16) return false;
-    return w.dims[0].value() * w.dims[1].value() >= options_.least_elements;
+    if (w.dims[0].value() * w.dims[1].value() < options_.least_elements) return false;
+    std::vector<Source> sources;
+    const bool by_rows = node.op == "linear" || node.i_or("trans_b", 1) != 0;
+    return find_sources(makers_, graph_, node.operands[1], !by_rows, &sources);
   }
 
   std::vector<ValueId> emit(std::string op, std::vector<ValueId> operands, ir::Attrs attrs,
@@ -110,6 +150,8 @@ class Sweep {
 
   Graph& graph_;
   const QuantizeOptions& options_;
+  std::vector<Node> before_;
+  std::vector<const Node*> makers_;
   std::vector<char> constant_;
   std::vector<Node> out_;
   std::map<std::pair<ValueId, bool>, std::vector<ValueId>> made_;
@@ -127,6 +169,42 @@ int64_t quantize_linears(Graph& graph, const QuantizeOptions& options) {
   const int64_t replaced = Sweep(graph, options).run();
   ops::infer_and_check(graph);
   return replaced;
+}
+
+std::vector<QuantisedWeight> quantised_weights(const Graph& graph) {
+  std::vector<const Node*> makers(graph.num_values(), nullptr);
+  for (const Node& node : graph.nodes) {
+    for (ValueId r : node.results) makers[static_cast<size_t>(r)] = &node;
+  }
+  std::vector<QuantisedWeight> out;
+  for (const Node& node : graph.nodes) {
+    if (node.op != "quantize") continue;
+    std::vector<Source> sources;
+    if (!find_sources(makers, graph, node.operands[0], false, &sources)) {
+      throw_invalid(
+          "[quantize] expected weights as they lie below a quantize node, got an expression");
+    }
+    for (const Source& s : sources) {
+      out.push_back({graph.value(s.weight).name, node.i_or("bits", 8), node.i_or("group", 32),
+                     node.i_or("symmetric", 1) != 0, s.transposed});
+    }
+  }
+  const auto fields = [](const QuantisedWeight& w) {
+    return std::tie(w.name, w.bits, w.group, w.symmetric, w.transposed);
+  };
+  std::sort(out.begin(), out.end(),
+            [&](const auto& a, const auto& b) { return fields(a) < fields(b); });
+  out.erase(std::unique(out.begin(), out.end(),
+                        [&](const auto& a, const auto& b) { return fields(a) == fields(b); }),
+            out.end());
+  return out;
+}
+
+void quantize(Graph& graph, const PassContext& context) {
+  if (context.weight_bits == 0) return;
+  QuantizeOptions options;
+  options.bits = context.weight_bits, options.group = context.weight_group;
+  quantize_linears(graph, options);
 }
 
 }  // namespace rm::passes

@@ -1,10 +1,19 @@
 // Weight-only quantisation as a rewrite: products with constant weights become quant_linear on
 // quantize(weight), a constant expression that is computed once a program.
+//
+// Only weights as the module holds them are quantised, transposed or joined by rows at most, so
+// that anyone can compute the same from the module's own tensors (the parity gate does).
 #pragma once
+
+#include <string>
+#include <vector>
 
 #include "ir/graph.hpp"
 
 namespace rm::passes {
+
+/// What group_size=auto means (docs/decisions/0006-weight-only-quantisation.md).
+constexpr int64_t auto_group(int64_t bits) { return bits == 8 ? 128 : 32; }
 
 struct QuantizeOptions {
   int64_t bits = 8;    // 8 or 4
@@ -16,5 +25,16 @@ struct QuantizeOptions {
 /// Applied to an optimised graph (after fuse_gemm). Leaves every other node alone, embeddings too.
 /// Returns how many products were replaced. Throws rm::Error for options outside the operator's.
 int64_t quantize_linears(ir::Graph& graph, const QuantizeOptions& options);
+
+/// A weight of the graph that products read quantised.
+struct QuantisedWeight {
+  std::string name;
+  int64_t bits, group;
+  bool symmetric;
+  bool transposed;  // it lies as [K, N]: groups run along its first axis
+};
+
+/// Every weight below a quantize node, once a form.
+std::vector<QuantisedWeight> quantised_weights(const ir::Graph& graph);
 
 }  // namespace rm::passes

@@ -6,14 +6,50 @@
 
 namespace rm::runtime {
 
-ConstantPtr ConstantStore::find(const std::string& key) const {
+namespace {
+// Weights are every store's own; what derives from them is the same for all.
+bool is_derived(const std::string& key) { return key.starts_with("d:"); }
+}  // namespace
+
+ConstantPtr SharedConstants::find(const std::string& key) const {
   std::lock_guard lock(mutex_);
   auto it = constants_.find(key);
-  return it == constants_.end() ? nullptr : it->second;
+  return it == constants_.end() ? nullptr : it->second.lock();
+}
+
+ConstantPtr SharedConstants::put(ConstantPtr constant) {
+  std::lock_guard lock(mutex_);
+  std::weak_ptr<const Constant>& held = constants_[constant->key];
+  if (ConstantPtr first = held.lock()) return first;
+  held = constant;
+  return constant;
+}
+
+int64_t SharedConstants::bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t total = 0;
+  for (const auto& [key, held] : constants_) {
+    if (const ConstantPtr constant = held.lock()) total += constant->bytes;
+  }
+  return total;
+}
+
+ConstantPtr ConstantStore::find(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  auto it = constants_.find(key);
+  if (it != constants_.end()) return it->second;
+  if (shared_ == nullptr || !is_derived(key)) return nullptr;
+  ConstantPtr found = shared_->find(key);
+  if (found != nullptr) constants_.emplace(key, found);
+  return found;
 }
 
 ConstantPtr ConstantStore::put(Constant constant) {
   auto shared = std::make_shared<const Constant>(std::move(constant));
+  // Only memory of its own: a view of a weight would outlive the weight's owner in another program.
+  if (shared_ != nullptr && is_derived(shared->key) && shared->owner != nullptr) {
+    shared = shared_->put(std::move(shared));
+  }
   std::lock_guard lock(mutex_);
   return constants_.emplace(shared->key, shared).first->second;
 }

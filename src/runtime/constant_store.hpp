@@ -26,9 +26,27 @@ struct Constant {
 
 using ConstantPtr = std::shared_ptr<const Constant>;
 
-class ConstantStore {
+/// Derived constants of several programs over the same weights: each is held once, as long as any
+/// of them uses it. Thread safe. Whoever shares it vouches that "w:<name>" means one tensor in all.
+class SharedConstants {
  public:
   ConstantPtr find(const std::string& key) const;
+  /// Keeps the first one that is put under a key and still used, and returns it.
+  ConstantPtr put(ConstantPtr constant);
+  /// Of everything that is still used, each once.
+  int64_t bytes() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<const Constant>> constants_;
+};
+
+class ConstantStore {
+ public:
+  ConstantStore() = default;
+  explicit ConstantStore(std::shared_ptr<SharedConstants> shared) : shared_(std::move(shared)) {}
+
+  ConstantPtr find(const std::string& key);
   /// Keeps the first one put under a key and returns it.
   ConstantPtr put(Constant constant);
   /// The operand as the kernel wants it, or null when it is used as it lies.
@@ -39,6 +57,7 @@ class ConstantStore {
 
  private:
   mutable std::mutex mutex_;
+  std::shared_ptr<SharedConstants> shared_;  // may be null
   std::map<std::string, ConstantPtr> constants_;
   std::map<std::string, std::pair<std::shared_ptr<void>, int64_t>> packed_;
 };

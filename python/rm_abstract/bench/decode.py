@@ -23,8 +23,10 @@ LLAMA_CPP = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "q8_0", "int4
 # Smallest cosine of the first token's logits with fp32 eager's. Random weights are the hardest
 # case for few bits: real models are not that noisy.
 MIN_COSINE = {"fp32": 0.99999, "bf16": 0.99, "fp16": 0.999, "int8": 0.99, "int4": 0.8}
-# Bits a weight takes with one 16-bit scale for 32 of them (q8_0, q4_0; ours alike).
-STORED_BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.5, "int4": 4.5}
+# Bits a weight takes with its share of a 16-bit scale: one for 32 weights in q8_0, q4_0 and our
+# int4, one for 128 in our int8.
+STORED_BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.125, "int4": 4.5}
+LLAMA_CPP_BITS = {**STORED_BITS, "int8": 8.5}
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Case:
     def name(self) -> str:
         return f"{self.shape.name} {self.precision} prompt {self.prompt}"
 
-    def step_bytes(self, rows: int) -> float:
-        """Bytes a token of every row must read, at the middle of the generation."""
+    def step_bytes(self, rows: int, name: str = "") -> float:
+        """Bytes a token of every row must read, at the middle of the generation, as candidate
+        `name` stores them."""
         kv_bits = max(16, BITS[self.precision])
-        weights = self.shape.linear_parameters * STORED_BITS[self.precision] / 8
+        stored = LLAMA_CPP_BITS if name.startswith("llama.cpp") else STORED_BITS
+        weights = self.shape.linear_parameters * stored[self.precision] / 8
         return weights + rows * self.shape.kv_bytes(self.prompt + self.new_tokens // 2, kv_bits)
 
 
@@ -156,7 +160,7 @@ def take(
             f"{sample.rest_s:.3f} s; try more tokens"
         )
     steps_s = (case.new_tokens - 1) / sample.rest_s
-    bytes_s = steps_s * case.step_bytes(sample.rows)
+    bytes_s = steps_s * case.step_bytes(sample.rows, name)
     share = {huge: bytes_s / ((before[huge] + after[huge]) / 2) for huge in before}
     operations = sample.rows * case.shape.prefill_operations(case.prompt)
     row = {

@@ -43,6 +43,13 @@ def ahead_options(command: _Command) -> _Command:
 
 @click.command("compile")
 @ahead_options
+@click.option("--precision", help="of the weights of products: auto, int8, int4")
+@click.option("--group-size", help="weights that share a scale: auto, 32, 64, 128")
+@click.option(
+    "--quality",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="a text: print the perplexity on it in the model's own precision and compiled",
+)
 def compile_command(as_json: bool, **sizes: Any) -> None:
     """Compile a transformers model folder into the cache for the given sizes."""
     report: Report = compile_ahead(**sizes)

@@ -19,11 +19,13 @@ from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.identity import Unstable, describe
 from rm_abstract.engines.variant import Record
 from rm_abstract.parity import GATE_VERSION, Verdict
+from rm_abstract.quantised import AUTO_GROUPS, BITS
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
 
 BRIDGE = "torch"
+QUANTISED_ON = "cpu"  # the backend that has kernels for quantised weights
 _HASH_THREADS = 8
 
 
@@ -102,6 +104,23 @@ class Artefacts:
         """Why this module's captures are not cached; empty when they are."""
         return self._bypass
 
+    @property
+    def weight_bits(self) -> int:
+        """Bits of the weights of products; 0: as they are."""
+        wanted = BITS.get(self._settings.text("precision"), 0)
+        return wanted if self._backend == QUANTISED_ON else 0
+
+    @property
+    def precision_said(self) -> str:
+        """What the report says of the precision asked for; empty when none was."""
+        wanted = self._settings.text("precision")
+        if wanted not in BITS:
+            return ""
+        if not self.weight_bits:
+            return f"the model's own: {wanted} is for {QUANTISED_ON} so far"
+        group = self._settings.text("group_size")
+        return f"{wanted}, groups of {AUTO_GROUPS[wanted] if group == 'auto' else group}"
+
     # ---- programs ----------------------------------------------------------------------------
 
     def program(self, ir: str) -> tuple[str, str, str]:
@@ -114,6 +133,8 @@ class Artefacts:
 
         def compile_text() -> dict[str, bytes]:
             options = {name: text for name, (text, _) in self._settings.values.items()}
+            if not self.weight_bits:
+                options["precision"] = "auto"
             return {"rmir": _core.ir.run_passes(ir, options).encode()}
 
         entry, source = self.cache.get_or_compile(key, compile_text)

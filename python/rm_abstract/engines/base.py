@@ -42,6 +42,8 @@ class EntryReport:
     max_error: float | None = None
     calls: int = 0
     shapes: int = 0  # concrete shapes instantiated
+    precision: str = ""  # of the weights of products: "int8, groups of 128"; empty: the model's own
+    quantised: dict[str, int] = field(default_factory=dict)  # weights, bytes, bytes_before
 
     @property
     def native_share(self) -> float:

@@ -140,6 +140,7 @@ class CompiledCall:
             if len(found) >= self.max_variants:
                 raise Decline("RM105", f"more than {self.max_variants} captures of one call")
             before = snapshot(self.spec, leaves)
+            again = snapshot(self.spec, flat_inputs) if self._engine.quantises else None
             known = None
             if not self.waiting.get(pattern):
                 known = self._known(before, pattern, past, raises)
@@ -163,7 +164,10 @@ class CompiledCall:
                     self._engine.refresh(variant)
                 else:
                     variant = known or self._engine.make_variant(before, pattern, past)
-                self._engine.gate(variant, before, shown, (output, after), comparable)
+                expected = (output, after)
+                if again is not None and variant.quantised:
+                    expected = self._engine.on_quantised_weights(variant, again)
+                self._engine.gate(variant, before, shown, expected, comparable)
             except Exception as error:  # the call was served: whatever we did wrong, it stays so
                 failure = reported(error)
                 self.refused[pattern] = Decline(failure.code or "RM301", str(failure))

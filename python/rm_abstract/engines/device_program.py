@@ -67,7 +67,7 @@ class _HostPart:
         rows = {row["name"] for row in _core.backend.backends() if row["available"]}
         backends = [name for name in HOST_BACKENDS if name in rows]
         self._names = list(names)
-        optimised = _core.ir.run_passes(text)
+        optimised = _core.ir.run_passes(text, {"precision": "auto"})
         self._program = _core.Program(optimised, self._mine(weights), backends)
         self.wiring = wiring
 
@@ -343,8 +343,11 @@ class DeviceProgram:
 
     # ---- weights and report -------------------------------------------------------------------
 
-    def update_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Takes other values of the same weights; compiles again where the artefact holds them."""
+    def update_weights(self, weights: dict[str, torch.Tensor], shared: Any = None) -> None:
+        """Takes other values of the same weights; compiles again where the artefact holds them.
+
+        What the host's parts derive is not shared with other programs.
+        """
         with self._lock:
             self._weights = weights
             for part in self._parts:

@@ -21,6 +21,7 @@ from rm_abstract.capture.call import (
     CallSpec,
     FlatCall,
     ForwardParameters,
+    call_module,
     flatten_call,
     leaf_count,
 )
@@ -28,10 +29,12 @@ from rm_abstract.capture.export import call_tensors, capture_flat
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern
+from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, Error, ParityError, from_core
 from rm_abstract.generation.together import Together
 from rm_abstract.hooks.scope import disabled_var
+from rm_abstract.quantised import OnQuantisedWeights, QuantisedWeight
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -55,6 +58,7 @@ class NativeEngine:
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
         self.together = Together()  # generations of several threads
+        self._shared = SharedWeights()
 
     # ---- the protocol ------------------------------------------------------------------------
 
@@ -174,22 +178,27 @@ class NativeEngine:
     ) -> Variant:
         try:
             text, artefact, _ = self.artefacts.program(record.ir)
+            weights = self._weights(record)
             program = _core.Program(
                 text,
-                self._weights(record),
+                weights,
                 self.artefacts.backends(),
                 self._session.settings.text("force_kernel"),
                 packing=self._packing(call),
+                shared=self._shared.of(weights),
             )
+            forms = [QuantisedWeight(*row) for row in _core.ir.quantised_weights(text)]
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        variant = Variant(record, program, past)
+        variant = Variant(record, program, past, forms)
         variant.report = EntryReport(
             signature=_readable(call),
             engine=self.name,
             device=self._session.device,
             artefact=artefact,
             compile_ms=(time.perf_counter() - started) * 1e3,
+            precision=self.artefacts.precision_said,
+            quantised=_sizes(forms, weights),
         )
         return variant
 
@@ -222,9 +231,30 @@ class NativeEngine:
     def refresh(self, variant: Variant) -> None:
         """Gives a variant the weights the module has now."""
         try:
-            variant.program.update_weights(self._weights(variant.record))
+            weights = self._weights(variant.record)
+            variant.program.update_weights(weights, self._shared.of(weights))
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
+
+    @property
+    def quantises(self) -> bool:
+        """True when programs are made with weights of fewer bits than the module's."""
+        return self.artefacts.weight_bits > 0
+
+    def on_quantised_weights(self, variant: Variant, call: FlatCall) -> Any:
+        """What the original gives for `call`, and its caches, on the weights the program has.
+
+        The caches of `call` are written; nothing else is.
+        """
+        weights = self._weights(variant.record)
+        positional = self.parameters.positional
+        with (
+            torch.no_grad(),
+            self.on_original(),
+            OnQuantisedWeights(weights, variant.quantised),
+        ):
+            output = call_module(self.module()._call_impl, call.spec, list(call.leaves), positional)
+        return output, [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
 
     def gate(
         self,
@@ -236,7 +266,10 @@ class NativeEngine:
     ) -> None:
         """Runs the variant on the call `expected` came from. Raises ParityError when it differs.
 
-        `comparable` takes out what may differ: values nothing ever reads.
+        What a quantised variant is expected to give comes from `on_quantised_weights`: rounding
+        weights may change outputs a lot, a right program differs from eager on the rounded weights
+        as little as any other does. `comparable` takes out what may differ: values nothing ever
+        reads.
         """
         record = variant.record
         try:
@@ -246,7 +279,12 @@ class NativeEngine:
         caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
         weights = [t for t in self._weights(record).values() if t.is_floating_point()]
         precision = parity.working_precision([*weights, *tensors])
-        verdict = parity.compare(comparable(expected), comparable((output, caches)), precision)
+        verdict = parity.compare(
+            comparable(expected),
+            comparable((output, caches)),
+            precision,
+            rounded_activations=bool(variant.quantised),
+        )
         variant.report.calls = 0
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
@@ -308,6 +346,15 @@ class NativeEngine:
             owner, key = self._owner(name)
             weights[name] = owner[key].detach()
         return weights
+
+
+def _sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """How many weights are quantised, and the bytes of all before and after; empty when none is."""
+    if not forms:
+        return {}
+    before = sum(weights[f.name].numel() * weights[f.name].element_size() for f in forms)
+    after = sum(f.bytes_of(weights[f.name].shape) for f in forms)
+    return {"weights": len(forms), "bytes": after, "bytes_before": before}
 
 
 def _call_key(call: FlatCall, pattern: Pattern) -> str:

@@ -13,6 +13,7 @@ from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.outputs import builder
 from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.quantised import QuantisedWeight
 
 RECORD_VERSION = 1
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
@@ -23,7 +24,7 @@ class Program(Protocol):
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
 
-    def update_weights(self, weights: dict[str, torch.Tensor]) -> None: ...
+    def update_weights(self, weights: dict[str, torch.Tensor], shared: Any = None) -> None: ...
 
     def report(self) -> dict[str, Any]: ...
 
@@ -63,8 +64,15 @@ class Record:
 class Variant:
     """A record with its program. Immutable but for counters; `run` is thread safe."""
 
-    def __init__(self, record: Record, program: Program, is_past: Sequence[bool]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        program: Program,
+        is_past: Sequence[bool],
+        quantised: Sequence[QuantisedWeight] = (),
+    ) -> None:
         self.record = record
+        self.quantised = tuple(quantised)
         self.program = program
         self.serves: Callable[[Any], bool] = serves(record.input_dims, record.conditions, is_past)
         self._build = builder(record.output)

@@ -183,6 +183,7 @@ class WholeProgramEngine(NativeEngine):
             device=self._session.device,
             artefact=program.artefact,
             compile_ms=(time.perf_counter() - started) * 1e3,
+            precision=self.artefacts.precision_said,
         )
         return variant
 

@@ -195,6 +195,28 @@ TEST_CASE("a quantised program equals its reference and holds the weights once, 
   }
 }
 
+TEST_CASE("programs that share what derives from their weights hold it once, while one lives") {
+  std::mt19937 rng(27);
+  Case c = load(kEncoder, rng);
+  passes::QuantizeOptions options;
+  options.least_elements = 1;
+  passes::quantize_linears(c.graph, options);
+  auto shared = std::make_shared<runtime::SharedConstants>();
+  int64_t held = 0;
+  {
+    Program first(c.graph, cpu_kernels()), second(c.graph, cpu_kernels());
+    for (Program* program : {&first, &second}) {
+      program->set_weights(c.weight_views(), shared);
+      check_against_reference(*program, c, rng, 2, 3, 2e-3);
+      if (held == 0) held = shared->bytes();
+      CHECK(shared->bytes() == held);
+      CHECK(program->report().derived_bytes >= held);
+    }
+    CHECK(held > 0);
+  }
+  CHECK(shared->bytes() == 0);
+}
+
 TEST_CASE("new weights change the result") {
   std::mt19937 rng(22);
   Case c = load(kEncoder, rng);

@@ -1,0 +1,250 @@
+"""Weight-only quantisation: what programs on 8 and 4 bits give, and how they are judged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+import rm_abstract as rm
+from rm_abstract import _core, quantised
+from rm_abstract.quantised import QuantisedWeight, dequantised
+
+PROMPT = b"def read_file(path):\n    "
+
+
+def quantising(precision: str, **options: Any) -> rm.Session:
+    return rm.init(
+        "cpu",
+        compile_options={"precision": precision, **options},
+        fallback="error:capture,compile,correctness",
+    )
+
+
+@pytest.fixture
+def ended() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+    rm.shutdown()
+
+
+@pytest.fixture
+def llama(tiny_llama: Path) -> Any:
+    return hf.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32).eval()
+
+
+def on_dequantised(model: Any, bits: int, group: int) -> Any:
+    """A plain model whose products have the weights that int8 or int4 stands for."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, torch.nn.Linear):
+            form = QuantisedWeight("", bits, group, True, False)
+            module.weight = torch.nn.Parameter(dequantised(module.weight, form))
+    return twin
+
+
+def entries(model: Any) -> list[dict[str, Any]]:
+    (found,) = rm.explain(model).to_dict()["models"]
+    return list(found["entries"])
+
+
+def by_kernels(weight: torch.Tensor, form: QuantisedWeight) -> torch.Tensor:
+    """What the core's kernels make of a weight: its product with the unit matrix."""
+    n, k = weight.shape
+    program = (
+        f'rmir 1\ninput %0 "x" : f32[{k},{k}]\nweight %1 "w" : f32[{n},{k}]\n'
+        f"%2 = linear(%0, %1) : f32[{k},{n}]\nreturn %2\n"
+    )
+    text, products = _core.ir.quantize(program, form.bits, form.group, form.symmetric)
+    assert products == 1
+    (result,) = _core.Program(text, {"w": weight}, ["cpu"]).run([torch.eye(k)])
+    return result.t()
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_torch_and_the_kernels_agree_on_every_weight(
+    session: rm.Session, bits: int, group: int, symmetric: bool, seed: int
+) -> None:
+    assert session.resolved.backend == "cpu"  # loads its plugin
+    torch.manual_seed(seed)
+    weight = torch.randn(130, 200) * torch.logspace(-9, 4, 130)[:, None]
+    weight[3] = 0
+    weight[4, :40] = 0
+    form = QuantisedWeight("w", bits, group, symmetric, False)
+    assert torch.equal(dequantised(weight, form), by_kernels(weight, form))
+    across = form._replace(transposed=True)
+    assert torch.equal(dequantised(weight.t(), across).t(), dequantised(weight, form))
+
+
+def test_a_weight_moves_by_half_a_step_at_most(seed: int) -> None:
+    torch.manual_seed(seed)
+    weight = torch.randn(64, 256)
+    for bits, steps in ((8, 127), (4, 8)):
+        error = (dequantised(weight, QuantisedWeight("", bits, 32, True, False)) - weight).abs()
+        step = weight.reshape(64, 8, 32).abs().amax(-1, keepdim=True) / steps
+        # 4 bits reach from -8 to 7 steps: the far end of the other sign is cut off.
+        bound = step * (0.5 if bits == 8 else 1) * 1.01
+        assert (error.reshape(64, 8, 32) <= bound).all()
+
+
+@pytest.mark.parametrize(("bits", "steps"), [(8, 127), (4, 8)])
+def test_weights_of_a_checkpoint_in_the_same_form_are_kept_exactly(
+    bits: int, steps: int, seed: int
+) -> None:
+    """Blocks of 32 with one fp16 scale, as GGUF's Q8_0 and Q4_0 have them."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = (torch.rand(64, 8, 1, generator=generator) + 0.1).half().float()
+    integers = torch.randint(-steps + 1, steps, (64, 8, 32), generator=generator)
+    integers[:, :, 5] = -steps  # what the scale was chosen for
+    weight = (integers * scale).reshape(64, 256)
+    assert torch.equal(dequantised(weight, QuantisedWeight("", bits, 32, True, False)), weight)
+
+
+@pytest.mark.parametrize(("precision", "group"), [("int8", 128), ("int4", 32)])
+def test_generation_gives_the_tokens_of_the_dequantised_model(
+    ended: None, llama: Any, precision: str, group: int
+) -> None:
+    reference = on_dequantised(llama, quantised.BITS[precision], group)
+    quantising(precision)
+    rm.accelerate(llama)
+    ids = torch.tensor([list(PROMPT)])
+    options = {"max_new_tokens": 80, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    llama.generate(ids, **options)  # compiles: its first steps are the original's
+    assert torch.equal(llama.generate(ids, **options), reference.generate(ids, **options))
+    (found,) = rm.explain(llama).to_dict()["models"]
+    assert found["loop_tokens"] > 100
+    for entry in found["entries"]:
+        assert entry["precision"] == f"{precision}, groups of {group}"
+        # Seven products a layer and the head; the embedding that shares its weight is not among.
+        assert entry["quantised"]["weights"] == 4 * 7 + 1
+        assert sum(n for name, n in entry["kernels"].items() if "quant_linear" in name) == 29
+        assert not any("gemm" in name for name in entry["kernels"])
+        few = {"int8": 0.26, "int4": 0.15}[precision]
+        assert entry["quantised"]["bytes"] < few * entry["quantised"]["bytes_before"]
+    assert f"precision {precision}, groups of {group}: 29 weights in" in str(rm.explain(llama))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_models_generate_on_few_bits(
+    ended: None, tiny_llama: Path, dtype: torch.dtype
+) -> None:
+    model = hf.AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=dtype).eval()
+    quantising("int8")
+    rm.accelerate(model)
+    ids = torch.tensor([list(PROMPT)] * 2)
+    ids = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20)
+    assert rm.explain(model).routed > 0
+    assert bytes(ids[0].tolist()).startswith(PROMPT)
+    assert {entry["parity"] for entry in entries(model)} == {"passed"}
+
+
+@pytest.mark.parametrize(("precision", "cosine"), [("int8", 0.9995), ("int4", 0.9)])
+def test_an_encoder_embeds_as_before(
+    ended: None, minilm: Path, precision: str, cosine: float
+) -> None:
+    model = hf.AutoModel.from_pretrained(minilm).eval()
+    ids = torch.randint(1000, 20000, (2, 24), generator=torch.Generator().manual_seed(5))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    plain = model(**inputs).last_hidden_state.mean(1)
+    quantising(precision)
+    rm.accelerate(model)
+    assert torch.equal(model(**inputs).last_hidden_state.mean(1), plain)  # the original serves it
+    few = model(**inputs).last_hidden_state.mean(1)
+    assert torch.cosine_similarity(few, plain).min() > cosine
+    assert not torch.equal(few, plain)
+    assert rm.explain(model).routed == 1
+
+
+def test_weights_that_lie_across_their_rows_are_quantised(ended: None, seed: int) -> None:
+    torch.manual_seed(seed)
+    config = hf.GPT2Config(n_layer=2, n_embd=128, n_head=4, vocab_size=200)
+    model = hf.GPT2LMHeadModel(config).eval()
+    quantising("int4", group_size=64)
+    rm.accelerate(model)
+    inputs = {"input_ids": torch.randint(0, 200, (2, 9))}
+    model(**inputs)
+    model(**inputs)
+    (entry,) = entries(model)
+    assert entry["parity"] == "passed" and entry["quantised"]["weights"] == 2 * 4 + 1
+    assert entry["precision"] == "int4, groups of 64"
+
+
+def test_the_gate_refuses_a_program_on_other_weights(
+    ended: None, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights in groups of 64 are close to those in groups of 128, and yet not the same."""
+    genuine = _core.ir.quantised_weights
+
+    def in_other_groups(text: str) -> list[Any]:
+        return [(name, bits, 64, *rest) for name, bits, _, *rest in genuine(text)]
+
+    ids = torch.tensor([list(PROMPT)])
+    expected = llama(ids, use_cache=False).logits
+    monkeypatch.setattr(_core.ir, "quantised_weights", in_other_groups)
+    rm.init("cpu", compile_options={"precision": "int8"})
+    rm.accelerate(llama)
+    with pytest.warns(rm.RoutingWarning, match="RM501"):
+        assert torch.equal(llama(ids, use_cache=False).logits, expected)
+    assert torch.equal(llama(ids, use_cache=False).logits, expected)  # eager, not a wrong program
+
+
+def test_precision_and_group_size_are_part_of_the_key(ended: None, llama: Any) -> None:
+    ids = torch.tensor([list(PROMPT)])
+    found = {}
+    for precision, group in (("auto", "auto"), ("int8", "auto"), ("int4", 32), ("int4", 64)):
+        rm.init("cpu", compile_options={"precision": precision, "group_size": group})
+        rm.accelerate(llama)
+        llama(ids, use_cache=False)
+        (entry,) = entries(llama)
+        assert entry["cache"] == "hit" or not found  # the capture is one for all
+        found[entry["artefact"]] = llama(ids, use_cache=False).logits
+        rm.shutdown()
+    first, *others = found.values()
+    assert len(found) == 4
+    assert not any(torch.equal(first, other) for other in others)
+
+
+def test_weights_written_in_place_are_quantised_again(ended: None, llama: Any) -> None:
+    ids = torch.tensor([list(PROMPT)])
+    quantising("int8")
+    rm.accelerate(llama)
+    for _ in range(2):
+        before = llama(ids, use_cache=False).logits
+    llama.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+    for _ in range(2):
+        after = llama(ids, use_cache=False).logits
+    expected = on_dequantised(llama, 8, 128)(ids).logits
+    assert not torch.allclose(before, after, rtol=1e-2)
+    assert torch.allclose(after, expected, rtol=1e-3, atol=1e-3)
+    assert entries(llama)[0]["parity"] == "passed"
+
+
+def test_programs_of_one_model_hold_quantised_weights_once(
+    ended: None, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    genuine = _core.Program
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        made.append((genuine(*arguments, **options), options["shared"]))
+        return made[-1][0]
+
+    monkeypatch.setattr(_core, "Program", noted)
+    quantising("int8")
+    rm.accelerate(llama)
+    ids = torch.tensor([list(PROMPT)])
+    llama(ids, use_cache=False)
+    llama.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)
+    assert len(made) >= 3  # a forward, a prefill and a step
+    assert all(pool is made[0][1] for _, pool in made)
+    size = entries(llama)[0]["quantised"]["bytes"]
+    assert made[0][1].bytes() < size * 1.05
+    for program, _ in made:
+        assert program.report()["derived_bytes"] >= size
