@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import rm_abstract as rm
 from rm_abstract import _core, quantised
 from rm_abstract.quantised import QuantisedWeight, dequantised
 
+HEAVY = os.environ.get("RM_HEAVY") == "1"
+HALVES = [torch.bfloat16, torch.float16] if HEAVY else [torch.bfloat16]
 PROMPT = b"def read_file(path):\n    "
 
 
@@ -131,7 +134,7 @@ def test_generation_gives_the_tokens_of_the_dequantised_model(
     assert f"precision {precision}, groups of {group}: 29 weights in" in str(rm.explain(llama))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_precision_models_generate_on_few_bits(
     ended: None, tiny_llama: Path, dtype: torch.dtype
 ) -> None:
