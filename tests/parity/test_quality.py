@@ -60,6 +60,7 @@ def test_compile_prints_perplexity_before_and_after(tiny_llama: Path, tmp_path: 
     own, compiled = (
         float(word) for word in line.replace(",", " ").split() if word[0].isdigit() and "." in word
     )
-    # Trained on such text: random weights are at 260. Four bits change it, by a few percent.
-    assert own < 12 and own != compiled and abs(compiled / own - 1) < 0.1
+    # Trained on such text, in shorter pieces: random weights are at 260. Four bits change it by a
+    # few percent.
+    assert own < 40 and own != compiled and abs(compiled / own - 1) < 0.1
     assert "precision int4, groups of 64: 29 weights" in done.stdout
