@@ -183,9 +183,11 @@ class NativeEngine:
             )
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        variant = Variant(record, program, past)
+        return self._reported(Variant(record, program, past), _readable(call), artefact, started)
+
+    def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
         variant.report = EntryReport(
-            signature=_readable(call),
+            signature=signature,
             engine=self.name,
             device=self._session.device,
             artefact=artefact,
@@ -243,16 +245,37 @@ class NativeEngine:
             output = variant.run(tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
+        verdict = self._verdict(record, call, tensors, comparable(expected), output, comparable)
+        self._note(variant, variant.report.artefact, verdict)
+        if not verdict.passed:
+            raise self._parity_error(verdict.detail)
+
+    def _verdict(
+        self,
+        record: Record,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        output: Any,
+        comparable: Callable[[Any], Any],
+    ) -> parity.Verdict:
+        """What the run that gave `output` and left the caches of `call` is worth."""
         caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
-        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
-        precision = parity.working_precision([*weights, *tensors])
-        verdict = parity.compare(comparable(expected), comparable((output, caches)), precision)
+        actual = comparable((output, caches))
+        return parity.compare(expected, actual, self._precision(record, tensors))
+
+    def _note(self, variant: Variant, artefact: str, verdict: parity.Verdict) -> None:
+        """Stores a verdict and says it in the report; the gate's runs are no calls."""
         variant.report.calls = 0
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
-        self.artefacts.store_verdict(variant.report.artefact, self._weights(record), verdict)
-        if not verdict.passed:
-            raise self._parity_error(verdict.detail)
+        variant.report.artefact = artefact
+        self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
+
+    def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+        """The lowest one the model computes in."""
+        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
+        return parity.working_precision([*weights, *tensors])
 
     def _parity_error(self, detail: str) -> ParityError:
         return ParityError(
