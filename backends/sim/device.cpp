@@ -196,10 +196,13 @@ class SimExecutable final : public plugin::Executable {
       throw Error(RM_UNAVAILABLE, "[sim] expected a host with rm.host_executor/1, got one without");
     }
     run_with_states(args);
-    if (fault("wrong_numbers") && args.num_outputs > 0 && args.outputs[0]->dtype.bits == 32) {
+    if (!fault("wrong_numbers")) return;
+    for (size_t o = 0; o < args.num_outputs; ++o) {
+      const rm_tensor& output = *args.outputs[o];
+      if (output.dtype.code != kDLFloat || output.dtype.bits != 32) continue;
       int64_t count = 1;
-      for (int i = 0; i < args.outputs[0]->ndim; ++i) count *= args.outputs[0]->shape[i];
-      auto* values = static_cast<float*>(args.outputs[0]->data);
+      for (int i = 0; i < output.ndim; ++i) count *= output.shape[i];
+      auto* values = static_cast<float*>(output.data);
       for (int64_t i = 0; i < count; ++i) values[i] *= 1.05f;
     }
   }
