@@ -3,6 +3,7 @@
 #include "device.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstring>
@@ -21,13 +22,14 @@ using plugin::str;
 using plugin::view;
 
 const std::set<std::string, std::less<>> kOperators = {
-    "reshape", "permute",   "expand", "slice",       "concat",     "iota",     "full",
-    "cast",    "where",     "neg",    "abs",         "exp",        "log",      "sqrt",
-    "rsqrt",   "sin",       "cos",    "tanh",        "erf",        "sigmoid",  "relu",
-    "gelu",    "gelu_tanh", "silu",   "logical_not", "reciprocal", "add",      "sub",
-    "mul",     "div",       "pow",    "minimum",     "maximum",    "eq",       "ne",
-    "lt",      "le",        "gt",     "ge",          "and",        "or",       "reduce",
-    "softmax", "embedding", "matmul", "linear",      "layer_norm", "rms_norm", "sdpa"};
+    "reshape",   "permute",   "expand", "slice",       "concat",     "iota",     "full",
+    "cast",      "where",     "neg",    "abs",         "exp",        "log",      "sqrt",
+    "rsqrt",     "sin",       "cos",    "tanh",        "erf",        "sigmoid",  "relu",
+    "gelu",      "gelu_tanh", "silu",   "logical_not", "reciprocal", "add",      "sub",
+    "mul",       "div",       "pow",    "minimum",     "maximum",    "eq",       "ne",
+    "lt",        "le",        "gt",     "ge",          "and",        "or",       "reduce",
+    "softmax",   "embedding", "matmul", "linear",      "layer_norm", "rms_norm", "sdpa",
+    "index_copy"};
 constexpr std::string_view kStages[] = {"parsing", "lowering", "scheduling", "allocating",
                                         "encoding"};
 
@@ -85,6 +87,58 @@ void pretend_to_work(double seconds, const rm_compile_options& options) {
   }
 }
 
+void check_device() {
+  if (fault("device_lost")) throw Error(RM_UNAVAILABLE, "[sim] expected the device, got nothing");
+}
+
+/// Copies elements one by one, or a row at once where both lie together: any strides.
+void copy_strided(const rm_tensor& src, const rm_tensor& dst, int axis, const char* from,
+                  char* to) {
+  const auto bytes = (int64_t{src.dtype.bits} + 7) / 8;
+  if (axis == src.ndim) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    return;
+  }
+  const int64_t count = src.shape[axis], by = src.strides[axis], at = dst.strides[axis];
+  if (axis == src.ndim - 1 && by == 1 && at == 1) {
+    std::memcpy(to, from, static_cast<size_t>(count * bytes));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    copy_strided(src, dst, axis + 1, from + i * by * bytes, to + i * at * bytes);
+  }
+}
+
+struct SimStream final : plugin::Stream {
+  void copy(const rm_tensor& src, rm_tensor& dst) override {
+    check_device();
+    if (src.ndim != dst.ndim || !std::equal(src.shape, src.shape + src.ndim, dst.shape)) {
+      throw Error(RM_INVALID_ARGUMENT, "[sim] expected two tensors of one shape, got others");
+    }
+    copy_strided(src, dst, 0, static_cast<const char*>(src.data) + src.byte_offset,
+                 static_cast<char*>(dst.data) + dst.byte_offset);
+  }
+};
+
+/// A buffer of a device that has so much memory and no more.
+class SimBuffer final : public plugin::Buffer {
+ public:
+  SimBuffer(uint64_t memory_bytes, size_t bytes, size_t align)
+      : memory_(bytes, align), bytes_(bytes) {
+    if ((used += bytes) <= memory_bytes) return;
+    used -= bytes;
+    throw Error(RM_RESOURCE_EXHAUSTED, "[sim] expected at most " + std::to_string(memory_bytes) +
+                                           " bytes of device memory, got buffers of more");
+  }
+  ~SimBuffer() override { used -= bytes_; }
+  void* ptr() override { return memory_.ptr(); }
+
+ private:
+  static inline std::atomic<uint64_t> used = 0;
+  plugin::HostBuffer memory_;
+  const size_t bytes_;
+};
+
 class SimExecutable final : public plugin::Executable {
  public:
   SimExecutable(std::string artefact, rm_constants constants) : artefact_(std::move(artefact)) {
@@ -110,6 +164,7 @@ class SimExecutable final : public plugin::Executable {
   /// Loads it: what a real device would do in deserialize().
   void load() {
     parts_ = decode(artefact_);
+    types_ = parse(parts_.program);
     host_ =
         static_cast<const rm_host_executor*>(plugin::host_extension(RM_HOST_EXECUTOR_EXTENSION));
     if (host_ == nullptr) return;  // a host that only looks at artefacts
@@ -136,20 +191,50 @@ class SimExecutable final : public plugin::Executable {
     if (fault("run_crash")) crash();
     if (fault("run_hang")) std::this_thread::sleep_for(std::chrono::hours(24));
     if (fault("run_error")) throw Error(RM_INTERNAL, "[sim] expected a result, got a device error");
-    if (fault("device_lost")) throw Error(RM_UNAVAILABLE, "[sim] expected the device, got nothing");
+    check_device();
     if (program_ == nullptr) {
       throw Error(RM_UNAVAILABLE, "[sim] expected a host with rm.host_executor/1, got one without");
     }
-    check(host_->run(program_, args.inputs, args.num_inputs, args.outputs, args.num_outputs));
-    if (fault("wrong_numbers") && args.num_outputs > 0 && args.outputs[0]->dtype.bits == 32) {
+    run_with_states(args);
+    if (!fault("wrong_numbers")) return;
+    for (size_t o = 0; o < args.num_outputs; ++o) {
+      const rm_tensor& output = *args.outputs[o];
+      if (output.dtype.code != kDLFloat || output.dtype.bits != 32) continue;
       int64_t count = 1;
-      for (int i = 0; i < args.outputs[0]->ndim; ++i) count *= args.outputs[0]->shape[i];
-      auto* values = static_cast<float*>(args.outputs[0]->data);
+      for (int i = 0; i < output.ndim; ++i) count *= output.shape[i];
+      auto* values = static_cast<float*>(output.data);
       for (int64_t i = 0; i < count; ++i) values[i] *= 1.05f;
     }
   }
 
  private:
+  /// Donated inputs are the states, in their order; the last outputs are their new values.
+  void run_with_states(const rm_execute_args& args) const {
+    std::vector<rm_tensor> states(args.num_states);
+    std::vector<const rm_tensor*> inputs;
+    std::vector<rm_tensor*> outputs(args.outputs, args.outputs + args.num_outputs);
+    size_t given = 0, state = 0;
+    for (size_t i = 0; i < types_.inputs.size(); ++i) {
+      if (!types_.donated[i]) {
+        if (given == args.num_inputs)
+          throw Error(RM_INVALID_ARGUMENT, "[sim] expected more inputs");
+        inputs.push_back(args.inputs[given++]);
+        continue;
+      }
+      if (state == args.num_states) throw Error(RM_INVALID_ARGUMENT, "[sim] expected more states");
+      const Type& type = types_.inputs[i];
+      rm_tensor& tensor = states[state];
+      tensor.data = plugin::buffer_of(args.states[state++].buffer).ptr();
+      tensor.device = {kDLCPU, 0};
+      tensor.ndim = static_cast<int32_t>(type.dims.size());
+      tensor.dtype = type.dl_dtype();
+      tensor.shape = const_cast<int64_t*>(type.dims.data());
+      inputs.push_back(&tensor);
+      outputs.push_back(&tensor);
+    }
+    check(host_->run(program_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
+  }
+
   /// A status of the host's own service, as this plugin's exception.
   static void check(rm_status* status) {
     if (status == nullptr) return;
@@ -162,6 +247,7 @@ class SimExecutable final : public plugin::Executable {
   const std::string artefact_;
   std::vector<rm_constant> external_;
   Artefact parts_;
+  Program types_;
   const rm_host_executor* host_ = nullptr;
   rm_host_program* program_ = nullptr;
 };
@@ -175,6 +261,7 @@ SimDevice::SimDevice(size_t index)
       target_(settings_.target) {
   properties_ = {{str("static_shapes"), str("1")},
                  {str("worker"), str("1")},
+                 {str("states"), str("1")},
                  {str("numerics"), str(settings_.bf16 ? "bf16" : "fp32")},
                  {str("embeds_weights"), str(settings_.embed ? "1" : "0")}};
 }
@@ -277,6 +364,14 @@ std::unique_ptr<plugin::Executable> SimDevice::deserialize(rm_bytes artefact,
       std::string(static_cast<const char*>(artefact.data), artefact.size), constants);
   executable->load();
   return executable;
+}
+
+std::unique_ptr<plugin::Buffer> SimDevice::alloc(uint32_t, size_t bytes, size_t align) {
+  return std::make_unique<SimBuffer>(settings_.memory_bytes, bytes, align);
+}
+
+std::unique_ptr<plugin::Stream> SimDevice::stream_create(uint32_t) {
+  return std::make_unique<SimStream>();
 }
 
 }  // namespace rm::sim

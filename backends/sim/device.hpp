@@ -20,6 +20,8 @@ class SimDevice final : public plugin::Device {
                                               const rm_compile_options& options) override;
   rm_compat check_compat(rm_bytes artefact) override;
   std::unique_ptr<plugin::Executable> deserialize(rm_bytes artefact, rm_constants) override;
+  std::unique_ptr<plugin::Buffer> alloc(uint32_t kind, size_t bytes, size_t align) override;
+  std::unique_ptr<plugin::Stream> stream_create(uint32_t flags) override;
 
  private:
   /// Why an operator stays on the host; empty when the device has it. Static strings and members.

@@ -15,6 +15,8 @@ namespace {
                       "[sim] expected a line of rm.ir/1, got '" + std::string(line) + "'");
 }
 
+constexpr std::string_view kDonated = " donated";
+
 uint64_t element_bytes(std::string_view dtype) {
   if (dtype == "f64" || dtype == "i64") return 8;
   if (dtype == "f32" || dtype == "i32") return 4;
@@ -48,6 +50,7 @@ std::vector<Type> types_of(std::string_view line) {
   const size_t colon = line.rfind(" : ");
   if (colon == std::string_view::npos) reject(line);
   std::string_view rest = line.substr(colon + 3);
+  if (rest.ends_with(kDonated)) rest.remove_suffix(kDonated.size());
   std::vector<Type> out;
   while (!rest.empty()) {
     const size_t end = std::min(rest.find(", "), rest.size());
@@ -95,11 +98,20 @@ uint64_t Type::bytes() const {
   return count;
 }
 
+DLDataType Type::dl_dtype() const {
+  const uint8_t bits = static_cast<uint8_t>(8 * element_bytes(dtype));
+  if (dtype == "bool") return {kDLBool, bits, 1};
+  if (dtype == "bf16") return {kDLBfloat, bits, 1};
+  if (dtype.starts_with("f")) return {kDLFloat, bits, 1};
+  return {static_cast<uint8_t>(dtype.starts_with("u") ? kDLUInt : kDLInt), bits, 1};
+}
+
 Program parse(std::string_view text) {
   Program program;
   each_line(text, [&](std::string_view line) {
     if (line.starts_with("input ")) {
       program.inputs.push_back(types_of(line).at(0));
+      program.donated.push_back(line.ends_with(kDonated));
     } else if (line.starts_with("weight ")) {
       const size_t open = line.find('"'), close = line.rfind('"');
       if (open == close) reject(line);

@@ -2,6 +2,8 @@
 // names and types: one record a line, in program order.
 #pragma once
 
+#include <dlpack/dlpack.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,6 +16,7 @@ struct Type {
   std::vector<int64_t> dims;
   bool is_static = true;  ///< false when a dim is an expression of symbols
   uint64_t bytes() const;
+  DLDataType dl_dtype() const;
 };
 
 struct Node {
@@ -24,6 +27,7 @@ struct Node {
 struct Program {
   std::vector<Node> nodes;
   std::vector<Type> inputs, weights;
+  std::vector<bool> donated;  ///< by input: a state, which lies in a buffer of the device
   std::vector<std::string> weight_names;
 };
 

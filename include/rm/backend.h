@@ -128,7 +128,7 @@ typedef struct rm_executable_info {
   uint64_t workspace_bytes, device_bytes;
   rm_str stats_json;                       /* lifetime of the executable */
 } rm_executable_info;
-/* Device state that outlives a call (KV cache, optimiser moments): updated in place by execute. */
+/* Device state that outlives a call (KV cache): one per donated input (docs/plugin_guide.md). */
 typedef struct rm_state_handle { rm_str name; rm_buffer* buffer; } rm_state_handle;
 typedef struct rm_execute_args {
   size_t struct_size; rm_stream* stream;   /* NULL only without RM_CAP_ASYNC */

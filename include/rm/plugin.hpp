@@ -167,6 +167,12 @@ struct Backend {
   virtual const void* extension(std::string_view) noexcept { return nullptr; }
 };
 
+/// The object behind a handle of this plugin (rm_state_handle.buffer, rm_execute_args.workspace).
+inline Buffer& buffer_of(rm_buffer* handle) {
+  if (!handle) throw Error(RM_INVALID_ARGUMENT, "[plugin] expected a buffer, got NULL");
+  return *reinterpret_cast<Buffer*>(handle);
+}
+
 // ---- the C table --------------------------------------------------------------------------------
 
 namespace detail {

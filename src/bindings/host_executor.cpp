@@ -3,8 +3,11 @@
 // Invariant: no exception crosses to the plugin; every entry returns a status of the host.
 #include "rm/host_executor.h"
 
+#include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
+#include <vector>
 
 #include "backend/registry.hpp"
 #include "backend/status.hpp"
@@ -35,23 +38,61 @@ engine::TensorView view_of(const rm_tensor& tensor) {
   return out;
 }
 
-/// Gives the program the plugin's own output tensors.
+/// Gives the program the plugin's own output tensors. One that lies where an input lies (the new
+/// value of a donated input) is written after the run, unless the program updates it in place.
 class GivenOutputs final : public engine::OutputAllocator {
  public:
-  GivenOutputs(rm_tensor* const* tensors, size_t count) : tensors_(tensors), count_(count) {}
+  GivenOutputs(rm_tensor* const* tensors, size_t count, const std::vector<engine::TensorView>& in)
+      : tensors_(tensors), count_(count), inputs_(in) {}
   void* allocate(size_t index, const ir::Layout& layout) override {
-    if (index >= count_ || view_of(*tensors_[index]).layout != layout) {
+    const engine::TensorView own = given(index);
+    if (own.layout != layout) {
       throw_invalid("[host_executor] expected outputs of the program's shapes, got others");
     }
-    return static_cast<char*>(tensors_[index]->data) + tensors_[index]->byte_offset;
+    void* const data = const_cast<void*>(own.data);
+    const auto is_same = [&](const engine::TensorView& input) { return input.data == data; };
+    if (std::none_of(inputs_.begin(), inputs_.end(), is_same)) return data;
+    later_.push_back({data, std::make_unique<char[]>(bytes_of(layout)), bytes_of(layout)});
+    return later_.back().value.get();
   }
-  void reuse(size_t, size_t) {  // NOLINT: inputs of a plugin are never donated
-    throw_invalid("[host_executor] expected a program without donated inputs, got one with");
+  void reuse(size_t index, size_t input) override {
+    const engine::TensorView own = given(index);
+    if (own.layout != inputs_[input].layout) {
+      throw_invalid("[host_executor] expected a donated input's type for its new value");
+    }
+    if (own.data == inputs_[input].data) return;
+    moved_.push_back({const_cast<void*>(own.data), inputs_[input].data, bytes_of(own.layout)});
+  }
+  /// After the run: what could not be written at once.
+  void finish() {
+    for (const Later& one : later_) std::memcpy(one.to, one.value.get(), one.bytes);
+    for (const Moved& one : moved_) std::memcpy(one.to, one.from, one.bytes);
   }
 
  private:
+  struct Later {
+    void* to;
+    std::unique_ptr<char[]> value;
+    size_t bytes;
+  };
+  struct Moved {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  static size_t bytes_of(const ir::Layout& layout) {
+    return static_cast<size_t>(layout.num_bytes());
+  }
+  engine::TensorView given(size_t index) const {
+    if (index >= count_) throw_invalid("[host_executor] expected a tensor for every output");
+    return view_of(*tensors_[index]);
+  }
+
   rm_tensor* const* tensors_;
   size_t count_;
+  const std::vector<engine::TensorView>& inputs_;
+  std::vector<Later> later_;
+  std::vector<Moved> moved_;
 };
 
 template <class Body>
@@ -137,8 +178,9 @@ rm_status* run(const rm_host_program* program, const rm_tensor* const* inputs, s
   return guard([&] {
     std::vector<engine::TensorView> views;
     for (size_t i = 0; i < num_inputs; ++i) views.push_back(view_of(*inputs[i]));
-    GivenOutputs given(outputs, num_outputs);
+    GivenOutputs given(outputs, num_outputs, views);
     program->program->run(views, given);
+    given.finish();
   });
 }
 

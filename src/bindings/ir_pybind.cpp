@@ -43,6 +43,7 @@ py::dict partition(const std::string& text, const std::vector<bool>& supported, 
     row["text"] = ir::print(part.graph);
     row["inputs"] = ports(part.inputs);
     row["nodes"] = part.nodes;
+    row["states"] = part.states;
     parts.append(row);
   }
   py::dict out;
@@ -94,7 +95,7 @@ void bind_ir(py::module_& m) {
   }, py::arg("text"), py::arg("sizes"),
      "The program for these sizes of its symbols, in canonical form and without fusions.");
   ir_module.def("partition", &partition, py::arg("text"), py::arg("supported"), py::arg("minimum"),
-     "Parts for a device and the host: parts (on_device, text, inputs, nodes), outputs, too_small. "
+     "Parts for a device and the host: parts (on_device, text, inputs, nodes, states), outputs, too_small. "
      "A port is (part, output), or (-1, input) for the program's own inputs.");
   m.def("digest", [](const py::bytes& data) {
     Digest d = hash_bytes(std::string_view(data));

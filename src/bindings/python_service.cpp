@@ -53,7 +53,7 @@ class PythonRunnable final : public worker::Runnable {
     const py::gil_scoped_acquire locked;
     run_ = py::object();
   }
-  void run() override {
+  void run(worker::States* /*none are made*/) override {
     in_python("RM301", [&] { run_(); });
   }
 
@@ -100,7 +100,19 @@ class PythonService final : public worker::Service {
     });
   }
 
+  std::unique_ptr<worker::States> make_states(uint64_t /*device*/,
+                                              const worker::Slots& /*slots*/) override {
+    throw no_states();
+  }
+  void copy_states(const worker::CopyJob& /*job*/) override { throw no_states(); }
+
  private:
+  static Error no_states() {
+    return Error(RM_UNIMPLEMENTED,
+                 "[plugin] expected a plugin in Python without the property 'states', got it; "
+                 "try a plugin in C++ for tensors that stay on the device");
+  }
+
   py::object service_;
 };
 

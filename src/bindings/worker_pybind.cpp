@@ -19,6 +19,7 @@ namespace {
 namespace py = pybind11;
 using worker::LoadedProgram;
 using worker::Slots;
+using worker::StateSet;
 using worker::Weights;
 using worker::Worker;
 using Shape = std::pair<std::string, std::vector<int64_t>>;  // ("f32", [2, 384])
@@ -41,6 +42,16 @@ Slots slots_of(const std::vector<Shape>& shapes) {
   return out;
 }
 
+/// Slots with names: (name, dtype, dims).
+using Named = std::tuple<std::string, std::string, std::vector<int64_t>>;
+Slots named_slots(const std::vector<Named>& tensors) {
+  Slots out;
+  for (const auto& [name, dtype, dims] : tensors) {
+    out.push_back({name, ir::to_dlpack(ir::parse_dtype(dtype)), dims, 0, 0, {}});
+  }
+  return out;
+}
+
 /// A writable view of mapped memory that keeps its owner alive.
 struct Mapping {
   std::shared_ptr<void> owner;
@@ -48,20 +59,11 @@ struct Mapping {
 };
 
 /// Places for tensors of these types, one after the other; Python copies them in.
-std::shared_ptr<Weights> make_weights(
-    const std::vector<std::tuple<std::string, std::string, std::vector<int64_t>>>& tensors) {
+std::shared_ptr<Weights> make_weights(const std::vector<Named>& tensors) {
   auto out = std::make_shared<Weights>();
   uint64_t bytes = 0;
-  for (const auto& [name, dtype, dims] : tensors) {
-    worker::TensorSlot slot;
-    slot.name = name;
-    slot.dtype = ir::to_dlpack(ir::parse_dtype(dtype));
-    slot.dims = dims;
-    slot.bytes = worker::tensor_bytes(slot.dtype, dims);
-    slot.offset = bytes;
-    bytes += worker::align_slot(slot.bytes);
-    out->slots.push_back(std::move(slot));
-  }
+  out->slots = named_slots(tensors);
+  worker::place_slots(out->slots, bytes);
   out->memory = worker::SharedMemory(bytes);
   return out;
 }
@@ -116,13 +118,23 @@ py::bytes compile(Worker& self, uint64_t device, const std::string& program,
 std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buffer& artefact,
                                     const std::shared_ptr<Weights>& weights,
                                     const std::vector<Shape>& inputs,
-                                    const std::vector<Shape>& outputs, double timeout_s) {
+                                    const std::vector<Shape>& outputs, double timeout_s,
+                                    const std::vector<Named>& states) {
   const py::buffer_info info = artefact.request();
   std::string bytes(static_cast<const char*>(info.ptr),
                     static_cast<size_t>(info.size * info.itemsize));
-  worker::LoadRequest request{device, std::move(bytes), {}, slots_of(inputs), slots_of(outputs)};
+  worker::LoadRequest request{device,           std::move(bytes),  {},
+                              slots_of(inputs), slots_of(outputs), named_slots(states)};
+  uint64_t unused = 0;
+  worker::place_slots(request.states, unused);  // their sizes
   const py::gil_scoped_release unlocked;
   return self.load(std::move(request), weights, patience(timeout_s));
+}
+
+std::shared_ptr<StateSet> make_states(Worker& self, uint64_t device,
+                                      const std::vector<Named>& tensors, double timeout_s) {
+  const py::gil_scoped_release unlocked;
+  return self.make_states(device, named_slots(tensors), patience(timeout_s));
 }
 
 void serve(int descriptor, const std::string& name) {
@@ -137,6 +149,38 @@ void serve_python(int descriptor, const py::object& vendor) {
   const auto service = make_python_service(vendor);
   const py::gil_scoped_release unlocked;
   worker::serve(Fd(descriptor), *service);
+}
+
+/// Which part of the tensors: see worker::StatesRegion.
+worker::StatesRegion region_of(uint64_t axis, uint64_t from_start, uint64_t to_start,
+                               std::optional<uint64_t> count, const std::vector<uint64_t>& rows) {
+  return {axis, from_start, to_start, count.value_or(UINT64_MAX), rows};
+}
+
+void bind_states(py::module_& m) {
+  py::class_<StateSet, std::shared_ptr<StateSet>> states(
+      m, "StateSet", "Tensors on the device that programs update in place.");
+  states.def_property_readonly("alive", &StateSet::alive);
+  const auto def = [&states](const char* name, auto function) {
+    states.def(name, function, py::arg("other"), py::kw_only(), py::arg("axis") = 0,
+               py::arg("from_start") = 0, py::arg("to_start") = 0, py::arg("count") = py::none(),
+               py::arg("rows") = std::vector<uint64_t>(), py::arg("timeout_s") = 0.0,
+               py::call_guard<py::gil_scoped_release>());
+  };
+  using Rows = std::vector<uint64_t>;
+  using Count = std::optional<uint64_t>;
+  def("copy_from", [](StateSet& self, const StateSet& other, uint64_t axis, uint64_t from,
+                      uint64_t to, Count count, const Rows& rows, double timeout_s) {
+    self.copy_from(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+  });
+  def("read", [](StateSet& self, const Weights& other, uint64_t axis, uint64_t from, uint64_t to,
+                 Count count, const Rows& rows, double timeout_s) {
+    self.read(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+  });
+  def("write", [](StateSet& self, const Weights& other, uint64_t axis, uint64_t from, uint64_t to,
+                  Count count, const Rows& rows, double timeout_s) {
+    self.write(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+  });
 }
 
 void bind_client(py::module_& m) {
@@ -165,8 +209,11 @@ void bind_client(py::module_& m) {
                              })
       .def(
           "execute",
-          [](LoadedProgram& self, double timeout_s) { self.execute(patience(timeout_s)); },
-          py::arg("timeout_s") = 0.0, py::call_guard<py::gil_scoped_release>());
+          [](LoadedProgram& self, double timeout_s, const std::shared_ptr<StateSet>& states) {
+            self.execute(patience(timeout_s), states.get());
+          },
+          py::arg("timeout_s") = 0.0, py::arg("states") = nullptr,
+          py::call_guard<py::gil_scoped_release>());
   py::class_<Worker, std::shared_ptr<Worker>>(m, "Worker", "A worker process, started.")
       .def(py::init(&start), py::arg("command"), py::arg("environment"), py::kw_only(),
            py::arg("start_timeout_s") = 120.0, py::arg("heartbeat_timeout_s") = 30.0,
@@ -178,7 +225,10 @@ void bind_client(py::module_& m) {
       .def("compile", &compile, py::arg("device"), py::arg("program"), py::arg("options"),
            py::arg("weights"), py::arg("progress") = py::none(), py::arg("timeout_s") = 0.0)
       .def("load", &load, py::arg("device"), py::arg("artefact"), py::arg("weights"),
-           py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = 0.0)
+           py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = 0.0,
+           py::arg("states") = std::vector<Named>())
+      .def("make_states", &make_states, py::arg("device"), py::arg("tensors"),
+           py::arg("timeout_s") = 0.0, "Zeros on the device: [(name, dtype, dims)].")
       .def("stop", &Worker::stop, py::call_guard<py::gil_scoped_release>());
 }
 
@@ -186,6 +236,7 @@ void bind_client(py::module_& m) {
 
 void bind_worker(py::module_& m) {
   py::module_ sub = m.def_submodule("worker", "Worker processes: the client's and their own side.");
+  bind_states(sub);
   bind_client(sub);
   sub.def("serve", &serve, py::arg("descriptor"), py::arg("backend"),
           "In a worker: serves the client on the other end until it closes.");

@@ -5,6 +5,7 @@
 
 #include "backend/status.hpp"
 #include "base/error.hpp"
+#include "bindings/worker_states.hpp"
 
 namespace rm::bindings {
 namespace {
@@ -65,6 +66,7 @@ class LoadedExecutable final : public worker::Runnable {
         inputs_(job.inputs),
         outputs_(job.outputs),
         constants_(constants_of(job.constants, weights_)),
+        states_(job.states),
         executable_(backend.deserialize(job.device, job.artefact, constants_)) {
     args_.struct_size = sizeof args_;
     args_.inputs = inputs_.data();
@@ -72,14 +74,25 @@ class LoadedExecutable final : public worker::Runnable {
     args_.outputs = outputs_.data();
     args_.num_outputs = outputs_.size();
   }
-  void run() override {
-    with_reason("RM301", [&] { backend_.execute(*executable_, args_); });
+  void run(worker::States* states) override {
+    with_reason("RM301", [&] {
+      std::vector<rm_state_handle> handles;
+      if (!states_.empty()) {
+        if (states == nullptr) throw_invalid("[execute] expected states, got none");
+        handles = static_cast<BackendStates*>(states)->handles(states_);
+      }
+      rm_execute_args args = args_;
+      args.states = handles.data();
+      args.num_states = handles.size();
+      backend_.execute(*executable_, args);
+    });
   }
 
  private:
   Backend& backend_;
   const Views weights_, inputs_, outputs_;
   const std::vector<rm_constant> constants_;
+  const worker::Slots states_;
   const std::unique_ptr<backend::Executable> executable_;
   rm_execute_args args_{};
 };
@@ -145,6 +158,17 @@ std::unique_ptr<worker::Runnable> BackendService::load(const worker::LoadJob& jo
     }
     return std::make_unique<LoadedExecutable>(backend_, job);
   });
+}
+
+std::unique_ptr<worker::States> BackendService::make_states(uint64_t device,
+                                                            const worker::Slots& slots) {
+  return with_reason("RM301", [&]() -> std::unique_ptr<worker::States> {
+    return std::make_unique<BackendStates>(backend_, device, slots);
+  });
+}
+
+void BackendService::copy_states(const worker::CopyJob& job) {
+  with_reason("RM301", [&] { bindings::copy_states(job); });
 }
 
 }  // namespace rm::bindings

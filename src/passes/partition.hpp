@@ -1,7 +1,9 @@
 // Splits a program between a device and the host.
 //
 // Invariant: parts are convex (no path leaves a part and comes back), in an order in which they can
-// run, and together compute what the program computes.
+// run, and together compute what the program computes. A donated input whose one use is an update
+// in place stays a donated input where the device updates it and nothing outside that part reads
+// it.
 #pragma once
 
 #include <vector>
@@ -20,7 +22,10 @@ struct Port {
 struct Part {
   bool on_device = false;
   ir::Graph graph;
-  std::vector<Port> inputs;   // by input of `graph`
+  std::vector<Port> inputs;  // by input of `graph`
+  /// Inputs of the program that stay on the device: they are donated inputs of `graph`, in this
+  /// order, and its last outputs are their new values.
+  std::vector<int> states;
   std::vector<size_t> nodes;  // of the program, in order
 };
 

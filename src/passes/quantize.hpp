@@ -12,7 +12,7 @@
 
 namespace rm::passes {
 
-/// What group_size=auto means (docs/decisions/0006-weight-only-quantisation.md).
+/// What group_size=auto means (docs/decisions/0007-weight-only-quantisation.md).
 constexpr int64_t auto_group(int64_t bits) { return bits == 8 ? 128 : 32; }
 
 struct QuantizeOptions {

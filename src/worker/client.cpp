@@ -19,16 +19,15 @@ Clock::time_point deadline_of(double seconds) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// Gives every slot its place, one after the other.
-void place(Slots& slots, uint64_t& offset) {
+}  // namespace
+
+void place_slots(Slots& slots, uint64_t& offset) {
   for (TensorSlot& slot : slots) {
     slot.bytes = tensor_bytes(slot.dtype, slot.dims);
     slot.offset = offset;
     offset += align_slot(slot.bytes);
   }
 }
-
-}  // namespace
 
 Worker::Worker(const Options& options) : Worker(options, Channel::make_pair()) {}
 
@@ -129,6 +128,7 @@ std::string Worker::request(MessageType type, const std::string& body,
   last_beat_at_ = Clock::now();
   std::optional<Failure> failure;
   try {
+    send_released();
     channel_.send(type, id, body, files);
     const std::string answer = wait_for_answer(id, progress, patience, what, failure);
     if (!failure) return answer;
@@ -195,8 +195,8 @@ std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
                                             const Patience& patience) {
   std::shared_ptr<LoadedProgram> program(new LoadedProgram);
   uint64_t bytes = 0;
-  place(request.inputs, bytes);
-  place(request.outputs, bytes);
+  place_slots(request.inputs, bytes);
+  place_slots(request.outputs, bytes);
   program->memory_ = SharedMemory(bytes);
   std::vector<const Fd*> files = {&program->memory_.file()};
   if (weights) {
@@ -215,24 +215,41 @@ std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
   return program;
 }
 
-void Worker::unload(uint64_t handle) noexcept {
+void Worker::release(MessageType type, uint64_t handle) noexcept {
   try {
     if (!alive()) return;
-    Writer body;
-    const std::lock_guard lock(requests_);
-    channel_.send(MessageType::kUnload, next_request_++, body.u64(handle).take());
+    {
+      const std::lock_guard lock(releases_);
+      released_.emplace_back(type, handle);
+    }
+    // Objects die on any thread, with the interpreter's lock held: a request that is under way and
+    // needs that lock must not be waited for. Its successor sends what is left.
+    const std::unique_lock lock(requests_, std::try_to_lock);
+    if (lock.owns_lock()) send_released();
   } catch (...) {
-    // A worker that is gone has unloaded everything.
+    // A worker that is gone has released everything.
   }
 }
 
-void Worker::execute(uint64_t handle, const Patience& patience) {
+void Worker::send_released() {
+  std::vector<std::pair<MessageType, uint64_t>> released;
+  {
+    const std::lock_guard lock(releases_);
+    released.swap(released_);
+  }
+  for (const auto& [type, handle] : released) {
+    channel_.send(type, next_request_++, Writer().u64(handle).take());
+  }
+}
+
+void Worker::execute(uint64_t handle, uint64_t states, const Patience& patience) {
   check_owner();
   const std::lock_guard lock(executions_);
   const auto deadline = deadline_of(patience.timeout_s);
   const uint32_t seen = bell_->response.number.load(std::memory_order_acquire);
   const uint32_t number = next_number_++;
   bell_->handle = handle;
+  bell_->states = states;
   last_beat_at_ = Clock::now();
   bell_->request.ring(number);
   while (!bell_->response.wait_change(seen, kSlice, spin_)) {
@@ -262,11 +279,5 @@ void Worker::execute(uint64_t handle, const Patience& patience) {
         "worker execute");
   }
 }
-
-LoadedProgram::~LoadedProgram() {
-  if (worker_) worker_->unload(handle_);
-}
-
-void LoadedProgram::execute(const Patience& patience) { worker_->execute(handle_, patience); }
 
 }  // namespace rm::worker

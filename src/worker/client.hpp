@@ -31,6 +31,9 @@ struct Patience {
   Interrupt interrupt;
 };
 
+/// Gives every slot its size and its place from `offset` on, one after the other.
+void place_slots(Slots& slots, uint64_t& offset);
+
 /// Tensors of one model in shared memory, written once and mapped by every program that uses them.
 struct Weights {
   SharedMemory memory;
@@ -38,6 +41,32 @@ struct Weights {
 };
 
 class Worker;
+
+/// Tensors that stay on the device between runs, updated in place by the programs that are given
+/// them. Lost with the worker, freed with this object.
+class StateSet {
+ public:
+  ~StateSet();
+  StateSet(const StateSet&) = delete;
+  StateSet& operator=(const StateSet&) = delete;
+
+  const Slots& slots() const noexcept { return slots_; }
+  /// False when the worker that held them has ended.
+  bool alive() const;
+  /// Copies a part of `from`, which lies in the same worker, on the device.
+  void copy_from(const StateSet& from, const StatesRegion& region, const Patience& patience);
+  /// Copies a part from or to shared memory of this process.
+  void read(const Weights& to, const StatesRegion& region, const Patience& patience) const;
+  void write(const Weights& from, const StatesRegion& region, const Patience& patience);
+
+ private:
+  friend class Worker;
+  friend class LoadedProgram;
+  StateSet() = default;
+  std::shared_ptr<Worker> worker_;
+  Slots slots_;
+  uint64_t handle_ = 0;
+};
 
 /// A program loaded in a worker. Its inputs and outputs lie in `memory()`.
 class LoadedProgram {
@@ -51,7 +80,8 @@ class LoadedProgram {
   const Slots& outputs() const noexcept { return outputs_; }
   /// Runs it on what the inputs hold. One at a time in a worker; callers keep the memory to
   /// themselves meanwhile.
-  void execute(const Patience& patience);
+  /// `states` (of the same worker, or nullptr) are what its donated inputs are.
+  void execute(const Patience& patience, const StateSet* states = nullptr);
 
  private:
   friend class Worker;
@@ -86,11 +116,14 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::shared_ptr<LoadedProgram> load(LoadRequest request,
                                       const std::shared_ptr<const Weights>& weights,
                                       const Patience& patience);
+  /// Zeros of these types on the device.
+  std::shared_ptr<StateSet> make_states(uint64_t device, Slots slots, const Patience& patience);
   /// Asks it to end, then kills it.
   void stop() noexcept;
 
  private:
   friend class LoadedProgram;
+  friend class StateSet;
   explicit Worker(const Options& options);
   Worker(const Options& options, std::pair<Fd, Fd> ends);
   void check_owner() const;
@@ -101,8 +134,10 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::string wait_for_answer(uint64_t id, const OnProgress& progress, const Patience& patience,
                               const std::string& what, std::optional<Failure>& failure);
   void cancel(uint64_t id) noexcept;
-  void execute(uint64_t handle, const Patience& patience);
-  void unload(uint64_t handle) noexcept;
+  void execute(uint64_t handle, uint64_t states, const Patience& patience);
+  void copy_states(const CopyStatesRequest& request, const Fd* host, const Patience& patience);
+  void release(MessageType type, uint64_t handle) noexcept;
+  void send_released();
   bool frozen();
   [[noreturn]] void crashed(const std::string& what);
 
@@ -116,6 +151,8 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::mutex requests_;    // one control request at a time
   std::mutex executions_;  // one execution at a time
   uint64_t next_request_ = 1;
+  std::mutex releases_;  // guards released_
+  std::vector<std::pair<MessageType, uint64_t>> released_;
   uint32_t next_number_ = 1;
   SpinBudget spin_;  // guarded by executions_
   uint64_t last_beat_ = 0;

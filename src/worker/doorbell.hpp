@@ -44,6 +44,7 @@ struct Doorbell {
   uint32_t magic, version;
   Signal request, response;
   alignas(64) uint64_t handle;  // which program, written before the request rings
+  uint64_t states;              // which set of states it updates; 0: none
   alignas(64) uint32_t code;    // rm_code of the answer, written before the response rings
   uint32_t reason_bytes, message_bytes;
   char reason[8];

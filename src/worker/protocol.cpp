@@ -110,6 +110,7 @@ std::string LoadRequest::encode() const {
   write(out, constants);
   write(out, inputs);
   write(out, outputs);
+  write(out, states);
   return out.take();
 }
 
@@ -121,6 +122,48 @@ LoadRequest LoadRequest::decode(std::string_view bytes) {
   out.constants = read_slots(in);
   out.inputs = read_slots(in);
   out.outputs = read_slots(in);
+  out.states = read_slots(in);
+  in.end();
+  return out;
+}
+
+std::string StatesRequest::encode() const {
+  Writer out;
+  out.u64(device);
+  write(out, slots);
+  return out.take();
+}
+
+StatesRequest StatesRequest::decode(std::string_view bytes) {
+  Reader in(bytes);
+  StatesRequest out;
+  out.device = in.u64();
+  out.slots = read_slots(in);
+  in.end();
+  return out;
+}
+
+std::string CopyStatesRequest::encode() const {
+  Writer out;
+  out.u64(from).u64(to).u64(region.axis).u64(region.from_start).u64(region.to_start);
+  out.u64(region.count).u64(region.rows.size());
+  for (const uint64_t row : region.rows) out.u64(row);
+  write(out, host);
+  return out.take();
+}
+
+CopyStatesRequest CopyStatesRequest::decode(std::string_view bytes) {
+  Reader in(bytes);
+  CopyStatesRequest out;
+  out.from = in.u64();
+  out.to = in.u64();
+  out.region.axis = in.u64();
+  out.region.from_start = in.u64();
+  out.region.to_start = in.u64();
+  out.region.count = in.u64();
+  out.region.rows.resize(in.count(8));
+  for (uint64_t& row : out.region.rows) row = in.u64();
+  out.host = read_slots(in);
   in.end();
   return out;
 }

@@ -48,12 +48,38 @@ struct CompileRequest {
 };
 
 /// Descriptors: the inputs' and outputs' memory, then the weights, when there are constants.
+/// `states` have names and types and lie in no memory of the client's: every run names a set of
+/// them.
 struct LoadRequest {
   uint64_t device = 0;
   std::string artefact;
-  Slots constants, inputs, outputs;
+  Slots constants, inputs, outputs, states;
   std::string encode() const;
   static LoadRequest decode(std::string_view bytes);
+};
+
+/// A set of tensors that stay on the device between runs, zeros at first. Slots have no place.
+struct StatesRequest {
+  uint64_t device = 0;
+  Slots slots;
+  std::string encode() const;
+  static StatesRequest decode(std::string_view bytes);
+};
+
+/// Which part of every tensor is copied: along `axis` `count` elements at most (as many as both
+/// sides have), and along the first axis row `rows[i]` to row i (none: row i to row i).
+struct StatesRegion {
+  uint64_t axis = 0, from_start = 0, to_start = 0, count = 0;
+  std::vector<uint64_t> rows;
+};
+
+/// A handle of 0 stands for the client's memory (the descriptor), where `host` lies.
+struct CopyStatesRequest {
+  uint64_t from = 0, to = 0;
+  StatesRegion region;
+  Slots host;
+  std::string encode() const;
+  static CopyStatesRequest decode(std::string_view bytes);
 };
 
 struct Progress {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -93,8 +94,17 @@ class Server {
           reply = load(std::move(packet));
           break;
         case MessageType::kUnload:
-          unload(packet.body);
+          release(programs_, packet.body);
           return;
+        case MessageType::kMakeStates:
+          reply = make_states(packet);
+          break;
+        case MessageType::kFreeStates:
+          release(states_, packet.body);
+          return;
+        case MessageType::kCopyStates:
+          copy_states(std::move(packet));
+          break;
         case MessageType::kCancel:  // of a request that was answered meanwhile
           return;
         default:
@@ -163,26 +173,69 @@ class Server {
       loaded->weights = SharedMemory(std::move(packet.files.at(1)), false);
     }
     const LoadRequest& request = loaded->request;
-    const LoadJob job{
-        request.device, request.artefact, map_slots(request.constants, loaded->weights),
-        map_slots(request.inputs, loaded->io), map_slots(request.outputs, loaded->io)};
+    const LoadJob job{request.device,
+                      request.artefact,
+                      map_slots(request.constants, loaded->weights),
+                      map_slots(request.inputs, loaded->io),
+                      map_slots(request.outputs, loaded->io),
+                      request.states};
     loaded->runnable = service_.load(job);
-    const std::lock_guard lock(mutex_);
-    const uint64_t handle = next_handle_++;
-    programs_[handle] = std::move(loaded);
-    Writer out;
-    return out.u64(handle).take();
+    return keep(programs_, std::move(loaded));
   }
 
-  void unload(const std::string& body) {
-    Reader in(body);
-    const uint64_t handle = in.u64();
-    std::shared_ptr<Loaded> gone;  // destroyed outside the lock, and after a run that uses it
-    const std::lock_guard lock(mutex_);
-    if (const auto at = programs_.find(handle); at != programs_.end()) {
-      gone = std::move(at->second);
-      programs_.erase(at);
+  std::string make_states(const Packet& packet) {
+    const StatesRequest request = StatesRequest::decode(packet.body);
+    for (const TensorSlot& slot : request.slots) slot.check(std::numeric_limits<uint64_t>::max());
+    std::shared_ptr<States> made = service_.make_states(request.device, request.slots);
+    return keep(states_, std::move(made));
+  }
+
+  void copy_states(Packet packet) {
+    const CopyStatesRequest request = CopyStatesRequest::decode(packet.body);
+    if (request.from == 0 && request.to == 0) {
+      throw Error(RM_DATA_LOSS, "[worker] expected a copy of states, got none", "RM303");
     }
+    SharedMemory memory;
+    const bool uses_host = request.from == 0 || request.to == 0;
+    if (uses_host) memory = SharedMemory(std::move(packet.files.at(0)), true);
+    const auto from = find(states_, request.from, "states");
+    const auto to = find(states_, request.to, "states");
+    CopyJob job{from.get(), to.get(), request.region, {}};
+    if (uses_host) job.host = map_slots(request.host, memory);
+    service_.copy_states(job);
+  }
+
+  template <class T>
+  using Handles = std::map<uint64_t, std::shared_ptr<T>>;
+
+  template <class T>
+  std::string keep(Handles<T>& handles, std::shared_ptr<T> object) {
+    const std::lock_guard lock(mutex_);
+    const uint64_t handle = next_handle_++;
+    handles[handle] = std::move(object);
+    return Writer().u64(handle).take();
+  }
+
+  template <class T>
+  void release(Handles<T>& handles, const std::string& body) {
+    const uint64_t handle = Reader(body).u64();
+    std::shared_ptr<T> gone;  // destroyed outside the lock, and after a run that uses it
+    const std::lock_guard lock(mutex_);
+    if (const auto at = handles.find(handle); at != handles.end()) {
+      gone = std::move(at->second);
+      handles.erase(at);
+    }
+  }
+
+  /// nullptr for 0.
+  template <class T>
+  std::shared_ptr<T> find(const Handles<T>& handles, uint64_t handle, const char* what) {
+    if (handle == 0) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto at = handles.find(handle);
+    if (at != handles.end()) return at->second;
+    throw Error(RM_NOT_FOUND, std::string("expected known ") + what + ", got an unknown handle",
+                "RM303");
   }
 
   void execute_loop() {
@@ -193,7 +246,7 @@ class Server {
       if (quit_) return;
       seen = bell_->request.number.load(std::memory_order_acquire);
       try {
-        execute(bell_->handle);
+        execute(bell_->handle, bell_->states);
         bell_->answer(RM_OK, {}, {});
       } catch (...) {
         const Failure failure = failure_of(std::current_exception());
@@ -203,16 +256,11 @@ class Server {
     }
   }
 
-  void execute(uint64_t handle) {
-    std::shared_ptr<Loaded> program;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto at = programs_.find(handle);
-      if (at != programs_.end()) program = at->second;
-    }
+  void execute(uint64_t handle, uint64_t states) {
+    const auto program = find(programs_, handle, "programs");
     if (!program)
       throw Error(RM_NOT_FOUND, "expected a loaded program, got an unknown handle", "RM303");
-    program->runnable->run();
+    program->runnable->run(find(states_, states, "states").get());
   }
 
   /// Beats, and ends this process and its children when the parent is gone.
@@ -234,8 +282,9 @@ class Server {
   SharedMemory page_;
   Doorbell* bell_ = nullptr;
   std::atomic<bool> quit_{false};
-  std::mutex mutex_;  // guards programs_
-  std::map<uint64_t, std::shared_ptr<Loaded>> programs_;
+  std::mutex mutex_;  // guards programs_ and states_
+  Handles<Loaded> programs_;
+  Handles<States> states_;
   uint64_t next_handle_ = 1;
   std::thread executor_, watcher_;
 };

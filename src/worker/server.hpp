@@ -20,11 +20,25 @@ struct MappedTensor {
 };
 using MappedTensors = std::vector<MappedTensor>;
 
+/// Tensors on the device that outlive a run.
+class States {
+ public:
+  virtual ~States() = default;
+};
+
 /// A program ready to run on the tensors it was loaded with.
 class Runnable {
  public:
   virtual ~Runnable() = default;
-  virtual void run() = 0;
+  /// `states` (or nullptr) are updated in place.
+  virtual void run(States* states) = 0;
+};
+
+struct CopyJob {
+  States* from = nullptr;  // one of the two is nullptr: that side is `host`
+  States* to = nullptr;
+  StatesRegion region;
+  MappedTensors host;
 };
 
 struct CompileJob {
@@ -40,15 +54,20 @@ struct LoadJob {
   uint64_t device = 0;
   const std::string& artefact;
   MappedTensors constants, inputs, outputs;  // stay mapped as long as the Runnable lives
+  const Slots& states;
 };
 
-/// What a backend does in its worker. compile and load come from one thread, run from another.
+/// What a backend does in its worker. Runs come from one thread, everything else from another; the
+/// client makes and copies states only while nothing runs.
 class Service {
  public:
   virtual ~Service() = default;
   virtual Ready describe() = 0;
   virtual std::string compile(const CompileJob& job) = 0;
   virtual std::unique_ptr<Runnable> load(const LoadJob& job) = 0;
+  /// Zeros of these types. `slots` may go after the call.
+  virtual std::unique_ptr<States> make_states(uint64_t device, const Slots& slots) = 0;
+  virtual void copy_states(const CopyJob& job) = 0;
 };
 
 /// Returns when the client is done. The process ends by itself, with everything it started, when

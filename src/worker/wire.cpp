@@ -30,7 +30,7 @@ T get(std::string_view bytes) {
   return value;
 }
 
-bool known(uint16_t type) { return (type >= 1 && type <= 6) || (type >= 64 && type <= 67); }
+bool known(uint16_t type) { return (type >= 1 && type <= 9) || (type >= 64 && type <= 67); }
 
 }  // namespace
 

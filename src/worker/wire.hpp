@@ -12,7 +12,7 @@
 namespace rm::worker {
 
 /// Raised when a message changes its meaning; both sides refuse another number.
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 
 /// Numbers are never reused. Below 64: client to worker; above: worker to client.
 enum class MessageType : uint16_t {
@@ -22,6 +22,9 @@ enum class MessageType : uint16_t {
   kUnload = 4,
   kCancel = 5,
   kQuit = 6,
+  kMakeStates = 7,
+  kFreeStates = 8,
+  kCopyStates = 9,
   kReady = 64,
   kProgress = 65,
   kDone = 66,

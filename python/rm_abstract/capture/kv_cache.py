@@ -100,6 +100,24 @@ def _read_device(cache: Any) -> list[torch.Tensor] | Decline:
     return tensors
 
 
+def length_of(cache: Any) -> int:
+    """How many positions it holds. Raises Decline for a cache that cannot be read."""
+    if is_device(cache):
+        return int(cache.length)
+    held = read(cache)
+    if isinstance(held, Decline):
+        raise held
+    return int(held[0].shape[2]) if held else 0
+
+
+def read_types(cache: Any) -> list[torch.Tensor] | Decline:
+    """As `read`, for a look at types and sizes: content on a device stays there."""
+    home = getattr(cache, "home", None)
+    if home is not None and home.away:
+        return [torch.tensor(cache.length), *home.stand_ins()]
+    return read(cache)
+
+
 def past_marks(cache: Any, tensors: Sequence[torch.Tensor]) -> list[bool]:
     """True for each tensor whose sizes another one of the cache stands for."""
     if bundle.is_bundle(cache) or state_cache.is_states(cache):

@@ -20,6 +20,7 @@ from rm_abstract.engines.base import Decline
 MIN_TOKENS = 16  # a smaller bucket costs a compile and saves nothing
 _SYMBOL = re.compile(r"s\d+")
 BATCH, TOKENS, PAST = "batch", "tokens", "past"
+TOKEN_INPUTS = ("input_ids", "inputs_embeds")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Buckets:
     roles: Sequence[InputRole]
     batch_sizes: Sequence[int] = ()
     lengths: Sequence[int] = ()
+    resident: bool = False  # the cache's tensors stay on the device: room for a fixed length
     kinds: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -62,13 +64,24 @@ class Buckets:
         for dims, role in zip(self.input_dims, self.roles, strict=True):
             if dims and _SYMBOL.fullmatch(dims[0]):
                 self.kinds.setdefault(dims[0], BATCH)
-            if role.is_past and len(dims) == 4 and _SYMBOL.fullmatch(dims[2]):
+            if role.is_past and len(dims) == 4 and _SYMBOL.fullmatch(dims[2]) and not self.resident:
                 self.kinds.setdefault(dims[2], PAST)
-        if not has_past and any(role.is_mask for role in self.roles):
+        if self.resident:
+            self._name_new_tokens()
+        elif not has_past and any(role.is_mask for role in self.roles):
             # Tokens can be padded only where a mask says which ones are real.
             for dims, role in zip(self.input_dims, self.roles, strict=True):
                 if role.is_mask and len(dims) == 2 and _SYMBOL.fullmatch(dims[1]):
                     self.kinds.setdefault(dims[1], TOKENS)
+
+    def _name_new_tokens(self) -> None:
+        """The new tokens of a step, which can be padded when a mask over all says which count."""
+        masks = [d for d, role in zip(self.input_dims, self.roles, strict=True) if role.is_mask]
+        if not masks or any(len(dims) != 2 for dims in masks):
+            return
+        for dims, role in zip(self.input_dims, self.roles, strict=True):
+            if role.name in TOKEN_INPUTS and len(dims) >= 2 and _SYMBOL.fullmatch(dims[1]):
+                self.kinds.setdefault(dims[1], TOKENS)
 
     def sizes_of(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """The symbols' values in a call. Raises Decline when the shapes do not say them."""
@@ -114,6 +127,11 @@ class Buckets:
         return ["right"]
 
 
+def padded_tokens(new: int, lengths: Sequence[int]) -> int:
+    """The size the new tokens of a generation step are padded to. Raises Decline RM105."""
+    return _round_up(new, lengths, TOKENS) if new > 1 else new
+
+
 def _round_up(size: int, listed: Sequence[int], kind: str) -> int:
     if listed:
         fitting = [n for n in sorted(listed) if n >= size]
@@ -132,6 +150,8 @@ class Padding:
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     output_shapes: tuple[tuple[int, ...], ...]
+    start: int = 0  # of a generation step: where its new tokens go in the cache,
+    gap: int = 0  # and how many positions of padding come in front of them
 
 
 def padding_of(

@@ -31,7 +31,9 @@ MAX_VARIANTS = 8  # captures of one call structure and size pattern
 Pattern = tuple[Any, ...]
 
 
-def unfold(leaves: tuple[Any, ...]) -> tuple[list[torch.Tensor], Pattern, list[bool]]:
+def unfold(
+    leaves: tuple[Any, ...], read: Callable[[Any], Any] = kv_cache.read
+) -> tuple[list[torch.Tensor], Pattern, list[bool]]:
     """The IR's inputs of a call, what torch specialises on, and which inputs are a cache's past.
 
     Raises Decline for a cache that cannot be read as tensors.
@@ -45,7 +47,7 @@ def unfold(leaves: tuple[Any, ...]) -> tuple[list[torch.Tensor], Pattern, list[b
             marks.append(False)
             pattern.append(tuple([d if d < 2 else 2 for d in leaf.shape]))
             continue
-        held = kv_cache.read(leaf)
+        held = read(leaf)
         if isinstance(held, Decline):
             raise held
         marks[len(tensors) :] = kv_cache.past_marks(leaf, held)
@@ -77,6 +79,7 @@ class CompiledCall:
     """The entry bound into the router."""
 
     max_variants = MAX_VARIANTS
+    reads = staticmethod(kv_cache.read)  # how a call looks at its caches
 
     def __init__(self, engine: NativeEngine, spec: CallSpec) -> None:
         self._engine = engine
@@ -90,7 +93,7 @@ class CompiledCall:
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
         """Serves a call; a size pattern seen for the first time is compiled and served by eager."""
         leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
-        tensors, pattern, _ = unfold(leaves)
+        tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
             if variant.serves([t.shape for t in tensors]):
                 return variant.run(tensors, flat_inputs)
@@ -132,7 +135,7 @@ class CompiledCall:
             raise Decline("RM103", "another thread compiles this call")
         try:
             leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
-            tensors, pattern, past = unfold(leaves)
+            tensors, pattern, past = unfold(leaves, self.reads)
             found = self.variants.setdefault(pattern, [])
             shapes = [t.shape for t in tensors]
             if any(v.serves(shapes) for v in found):

@@ -5,7 +5,9 @@ artefacts it made (kept in the compile cache), and the model's weights in memory
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -13,11 +15,24 @@ from rm_abstract import _core
 from rm_abstract.engines import onnx_program
 from rm_abstract.engines.artefacts import Artefacts, weights_digest
 from rm_abstract.engines.progress import Progress
-from rm_abstract.engines.shared_tensors import DTYPE_NAMES, tensors_in
+from rm_abstract.engines.shared_tensors import tensors_in
 from rm_abstract.errors import DeviceUnavailableError, from_core
+from rm_abstract.worker.dtypes import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
+
+
+Types: TypeAlias = "Sequence[tuple[tuple[int, ...], torch.dtype]]"
+
+
+@dataclass
+class Traffic:
+    """Bytes that went through memory shared with the worker."""
+
+    inputs: int = 0
+    outputs: int = 0
+    states: int = 0  # keys and values that came or went whole
 
 
 class DeviceCompiler:
@@ -42,6 +57,11 @@ class DeviceCompiler:
         self._label = label
         self._shared: tuple[Any, Any] | None = None
         self._lock = threading.Lock()
+        self.traffic = Traffic()
+
+    @property
+    def keeps_states(self) -> bool:
+        return self.properties.get("states") == "1"
 
     @property
     def embeds_weights(self) -> bool:
@@ -123,3 +143,39 @@ class DeviceCompiler:
                     slot.copy_(tensor)
             self._shared = (identity, block)
             return block
+
+    # ---- tensors that stay on the device (named "0", "1", ... in their order) -------------------
+
+    def make_states(self, types: Types) -> Any:
+        """Zeros in the worker that executes. Raises CoreError."""
+        worker = self.pool.worker("execute")
+        return worker.make_states(self.index, _rows(types), self.execute_timeout_s)
+
+    def copy_states(self, to: Any, source: Any, **region: Any) -> None:
+        """Copies a part on the device (src/worker/protocol.hpp: StatesRegion)."""
+        to.copy_from(source, timeout_s=self.execute_timeout_s, **region)
+
+    def read_states(self, states: Any, types: Types, axis: int) -> list[torch.Tensor]:
+        """What lies at the start of each, in tensors of these types."""
+        block, slots = self._block(types)
+        states.read(block, axis=axis, timeout_s=self.execute_timeout_s)
+        self.traffic.states += sum(slot.nbytes for slot in slots)
+        return [slot.clone() for slot in slots]
+
+    def write_states(self, states: Any, tensors: Sequence[torch.Tensor], axis: int) -> None:
+        """Copies tensors to the start of each."""
+        block, slots = self._block([(tuple(t.shape), t.dtype) for t in tensors])
+        for slot, tensor in zip(slots, tensors, strict=True):
+            slot.copy_(tensor)
+        states.write(block, axis=axis, timeout_s=self.execute_timeout_s)
+        self.traffic.states += sum(slot.nbytes for slot in slots)
+
+    @staticmethod
+    def _block(types: Types) -> tuple[Any, list[torch.Tensor]]:
+        block = _core.worker.Weights(_rows(types))
+        names = [DTYPE_NAMES[dtype] for _, dtype in types]
+        return block, tensors_in(block.memory, block.places, names)
+
+
+def _rows(types: Types) -> list[tuple[str, str, list[int]]]:
+    return [(str(i), DTYPE_NAMES[dtype], list(dims)) for i, (dims, dtype) in enumerate(types)]

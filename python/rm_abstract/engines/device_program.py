@@ -41,6 +41,7 @@ class Support:
     outputs: list[tuple[int, int]]
     nodes: int
     device_nodes: int
+    states: set[int]  # inputs of the program that stay on the device
     kept: dict[str, int] = field(default_factory=dict)  # "op: reason" -> nodes
 
 
@@ -56,7 +57,8 @@ def support_of(backend: str, device: int, text: str) -> Support:
         elif small:
             kept[f"{node.op}: in a part of fewer than {MIN_PART_NODES} nodes"] += 1
     on_device = sum(len(part["nodes"]) for part in split["parts"] if part["on_device"])
-    return Support(split["parts"], split["outputs"], len(nodes), on_device, dict(kept))
+    states = {number for part in split["parts"] for number in part["states"]}
+    return Support(split["parts"], split["outputs"], len(nodes), on_device, states, dict(kept))
 
 
 class _HostPart:
@@ -84,13 +86,19 @@ class _HostPart:
 class _DevicePart:
     """A part compiled by the device's compiler; loaded anew in every worker."""
 
-    def __init__(self, compiler: DeviceCompiler, text: str, wiring: Any) -> None:
+    def __init__(self, compiler: DeviceCompiler, row: dict[str, Any], names: Any) -> None:
+        """``names[i]`` is what input i of the program is called among the states."""
         self._compiler = compiler
-        self.text = text
-        self.wiring = wiring
-        program = ir_text.parse(text)
-        self._inputs = [(t.dtype, list(t.shape)) for t in program.input_types]
-        self._outputs = [(t.dtype, list(t.shape)) for t in program.output_types]
+        self.text = row["text"]
+        program = ir_text.parse(self.text)
+        types = [(t.dtype, list(t.shape)) for t in program.input_types]
+        stays = [value in program.donated for value in program.inputs]
+        self.wiring = [p for p, s in zip(row["inputs"], stays, strict=True) if not s]
+        self._inputs = [t for t, s in zip(types, stays, strict=True) if not s]
+        states = [t for t, s in zip(types, stays, strict=True) if s]
+        self._states = [(names[i], *t) for i, t in zip(row["states"], states, strict=True)]
+        outputs = [(t.dtype, list(t.shape)) for t in program.output_types]
+        self._outputs = outputs[: len(outputs) - len(states)]
         self.nodes = len(program.nodes)
         self.key = ""
         self.source = ""
@@ -124,7 +132,7 @@ class _DevicePart:
         self._loaded = None
         loaded = worker.load(
             self._compiler.index, artefact, block, self._inputs, self._outputs,
-            self._compiler.timeout_s,
+            self._compiler.timeout_s, self._states,
         )  # fmt: skip
         mapping = loaded.memory
         self._in = tensors_in(mapping, loaded.inputs, [d for d, _ in self._inputs])
@@ -134,11 +142,14 @@ class _DevicePart:
     def unload(self) -> None:
         self._in, self._out, self._loaded, self._worker = [], [], None, None
 
-    def run(self, fill: Callable[[Any, torch.Tensor], None]) -> list[torch.Tensor]:
-        """The outputs lie in shared memory until the next run."""
+    def run(self, fill: Callable[[Any, torch.Tensor], None], states: Any) -> list[torch.Tensor]:
+        """The outputs lie in shared memory until the next run; states are updated in place."""
+        traffic = self._compiler.traffic
         for port, slot in zip(self.wiring, self._in, strict=True):
             fill(port, slot)
-        self._loaded.execute(self._compiler.execute_timeout_s)
+            traffic.inputs += slot.nbytes
+        self._loaded.execute(self._compiler.execute_timeout_s, states if self._states else None)
+        traffic.outputs += sum(slot.nbytes for slot in self._out)
         return self._out
 
 
@@ -189,15 +200,23 @@ class DeviceProgram:
                 f"of {MIN_PART_NODES} or more: {reasons}; try another device for this model",
                 code="RM304",
             )
+        self._check_support()
         self._parts: list[_HostPart | _DevicePart] = []
         for part in self.support.parts:
             if part["on_device"]:
-                device_part = _DevicePart(self._compiler, part["text"], part["inputs"])
+                device_part = _DevicePart(self._compiler, part, self._state_names())
                 device_part.prepare(self._weights)
                 self._parts.append(device_part)
             else:
                 self._parts.append(_HostPart(part["text"], self._weights, part["inputs"]))
         self._surviving_a_crash(self._ensure_loaded)
+
+    def _check_support(self) -> None:
+        """For kinds of programs that need more than a part on the device."""
+
+    def _state_names(self) -> dict[int, str]:
+        """What the inputs that stay on the device are called there."""
+        return {number: str(i) for i, number in enumerate(sorted(self.support.states))}
 
     def _ensure_loaded(self) -> None:
         for part in self.device_parts:
@@ -276,32 +295,42 @@ class DeviceProgram:
     def _run(self, inputs: list[torch.Tensor], fill: float, rows: float) -> list[torch.Tensor]:
         def attempt() -> list[torch.Tensor]:
             self._ensure_loaded()
-            return self._run_parts(inputs, fill, rows)
+            padding = self._padding(self.sizes_of([t.shape for t in inputs]))
+            return self._run_parts(inputs, padding, fill, rows)
 
         with self._lock:
-            try:
-                outputs: list[torch.Tensor] = self._surviving_a_crash(attempt)
-                return outputs
-            except _core.CoreError as error:
-                if error.reason in ("", "RM301") and error.code in BAD_CALL:
-                    raise  # the call is wrong, not the device
-                raise ExecutionError(
-                    f"{error}; try the original, which serves this model now",
-                    code=error.reason or "RM301",
-                ) from error
+            outputs: list[torch.Tensor] = self._as_execution(attempt)
+            return outputs
+
+    def _as_execution(self, body: Callable[[], Any]) -> Any:
+        """The body's result, survived a crash. Raises CoreError for what the call itself is wrong
+        about, ExecutionError when the device failed."""
+        try:
+            return self._surviving_a_crash(body)
+        except _core.CoreError as error:
+            if error.reason in ("", "RM301") and error.code in BAD_CALL:
+                raise  # the call is wrong, not the device
+            raise ExecutionError(
+                f"{error}; try the original, which serves this model now",
+                code=error.reason or "RM301",
+            ) from error
+
+    def _put(
+        self, index: int, slot: torch.Tensor, tensor: torch.Tensor, padding: Padding, fill: float,
+        rows: float,
+    ) -> None:  # fmt: skip
+        """Copies input ``index`` into its slot of the bucket's size."""
+        mask = self._buckets.roles[index].is_mask
+        place(slot, tensor, padding.inputs[index], 0.0 if mask else fill,
+              1.0 if mask and rows else rows)  # fmt: skip
 
     def _run_parts(
-        self, inputs: list[torch.Tensor], fill: float, rows: float
-    ) -> list[torch.Tensor]:
-        padding = self._padding(self.sizes_of([t.shape for t in inputs]))
+        self, inputs: list[torch.Tensor], padding: Padding, fill: float, rows: float,
+        states: Any = None,
+    ) -> list[Any]:  # fmt: skip
+        """The program's outputs; None for new values of states."""
         results: list[list[torch.Tensor]] = []
         shapes = self._shapes
-        roles = self._buckets.roles
-
-        def put(index: int, slot: torch.Tensor) -> None:
-            mask = roles[index].is_mask
-            place(slot, inputs[index], padding.inputs[index], 0.0 if mask else fill,
-                  1.0 if mask and rows else rows)  # fmt: skip
 
         def gather(port: tuple[int, int]) -> torch.Tensor:
             source, index = port
@@ -310,7 +339,7 @@ class DeviceProgram:
             if tuple(inputs[index].shape) == shapes[index]:
                 return inputs[index]
             slot = torch.empty(shapes[index], dtype=inputs[index].dtype)
-            put(index, slot)
+            self._put(index, slot, inputs[index], padding, fill, rows)
             return slot
 
         def fill_slot(port: tuple[int, int], slot: torch.Tensor) -> None:
@@ -318,15 +347,18 @@ class DeviceProgram:
             if source >= 0:
                 slot.copy_(results[source][index])
             else:
-                put(index, slot)
+                self._put(index, slot, inputs[index], padding, fill, rows)
 
         for part in self._parts:
             if isinstance(part, _DevicePart):
-                results.append(part.run(fill_slot))
+                results.append(part.run(fill_slot, states))
             else:
                 results.append(part.run(gather))
-        outputs = []
+        outputs: list[Any] = []
         for i, (source, index) in enumerate(self.support.outputs):
+            if source >= 0 and index >= len(results[source]):
+                outputs.append(None)  # it stays on the device
+                continue
             value = results[source][index] if source >= 0 else gather((source, index))
             outputs.append(take(value, padding.outputs[i], padding.output_shapes[i]))
         return outputs

@@ -15,7 +15,6 @@ import torch
 
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, ForwardParameters
-from rm_abstract.engines.base import Decline
 
 _TOKENS = ("input_ids", "inputs_embeds")
 # Encoder-decoder calls and the like have several sequences: one mask would not say enough.
@@ -70,10 +69,7 @@ class Explicit:
         batch, new = tokens.shape[:2]
         past = 0
         if self.cache is not None:
-            held = kv_cache.read(leaves[self.cache])
-            if isinstance(held, Decline):
-                raise held
-            past = held[0].shape[2] if held else 0
+            past = kv_cache.length_of(leaves[self.cache])
         out = list(leaves)
         for place, name in self.added:
             if name == "attention_mask":

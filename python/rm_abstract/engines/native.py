@@ -191,14 +191,18 @@ class NativeEngine:
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = Variant(record, program, past, forms)
+        self._reported(variant, _readable(call), artefact, started)
+        variant.report.quantised = _sizes(forms, weights)
+        return variant
+
+    def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
         variant.report = EntryReport(
-            signature=_readable(call),
+            signature=signature,
             engine=self.name,
             device=self._session.device,
             artefact=artefact,
             compile_ms=(time.perf_counter() - started) * 1e3,
             precision=self.artefacts.precision_said,
-            quantised=_sizes(forms, weights),
         )
         return variant
 
@@ -271,26 +275,45 @@ class NativeEngine:
         as little as any other does. `comparable` takes out what may differ: values nothing ever
         reads.
         """
-        record = variant.record
         try:
             output = variant.run(tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
+        verdict = self._verdict(variant, call, tensors, comparable(expected), output, comparable)
+        self._note(variant, variant.report.artefact, verdict)
+        if not verdict.passed:
+            raise self._parity_error(verdict.detail)
+
+    def _verdict(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        output: Any,
+        comparable: Callable[[Any], Any],
+    ) -> parity.Verdict:
+        """What the run that gave `output` and left the caches of `call` is worth."""
         caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
-        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
-        precision = parity.working_precision([*weights, *tensors])
-        verdict = parity.compare(
-            comparable(expected),
+        return parity.compare(
+            expected,
             comparable((output, caches)),
-            precision,
+            self._precision(variant.record, tensors),
             rounded_activations=bool(variant.quantised),
         )
+
+    def _note(self, variant: Variant, artefact: str, verdict: parity.Verdict) -> None:
+        """Stores a verdict and says it in the report; the gate's runs are no calls."""
         variant.report.calls = 0
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
-        self.artefacts.store_verdict(variant.report.artefact, self._weights(record), verdict)
-        if not verdict.passed:
-            raise self._parity_error(verdict.detail)
+        variant.report.artefact = artefact
+        self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
+
+    def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+        """The lowest one the model computes in."""
+        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
+        return parity.working_precision([*weights, *tensors])
 
     def _parity_error(self, detail: str) -> ParityError:
         return ParityError(

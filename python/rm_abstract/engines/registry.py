@@ -55,3 +55,15 @@ def has_kernels(session: Session) -> bool:
 
     name = session.resolved.backend
     return any(row["name"] == name and row["kernels"] for row in _core.backend.backends())
+
+
+def keeps_states(session: Session) -> bool:
+    """True for a device that compiles whole programs and keeps tensors between their runs."""
+    from rm_abstract import _core
+
+    resolved = session.resolved
+    for row in _core.backend.backends():
+        if row["name"] == resolved.backend and row["devices"] and not row["kernels"]:
+            properties = dict(row["devices"][resolved.index]["properties"])
+            return properties.get("states") == "1"
+    return False

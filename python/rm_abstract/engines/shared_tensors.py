@@ -7,19 +7,7 @@ from typing import Any
 
 import torch
 
-_DTYPES = {
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
-DTYPE_NAMES = {value: name for name, value in _DTYPES.items()}
+from rm_abstract.worker.dtypes import DTYPES
 
 
 def tensors_in(mapping: Any, places: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor]:
@@ -27,8 +15,8 @@ def tensors_in(mapping: Any, places: Sequence[Any], dtypes: Sequence[str]) -> li
     tensors = []
     for (offset, size, dims), dtype in zip(places, dtypes, strict=True):
         if size == 0:
-            tensors.append(torch.empty(dims, dtype=_DTYPES[dtype]))
+            tensors.append(torch.empty(dims, dtype=DTYPES[dtype]))
             continue
         flat = torch.frombuffer(mapping, dtype=torch.uint8, count=size, offset=offset)
-        tensors.append(flat.view(_DTYPES[dtype]).view(dims))
+        tensors.append(flat.view(DTYPES[dtype]).view(dims))
     return tensors

@@ -82,7 +82,7 @@ class Variant:
     def run(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> Any:
         """The module's output. Caches among `leaves` are updated last, after everything else."""
         try:
-            results = self.program.run(tensors)
+            results = self._execute(tensors, leaves)
         except _core.CoreError as error:
             if error.code in BAD_CALL:  # this call, not the artefact: the original judges it
                 raise Decline(error.reason or "RM104", str(error)) from error
@@ -91,6 +91,9 @@ class Variant:
         for commit in self._caches:
             commit(results, leaves)
         return self._build(results, leaves)
+
+    def _execute(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> list[Any]:
+        return self.program.run(tensors)
 
     def output_number(self, name: str) -> int | None:
         """Which result of the program is this field of the output; None when it is no tensor."""

@@ -7,13 +7,12 @@ in a worker process, and padding is proven harmless before a bucket serves other
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rm_abstract import _core, parity
+from rm_abstract import _core
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import FlatCall, call_module, flatten_call
 from rm_abstract.capture.export import call_tensors
@@ -24,8 +23,10 @@ from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram
 from rm_abstract.engines.explicit_masks import Explicit
 from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, from_core
+from rm_abstract.generation.device_step import DeviceStep, replaying
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -45,32 +46,56 @@ class DeviceVariant(Variant):
         super().__init__(record, program, is_past)
         self.serves = program.serves
 
+    def _execute(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> list[Any]:
+        if isinstance(self.program, ResidentProgram):
+            return self.program.run_step(tensors, device_cache(leaves))
+        return self.program.run(tensors)
+
     def full_report(self) -> EntryReport:
         report = super().full_report()
         report.kept = dict(self.program.support.kept)
         return report
 
 
-class DeviceCall(CompiledCall):
-    """A call structure on a device: keys and values are inputs and outputs of its programs, masks
-    are explicit, and sizes outside the user's buckets stay eager without keeping the others from
-    the device."""
+def device_cache(leaves: Sequence[Any]) -> Any:
+    """The cache a step updates."""
+    return next(leaf for leaf in leaves if kv_cache.is_device(leaf))
 
+
+class DeviceCall(CompiledCall):
+    """A call structure on a device: keys and values stay there (a DeviceCache) or are inputs and
+    outputs of its programs, masks are explicit, and sizes outside the user's buckets stay eager
+    without keeping the others from the device."""
+
+    reads = staticmethod(kv_cache.read_types)
     max_variants = 64  # buckets: each costs a compile, a lookup tries a few of them
 
     def __init__(self, engine: NativeEngine, spec: Any) -> None:
         super().__init__(engine, spec)
-        self._step = None
         self._outside: dict[tuple[Any, ...], Decline] = {}
         self._given = spec
         self._explicit = Explicit.of(spec, engine.parameters)
         if self._explicit is not None:
             self.spec = self._explicit.spec
+        self._step = step = DeviceStep.of(self.spec)
+        if step is not None:
+            assert isinstance(engine, WholeProgramEngine)
+            step.lengths = engine.lengths
+            step.replay = replaying(engine.module(), engine.parameters.names)
+
+    def greedy_step(self, leaves: list[Any]) -> None:
+        """The core's loop runs programs of our own compiler."""
 
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
         if self._outside and (found := self._outside.get(_shape_key(flat_inputs))):
             raise found
-        return super().run(self._complete(flat_inputs))
+        completed = self._complete(flat_inputs)
+        self._remember(completed)
+        return super().run(completed)
+
+    def _remember(self, completed: tuple[Any, ...]) -> None:
+        if isinstance(self._step, DeviceStep):
+            self._step.remember(completed)
 
     def _complete(self, flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return self._explicit.complete(flat_inputs) if self._explicit else flat_inputs
@@ -94,6 +119,7 @@ class DeviceCall(CompiledCall):
         return self._first(self._complete(flat_inputs), run_eager, raises)
 
     def _first(self, completed: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool) -> Any:
+        self._remember(completed)
         try:
             return super().first(completed, run_eager, raises)
         except Decline as outside:
@@ -120,6 +146,7 @@ class WholeProgramEngine(NativeEngine):
         super().__init__(module, session)
         self._compiler = DeviceCompiler(session, self.artefacts, type(module).__name__)
         self._no_padding: set[str] = set()  # captures whose results padding changes
+        self.lengths = session.settings.integers("sequence_length")
 
     def first_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
@@ -160,32 +187,28 @@ class WholeProgramEngine(NativeEngine):
     def _compile(
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float
     ) -> Variant:
-        settings = self._session.settings
+        steps = any(map(kv_cache.is_device, call.leaves))
+        if steps and not self._compiler.keeps_states:
+            raise Decline("RM104", "a cache that this device cannot keep")
         shapes = [t.shape for t in call_tensors(call)]
         buckets = Buckets(
             record.input_dims,
             _roles(call),
-            settings.integers("batch_size"),
-            settings.integers("sequence_length"),
+            self._session.settings.integers("batch_size"),
+            self.lengths,
+            steps,
         )
         sizes = buckets.sizes_of(shapes)
         exact = buckets.exact(sizes)
         bucket = exact if record.ir in self._no_padding else buckets.choose(sizes)
         weights = self._weights(record)
         try:
-            program = DeviceProgram(self._compiler, record, buckets, sizes, weights, bucket)
+            kind = ResidentProgram if steps else DeviceProgram
+            program = kind(self._compiler, record, buckets, sizes, weights, bucket)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = DeviceVariant(record, program, past)
-        variant.report = EntryReport(
-            signature=_signature(record, program),
-            engine=self.name,
-            device=self._session.device,
-            artefact=program.artefact,
-            compile_ms=(time.perf_counter() - started) * 1e3,
-            precision=self.artefacts.precision_said,
-        )
-        return variant
+        return self._reported(variant, _signature(record, program), program.artefact, started)
 
     # ---- the gate -----------------------------------------------------------------------------
 
@@ -226,7 +249,7 @@ class WholeProgramEngine(NativeEngine):
         detail = ""
         for side in program.sides:
             program.side = side
-            detail = self._compare(variant, call, tensors, expected)
+            detail = self._compare(variant, call, tensors, expected, comparable)
             if not detail:
                 return
         if program.is_short:
@@ -236,13 +259,18 @@ class WholeProgramEngine(NativeEngine):
                 program.become_exact(sizes)
             except _core.CoreError as error:
                 raise from_core(error, CompileError) from error
-            detail = self._compare(variant, call, tensors, expected)
+            detail = self._compare(variant, call, tensors, expected, comparable)
             if not detail:
                 return
         raise self._parity_error(detail)
 
     def _compare(
-        self, variant: Variant, call: FlatCall, tensors: list[torch.Tensor], expected: Any
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any],
     ) -> str:
         """Why the variant as it is padded now differs from eager; empty when it does not."""
         program, record = variant.program, variant.record
@@ -254,29 +282,29 @@ class WholeProgramEngine(NativeEngine):
         trial = snapshot(call.spec, tuple(call.leaves))
         try:
             output = variant.run(tensors, trial.leaves)
-            inert = not program.is_short or program.padding_is_inert(tensors)
+            inert = not program.is_short or _padding_is_inert(program, call, tensors)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        caches = [leaf for leaf in trial.leaves if not isinstance(leaf, torch.Tensor)]
-        verdict = parity.compare(expected, (output, caches), self._precision(record, tensors))
+        verdict = self._verdict(variant, trial, tensors, comparable(expected), output, comparable)
         if verdict.passed and not inert:
             verdict.fail("the values of padding reach the results")
-        variant.report.calls = 0
-        variant.report.max_error = verdict.max_error
-        variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
-        variant.report.artefact = program.artefact
+        self._note(variant, program.artefact, verdict)
         variant.report.signature = _signature(record, program)
-        self.artefacts.store_verdict(program.artefact, weights, verdict)
         return verdict.detail
 
     def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The model's own, unless the user allowed the device's."""
-        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
-        precision = parity.working_precision([*weights, *tensors])
         allowed = self._session.settings.text("precision") == "bf16"
         if allowed and self._compiler.properties.get("numerics") == "bf16":
-            return parity.working_precision([torch.empty(0, dtype=torch.bfloat16)])
-        return precision
+            return torch.bfloat16
+        return super()._precision(record, tensors)
+
+
+def _padding_is_inert(program: DeviceProgram, call: FlatCall, tensors: list[torch.Tensor]) -> bool:
+    if not isinstance(program, ResidentProgram):
+        return program.padding_is_inert(tensors)
+    copy = device_cache(snapshot(call.spec, tuple(call.leaves)).leaves)
+    return program.step_padding_is_inert(tensors, copy)
 
 
 def _roles(call: FlatCall) -> list[InputRole]:

@@ -1,20 +1,24 @@
 """DeviceCache: a transformers cache whose keys and values lie in buffers with room to grow.
 
-A program appends to the buffers in place; eager code sees an ordinary DynamicCache. Invariant: of
-each buffer ``[batch, heads, capacity, size]`` the first ``length`` positions are the content, the
-rest is finite and never read. A step that fails leaves ``length`` where it was.
+A program appends to the buffers in place; eager code sees an ordinary DynamicCache. With a `home`
+(residence.py) the buffers may be on a device with a compiler of its own. Invariant: of each buffer
+``[batch, heads, capacity, size]`` the first ``length`` positions are the content, the rest is
+finite and never read. A step that fails leaves ``length`` where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, EncoderDecoderCache
 
+from rm_abstract.generation.residence import Residence
+
 LayerShape = tuple[int, int, int, torch.dtype]  # heads, size of a key, size of a value, type
+_Buffer = torch.Tensor | None
 
 _SMALLEST = 64
 _LARGEST_DOUBLING = 1024
@@ -151,6 +155,54 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
         self.value_buffer[:, :, :held] = values
         self.length = held
 
+    def started(self, length: int) -> None:
+        """What a program wrote up to `length` is content now."""
+        self.length = length
+        self.dtype, self.device = self.shape()[3], torch.device("cpu")
+        self.is_initialized = True
+
+
+class ResidentLayer(DeviceLayer):
+    """A layer whose buffers are its cache's residence's: whoever asks for one brings all home."""
+
+    def __init__(self, home: Residence, index: int, sliding_window: int | None = None) -> None:
+        self._home, self._index = home, index
+        super().__init__(sliding_window)
+
+    key_buffer = property(
+        lambda self: self._home.buffer(2 * self._index),
+        lambda self, buffer: self._home.put(2 * self._index, buffer),
+    )
+    value_buffer = property(
+        lambda self: self._home.buffer(2 * self._index + 1),
+        lambda self, buffer: self._home.put(2 * self._index + 1, buffer),
+    )
+
+    @staticmethod
+    def of(home: Residence, index: int, sliding_window: int | None) -> ResidentLayer:
+        """A layer of a residence that may hold something already."""
+        layer = ResidentLayer(Residence(index + 1), index, sliding_window)
+        layer._home = home
+        return layer
+
+    def _stored(self, content: _Buffer, buffer: _Buffer) -> _Buffer:
+        if content is not None:
+            self._home.history.whole = False  # it came from no call
+        return super()._stored(content, buffer)
+
+    def reset(self) -> None:
+        self._home.drop()
+        super().reset()
+
+    def capacity(self) -> int:
+        return self._home.capacity if self._home.away else super().capacity()
+
+    def batch(self) -> int:
+        return self._home.batch if self._home.away else super().batch()
+
+    def shape(self) -> LayerShape:
+        return self._home.shapes[self._index] if self._home.away else super().shape()
+
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     # A tensor made in inference mode could not be written outside of it.
@@ -175,8 +227,10 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
         expected: Sequence[LayerShape],
         reserve: int = 0,
         notes: CacheNotes | None = None,
+        home: Residence | None = None,
     ) -> None:
         cast("Any", Cache).__init__(self, layers=list(layers))
+        self.home = home  # for layers that may be on a device
         self.expected = tuple(expected)  # what buffers are made for
         self.reserved = reserve  # positions to make room for then
         self._notes = notes
@@ -195,6 +249,8 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
 
     def prepare(self, batch: int, shapes: Sequence[LayerShape], new: int) -> None:
         """Room for `new` more positions; an empty cache gets buffers of these shapes."""
+        if self.home is not None:
+            self.home.come_home()
         if self.length == 0:
             wanted = max(new, self.reserved)
             for layer, shape in zip(self.layers, shapes, strict=True):
@@ -204,6 +260,39 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
             return
         for layer in self.layers:
             layer.grow(self.length + new)
+
+    def prepare_away(self, batch: int, new: int) -> None:
+        """As `prepare`, for a program that has the buffers on its device."""
+        assert self.home is not None
+        home, end = self.home, self.length + new
+        if self.length == 0:
+            fits = home.away and home.batch == batch and home.capacity >= new
+            if not fits or home.shapes != self.expected:
+                home.start_away(batch, self.expected, capacity_for(max(new, self.reserved)))
+        elif not home.away:
+            for layer in self.layers:
+                layer.grow(end)
+        elif home.capacity < end:
+            home.capacity = capacity_for(end)
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self._select(beam_idx, super().reorder_cache)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._select(indices, super().batch_select_indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        rows = torch.arange(self.layers[0].batch()).repeat_interleave(repeats)
+        self._select(rows, lambda _: super(DeviceCache, self).batch_repeat_interleave(repeats))
+
+    def _select(self, rows: torch.Tensor, otherwise: Callable[[Any], None]) -> None:
+        if self.home is None:
+            otherwise(rows)
+        elif self.length:
+            self.home.select(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DeviceCache:
+        return self.copied()
 
     def learn(self) -> None:
         """The model's keys and values are of other shapes than expected: remembered for it."""
@@ -218,24 +307,29 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
     def advance(self, length: int) -> None:
         """What programs wrote up to `length` is content now."""
         for layer in self.layers:
-            buffer = layer.key_buffer
-            layer.length = length
-            layer.dtype, layer.device = buffer.dtype, buffer.device
-            layer.is_initialized = True
+            layer.started(length)
 
     def copied(self) -> DeviceCache:
         """The same content in memory of its own."""
-        layers = []
+        layers: list[Any] = []
+        home = None if self.home is None else self.home.copied()
         for layer in self.layers:
-            fresh = DeviceLayer(layer.sliding_window)
-            fresh.key_buffer = layer.key_buffer.clone()
-            fresh.value_buffer = layer.value_buffer.clone()
+            if home is None:
+                fresh = DeviceLayer(layer.sliding_window)
+                fresh.key_buffer = _copy(layer.key_buffer)
+                fresh.value_buffer = _copy(layer.value_buffer)
+            else:
+                fresh = ResidentLayer.of(home, len(layers), layer.sliding_window)
             fresh.length = layer.length
             fresh.is_initialized = layer.is_initialized
             if layer.is_initialized:
                 fresh.dtype, fresh.device = layer.dtype, layer.device
             layers.append(fresh)
-        return DeviceCache(layers, self.expected, self.reserved)
+        return DeviceCache(layers, self.expected, self.reserved, None, home)
+
+
+def _copy(buffer: _Buffer) -> _Buffer:
+    return None if buffer is None else buffer.clone()
 
 
 class DevicePair(cast("Any", EncoderDecoderCache)):  # type: ignore[misc]
@@ -246,21 +340,26 @@ class DevicePair(cast("Any", EncoderDecoderCache)):  # type: ignore[misc]
 
 
 def from_dynamic(
-    cache: Any, shape: LayerShape, reserve: int, notes: CacheNotes
+    cache: Any, shape: LayerShape, reserve: int, notes: CacheNotes, away: bool = False
 ) -> DeviceCache | None:
     """The device cache for an empty DynamicCache; None for layers of another kind.
 
-    `shape` is what the configuration says of every layer; what `notes` learned counts more.
+    `shape` is what the configuration says of every layer; what `notes` learned counts more. `away`
+    gives it a residence, for a device that keeps its buffers.
     """
-    layers = []
+    layers: list[DeviceLayer] = []
+    home = Residence(len(cache.layers)) if away else None
     for layer in cache.layers:
         kind = type(layer).__name__
         if kind not in ("DynamicLayer", "DynamicSlidingWindowLayer") or layer.is_initialized:
             return None
         if getattr(layer, "record_past", False):
             return None
-        layers.append(DeviceLayer(getattr(layer, "sliding_window", None)))
+        window = getattr(layer, "sliding_window", None)
+        layers.append(
+            DeviceLayer(window) if home is None else ResidentLayer(home, len(layers), window)
+        )
     if not layers or notes.refused:
         return None
     shapes = notes.shapes if notes.shapes is not None else (shape,) * len(layers)
-    return DeviceCache(layers, shapes, reserve, notes)
+    return DeviceCache(layers, shapes, reserve, notes, home)

@@ -36,8 +36,10 @@ def preparing_cache(session: Session, original: Any) -> Any:
         if session.closed or disabled_var.get() is not None:
             return result
         armed = armed_of(self)
-        if given is None and armed is not None and armed.session is session and _planned(session):
-            _replace(self, generation_config, model_kwargs, made, notes)
+        if given is None and armed is not None and armed.session is session:
+            away = _kept_away(session)
+            if away or _planned(session):
+                _replace(self, generation_config, model_kwargs, made, notes, away)
         return result
 
     return prepare
@@ -73,17 +75,28 @@ def _planned(session: Session) -> bool:
     return engine == "native" or (engine == "auto" and registry.has_kernels(session))
 
 
+def _kept_away(session: Session) -> bool:
+    """True when the session's device compiles whole programs and keeps states between them."""
+    from rm_abstract.engines import registry
+
+    engine = session.settings.text("inference_engine")
+    return engine in ("whole_program", "auto", "native") and registry.keeps_states(session)
+
+
 def _replace(
     model: Any,
     generation_config: Any,
     model_kwargs: dict[str, Any],
     made: Any,
     notes: weakref.WeakKeyDictionary[Any, CacheNotes],
+    away: bool,
 ) -> None:
     pair = _plain(made, "EncoderDecoderCache")
     own = made.self_attention_cache if pair else made
     if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
         return
+    if pair and away:
+        return  # the encoder's half does not change: such a device is given both with every step
     from rm_abstract.generation.device_cache import CacheNotes, DevicePair, from_dynamic
 
     shape = _shape(model)
@@ -95,7 +108,8 @@ def _replace(
     mask = model_kwargs.get("decoder_attention_mask" if pair else "attention_mask")
     prompt = int(mask.shape[-1]) if mask is not None else 0
     reserve = min(longest, prompt + _FIRST_ROOM) if longest else 0
-    cache: Any = from_dynamic(own, shape, reserve, notes.setdefault(model, CacheNotes()))
+    found = notes.setdefault(model, CacheNotes())
+    cache: Any = from_dynamic(own, shape, reserve, found, away)
     if cache is not None:
         cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
         model_kwargs["past_key_values"] = cache

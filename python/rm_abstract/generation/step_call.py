@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, leaf_numbers
 from rm_abstract.engines.base import Decline
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # What says how many positions a call adds to the cache, what positions it gives, what masks it.
 _TOKENS = ("input_ids", "inputs_embeds")
@@ -34,11 +37,11 @@ class StepCall:
         self._masks = [numbers[name] for name in (_mask_name(spec),) if name in numbers]
         self._positions = numbers.get("decoder_position_ids" if pair else "position_ids", -1)
 
-    @staticmethod
-    def of(spec: CallSpec) -> StepCall | None:
+    @classmethod
+    def of(cls, spec: CallSpec) -> Self | None:
         """None for calls without a device cache."""
         if any(s[0] == "cache" and s[1] in ("DeviceCache", "DevicePair") for s in spec.specs):
-            return StepCall(spec)
+            return cls(spec)
         return None
 
     def cache(self, leaves: Sequence[Any]) -> Any:
@@ -48,7 +51,7 @@ class StepCall:
         """The leaves a program takes. The cache gets room; its content does not change."""
         cache, tokens = self.cache(leaves), leaves[self._tokens]
         batch, new = tokens.shape[:2]
-        cache.prepare(batch, cache.expected, new)
+        self._make_room(cache, batch, new)
         capacity, end = cache.capacity, cache.length + new
         out = list(leaves)
         for n in self._masks:
@@ -58,6 +61,9 @@ class StepCall:
             elif mask.shape[-1] != capacity:
                 raise Decline("RM104", f"a mask of shape {list(mask.shape)} with a device cache")
         return tuple(out)
+
+    def _make_room(self, cache: Any, batch: int, new: int) -> None:
+        cache.prepare(batch, cache.expected, new)
 
     def roles(self, leaves: Sequence[Any]) -> dict[str, int]:
         """The tensors a loop changes with every token, by number among the unfolded ones."""

@@ -44,7 +44,8 @@ def why_not(model: Any, call: dict[str, Any]) -> str:
         return "attentions or hidden states"
     if set(kwargs) - _KNOWN:
         return str(sorted(set(kwargs) - _KNOWN)[0])
-    if kv_cache.device_part(kwargs.get("past_key_values")) is None:
+    cache = kv_cache.device_part(kwargs.get("past_key_values"))
+    if cache is None or cache.home is not None:  # or on a device whose programs the core cannot run
         return "past_key_values"
     if not all(hasattr(model, name) for name in _NEEDED):
         return "this version of transformers"

@@ -12,7 +12,7 @@ from typing import TypeAlias
 Attr: TypeAlias = "int | float | str | list[int] | list[float] | tuple[str, ...]"
 
 _VALUE = re.compile(
-    r'^(input|weight|literal) %(\d+)(?: "((?:[^"\\]|\\.)*)")? : (\S+)(?: donated)?(?: = (\w*))?$'
+    r'^(input|weight|literal) %(\d+)(?: "((?:[^"\\]|\\.)*)")? : (\S+)( donated)?(?: = (\w*))?$'
 )
 _NODE = re.compile(r"^(%\d+(?:, %\d+)*) = ([\w.]+)\(([^)]*)\)(?: \{(.*)\})? : (.+)$")
 _ESCAPE = re.compile(r'\\(x[0-9a-f]{2}|["\\n])')
@@ -63,6 +63,7 @@ class Node:
 @dataclass
 class Program:
     inputs: list[int] = field(default_factory=list)
+    donated: set[int] = field(default_factory=set)  # inputs that are states
     weights: dict[int, str] = field(default_factory=dict)
     literals: dict[int, bytes] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
@@ -149,11 +150,13 @@ def _read_value(line: str, program: Program) -> None:
     found = _VALUE.match(line)
     if found is None:
         raise ValueError(f"[ir] expected an input, a weight or a literal, got {line!r}")
-    kind, number, name, type_text, data = found.groups()
+    kind, number, name, type_text, donated, data = found.groups()
     value = int(number)
     program.types[value] = parse_type(type_text)
     if kind == "input":
         program.inputs.append(value)
+        if donated:
+            program.donated.add(value)
     elif kind == "weight":
         program.weights[value] = unquote(name or "")
     else:

@@ -16,20 +16,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from rm_abstract.worker.dtypes import DTYPES
 from rm_abstract.worker.ir_text import Node, Program, parse
 
-DTYPES = {
-    "f32": torch.float32,
-    "f64": torch.float64,
-    "bf16": torch.bfloat16,
-    "f16": torch.float16,
-    "i64": torch.int64,
-    "i32": torch.int32,
-    "i16": torch.int16,
-    "i8": torch.int8,
-    "u8": torch.uint8,
-    "bool": torch.bool,
-}
 Operands = Sequence[Any]
 
 

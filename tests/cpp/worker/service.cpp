@@ -16,11 +16,24 @@
 namespace rm::test {
 namespace {
 
+/// Tensors in plain memory.
+struct HostStates final : worker::States {
+  std::vector<std::vector<char>> tensors;
+};
+
 class Program final : public worker::Runnable {
  public:
   explicit Program(const worker::LoadJob& job)
       : what_(job.artefact), inputs_(job.inputs), outputs_(job.outputs) {}
-  void run() override {
+  void run(worker::States* states) override {
+    if (what_ == "sum") {
+      auto& held = static_cast<HostStates&>(*states).tensors.at(0);
+      for (size_t i = 0; i < held.size() / sizeof(float); ++i) {
+        reinterpret_cast<float*>(held.data())[i] += static_cast<float*>(inputs_[0].data)[i];
+      }
+      std::memcpy(outputs_[0].data, held.data(), held.size());
+      return;
+    }
     if (what_ == "crash") {
       std::fprintf(stderr, "last words\n");
       std::raise(SIGSEGV);
@@ -62,6 +75,21 @@ class TestService final : public worker::Service {
   std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override {
     if (job.artefact == "bad") throw Error(RM_DATA_LOSS, "a damaged artefact", "RM602");
     return std::make_unique<Program>(job);
+  }
+  std::unique_ptr<worker::States> make_states(uint64_t, const worker::Slots& slots) override {
+    auto made = std::make_unique<HostStates>();
+    for (const auto& slot : slots) made->tensors.emplace_back(slot.bytes);
+    return made;
+  }
+  void copy_states(const worker::CopyJob& job) override {  // whole tensors
+    auto* from = static_cast<HostStates*>(job.from);
+    auto* to = static_cast<HostStates*>(job.to);
+    const size_t count = (from != nullptr ? from : to)->tensors.size();
+    for (size_t i = 0; i < count; ++i) {
+      void* source = from != nullptr ? from->tensors[i].data() : job.host[i].data;
+      void* target = to != nullptr ? to->tensors[i].data() : job.host[i].data;
+      std::memcpy(target, source, (from != nullptr ? from : to)->tensors[i].size());
+    }
   }
 };
 

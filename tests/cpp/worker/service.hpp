@@ -5,8 +5,9 @@
 
 namespace rm::test {
 
-/// Artefacts: "copy" (outputs are the inputs), "crash", "exit", "hang", "error", "scribble".
-/// Programs: "slow <seconds>", "crash", "deaf <seconds>" (does not listen), else echoed back.
+/// Artefacts: "copy" (outputs are the inputs), "sum" (a state sums the inputs up, and is the
+/// output), "crash", "exit", "hang", "error", "scribble". Programs: "slow <seconds>", "crash",
+/// "deaf <seconds>" (does not listen), else echoed back.
 void serve_for_tests(int descriptor);
 
 }  // namespace rm::test

@@ -25,7 +25,12 @@ LoadRequest some_load() {
   load.constants = {{"a.weight", {kDLFloat, 32, 1}, {2, 3}, 64, 24, std::string(32, 'd')}};
   load.inputs = {{"", {kDLInt, 64, 1}, {2, 5}, 0, 80, ""}};
   load.outputs = {{"", {kDLBfloat, 16, 1}, {}, 128, 2, ""}};
+  load.states = {{"0", {kDLFloat, 32, 1}, {1, 2, 64, 8}, 0, 4096, ""}};
   return load;
+}
+
+CopyStatesRequest some_copy() {
+  return {3, 0, {2, 5, 6, 7, {1, 0, 0}}, {{"0", {kDLFloat, 32, 1}, {3, 2, 64, 8}, 0, 12288, ""}}};
 }
 
 uint64_t seed() {
@@ -38,6 +43,7 @@ void must_survive(const std::string& bytes) {
   const std::function<void()> readers[] = {
       [&] { PacketHeader::decode(bytes); },   [&] { Ready::decode(bytes); },
       [&] { CompileRequest::decode(bytes); }, [&] { LoadRequest::decode(bytes); },
+      [&] { StatesRequest::decode(bytes); },  [&] { CopyStatesRequest::decode(bytes); },
       [&] { Progress::decode(bytes); },       [&] { Failure::decode(bytes).error("x"); }};
   for (const auto& read : readers) {
     try {
@@ -55,6 +61,15 @@ TEST_CASE("a message is read back as it was written") {
   CHECK(again.encode() == load.encode());
   CHECK(again.artefact == load.artefact);
   CHECK(again.constants[0].dims == std::vector<int64_t>{2, 3});
+  CHECK(again.states[0].name == "0");
+  const StatesRequest states{2, load.states};
+  CHECK(StatesRequest::decode(states.encode()).encode() == states.encode());
+  const CopyStatesRequest copy = CopyStatesRequest::decode(some_copy().encode());
+  CHECK(copy.encode() == some_copy().encode());
+  CHECK(copy.from == 3);
+  CHECK(copy.region.to_start == 6);
+  CHECK(copy.region.rows == std::vector<uint64_t>{1, 0, 0});
+  CHECK(copy.host[0].bytes == 12288);
   const PacketHeader header{MessageType::kLoad, 7, 1234, true};
   const PacketHeader read = PacketHeader::decode(header.encode());
   CHECK(read.type == MessageType::kLoad);
@@ -80,14 +95,19 @@ TEST_CASE("every truncation of a message is refused") {
     CHECK_THROWS_AS(LoadRequest::decode(whole.substr(0, size)), Error);
   }
   CHECK_THROWS_AS(LoadRequest::decode(whole + "x"), Error);
+  const std::string copy = some_copy().encode();
+  for (size_t size = 0; size < copy.size(); ++size) {
+    CHECK_THROWS_AS(CopyStatesRequest::decode(copy.substr(0, size)), Error);
+  }
 }
 
 TEST_CASE("random and mutated bytes are refused or read, never a crash") {
   std::mt19937_64 random(seed());
   CAPTURE(seed());
-  const std::string whole = some_load().encode();
+  const std::string messages[] = {some_load().encode(), some_copy().encode()};
   for (int round = 0; round < 20000; ++round) {
-    std::string bytes = round % 2 == 0 ? whole : std::string(random() % 200, '\0');
+    std::string bytes =
+        round % 2 == 0 ? messages[round / 2 % 2] : std::string(random() % 200, '\0');
     const size_t changes = round % 2 == 0 ? 1 + random() % 4 : bytes.size();
     for (size_t i = 0; i < changes && !bytes.empty(); ++i) {
       bytes[random() % bytes.size()] = static_cast<char>(random());

@@ -265,3 +265,58 @@ TEST_CASE("crash after crash leaves no process, descriptor or mapping behind") {
   CHECK(waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left, not even a zombie
   for (const pid_t pid : pids) CHECK_FALSE(exists(pid));
 }
+
+TEST_CASE("states stay in the worker between runs, and are copied from, to and within it") {
+  const auto worker = start();
+  const Patience patience{60, {}};
+  const TensorSlot slot{"", {kDLFloat, 32, 1}, {2}, 0, 0, ""};
+  TensorSlot named = slot;
+  named.name = "kept";
+  const auto program = worker->load({0, "sum", {}, {slot}, {slot}, {named}}, nullptr, patience);
+  const auto states = worker->make_states(0, {named}, patience);
+  auto* in = reinterpret_cast<float*>(program->memory().data() + program->inputs()[0].offset);
+  auto* out = reinterpret_cast<float*>(program->memory().data() + program->outputs()[0].offset);
+  in[0] = 1, in[1] = 2;
+  for (int i = 0; i < 3; ++i) program->execute(patience, states.get());
+  CHECK(out[0] == 3);
+  CHECK(out[1] == 6);
+  const auto other = worker->make_states(0, {named}, patience);
+  other->copy_from(*states, {0, 0, 0, UINT64_MAX, {}}, patience);
+  program->execute(patience, other.get());
+  CHECK(out[1] == 8);
+
+  Weights host;
+  uint64_t bytes = 0;
+  host.slots = {named};
+  place_slots(host.slots, bytes);
+  host.memory = SharedMemory(bytes);
+  auto* values = reinterpret_cast<float*>(host.memory.data());
+  states->read(host, {0, 0, 0, UINT64_MAX, {}}, patience);
+  CHECK(values[1] == 6);  // the copy went its own way
+  values[1] = 10;
+  states->write(host, {0, 0, 0, UINT64_MAX, {}}, patience);
+  program->execute(patience, states.get());
+  CHECK(out[1] == 12);
+}
+
+TEST_CASE("states are freed with their object, and lost with their worker") {
+  const auto worker = start();
+  const Patience patience{60, {}};
+  const TensorSlot slot{"", {kDLFloat, 32, 1}, {2}, 0, 0, ""};
+  const auto program = load(*worker, "copy");
+  for (int i = 0; i < 50; ++i) worker->make_states(0, {slot}, patience);
+  const auto states = worker->make_states(0, {slot}, patience);
+  program->execute(patience, states.get());
+  CHECK(states->alive());
+
+  const auto successor = start();
+  const auto elsewhere = successor->make_states(0, {slot}, patience);
+  CHECK(failure_of([&] { program->execute(patience, elsewhere.get()); }).code() ==
+        RM_FAILED_PRECONDITION);
+  kill(worker->pid(), SIGKILL);
+  CHECK(failure_of([&] { program->execute(patience, states.get()); }).reason() == "RM303");
+  CHECK(!states->alive());
+  CHECK(failure_of([&] {
+          elsewhere->copy_from(*states, {0, 0, 0, 1, {}}, patience);
+        }).code() == RM_FAILED_PRECONDITION);
+}

@@ -1,0 +1,65 @@
+// What a client holds in a worker: loaded programs and sets of states, released when they go.
+#include "worker/client.hpp"
+#include "worker/wire.hpp"
+
+namespace rm::worker {
+
+std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
+                                              const Patience& patience) {
+  std::shared_ptr<StateSet> states(new StateSet);
+  uint64_t bytes = 0;
+  place_slots(slots, bytes);
+  const std::string answer = request(
+      MessageType::kMakeStates, StatesRequest{device, slots}.encode(), {}, {}, patience, "states");
+  Reader in(answer);
+  states->handle_ = in.u64();
+  in.end();
+  states->slots_ = std::move(slots);
+  states->worker_ = shared_from_this();
+  return states;
+}
+
+void Worker::copy_states(const CopyStatesRequest& request, const Fd* host,
+                         const Patience& patience) {
+  const std::lock_guard lock(executions_);  // no program runs on them meanwhile
+  std::vector<const Fd*> files;
+  if (host != nullptr) files.push_back(host);
+  this->request(MessageType::kCopyStates, request.encode(), files, {}, patience, "states");
+}
+
+LoadedProgram::~LoadedProgram() {
+  if (worker_) worker_->release(MessageType::kUnload, handle_);
+}
+
+void LoadedProgram::execute(const Patience& patience, const StateSet* states) {
+  if (states != nullptr && states->worker_ != worker_) {
+    throw Error(RM_FAILED_PRECONDITION,
+                "[worker execute] expected states of this worker, got another's", "RM303");
+  }
+  worker_->execute(handle_, states == nullptr ? 0 : states->handle_, patience);
+}
+
+StateSet::~StateSet() {
+  if (worker_) worker_->release(MessageType::kFreeStates, handle_);
+}
+
+bool StateSet::alive() const { return worker_->alive(); }
+
+void StateSet::copy_from(const StateSet& from, const StatesRegion& region,
+                         const Patience& patience) {
+  if (from.worker_ != worker_) {
+    throw Error(RM_FAILED_PRECONDITION,
+                "[worker states] expected states of this worker, got another's", "RM303");
+  }
+  worker_->copy_states({from.handle_, handle_, region, {}}, nullptr, patience);
+}
+
+void StateSet::read(const Weights& to, const StatesRegion& region, const Patience& patience) const {
+  worker_->copy_states({handle_, 0, region, to.slots}, &to.memory.file(), patience);
+}
+
+void StateSet::write(const Weights& from, const StatesRegion& region, const Patience& patience) {
+  worker_->copy_states({0, handle_, region, from.slots}, &from.memory.file(), patience);
+}
+
+}  // namespace rm::worker
