@@ -97,9 +97,12 @@ def resolve(arguments: Mapping[str, Any]) -> Settings:
 
 def _warn_of_unbuilt(resolved: Mapping[str, tuple[str, str]]) -> None:
     """An option that does nothing yet must not look as if it did."""
+    device = resolved["device"][0].partition(":")[0]
     for row in table():
         text, source = resolved[row["name"]]
         inert = text in row["unbuilt"].split("|") if row["built"] else True
+        if (row["name"], text) == ("precision", "bf16") and device not in ("auto", "cpu", "gpu"):
+            inert = False  # an accelerator that computes in it may serve then
         if inert and text != row["default"]:
             warnings.warn(
                 f"[options] {row['name']}={text!r} from {source} has no effect in this version; "

@@ -137,9 +137,10 @@ def test_room_grows_on_the_device_by_buckets(npu: Any) -> None:
             mask = torch.cat([long["attention_mask"][:, :-1], more[:, : step + 1]], 1)
             model(input_ids=more[:, :1], attention_mask=mask, past_key_values=cache)
     assert cache.capacity == 128 and cache.length == 55 + 24
-    # Once eager ran the first step of the new size to compare with: there and back.
+    # To and fro while a form's first step is compared with eager's, at each size; not with every
+    # one of the 24 tokens.
     one_way = 2 * 2 * 2 * 2 * 128 * 8 * 4
-    assert traffic(model).states - first.states <= 6 * one_way
+    assert traffic(model).states - first.states <= 8 * one_way
     assert len(entries(model)) == 4  # generate's two; this form's, one for each room
 
 
@@ -255,7 +256,7 @@ def test_batches_are_padded_to_the_listed_sizes() -> None:
 def test_states_are_freed_with_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = llama(), prompt(2)
     one = 2 * 2 * 2 * 2 * 64 * 8 * 4
-    monkeypatch.setenv("RM_SIM_MEMORY", str(5 * one))
+    monkeypatch.setenv("RM_SIM_MEMORY", str(9 * one))  # the programs, and three caches
     with rm.init("sim:0", fallback=STRICT):
         rm.accelerate(model)
         expected = eager(model, inputs)
@@ -263,32 +264,48 @@ def test_states_are_freed_with_their_cache(monkeypatch: pytest.MonkeyPatch) -> N
             assert tokens(model, inputs) == expected
 
 
-def test_a_device_without_updates_in_place_serves_the_old_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RM_SIM_UNSUPPORTED", "index_copy")
-    with rm.init("sim:0"):
-        model, inputs = llama(), prompt(2)
-        expected = eager(model, inputs)
-        for _ in range(3):
-            assert tokens(model, inputs) == expected
-        report = rm.explain(model).to_dict()["models"][0]
-        assert "index_copy" in str(report["reasons"])
-        assert sum(row["calls"] for row in report["entries"]) > 12
+HALF = """
+with rm.init("sim:0", compile_options={"precision": "bf16"}, fallback=STRICT):
+    model, inputs = llama(), prompt(2)
+    for _ in range(2):
+        cache = model.generate(
+            **inputs, max_new_tokens=8, return_dict_in_generate=True, pad_token_id=0
+        ).past_key_values
+    assert cache.home.away
+    keys = cache.layers[1].keys
+    assert torch.equal(keys, keys.bfloat16().float()) and keys.abs().max() > 0
+"""
+
+NO_UPDATES = """
+with rm.init("sim:0"):
+    model, inputs = llama(), prompt(2)
+    expected = eager(model, inputs)
+    for _ in range(3):
+        assert tokens(model, inputs) == expected
+    report = rm.explain(model).to_dict()["models"][0]
+    assert "index_copy" in str(report["reasons"])
+    assert sum(row["calls"] for row in report["entries"]) > 12
+"""
 
 
-def test_a_device_of_half_precision_keeps_its_states_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RM_SIM_NUMERICS", "bf16")
-    with rm.init("sim:0", compile_options={"precision": "bf16"}, fallback=STRICT):
-        model, inputs = llama(), prompt(2)
-        cache = None
-        for _ in range(2):
-            cache = model.generate(
-                **inputs, max_new_tokens=8, return_dict_in_generate=True, pad_token_id=0
-            ).past_key_values
-        assert cache.home.away
-        keys = cache.layers[1].keys
-        assert torch.equal(keys, keys.bfloat16().float()) and keys.abs().max() > 0
+def on_device(source: str, **environment: str) -> None:
+    """Runs `source` where the device is as `environment` says: a plugin reads it when it loads."""
+    package = os.path.dirname(os.path.dirname(rm.__file__))
+    env = {**os.environ, "PYTHONPATH": package, "RM_SIM_COMPILE_S": "0", **environment}
+    head = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + "from test_npu_generation import *\n" + source],
+        capture_output=True, text=True, env=env, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "no effect" not in done.stderr, done.stderr
+
+
+def test_a_device_without_updates_in_place_serves_the_old_way() -> None:
+    on_device(NO_UPDATES, RM_SIM_UNSUPPORTED="index_copy")
+
+
+def test_a_device_of_half_precision_keeps_its_states_too() -> None:
+    on_device(HALF, RM_SIM_NUMERICS="bf16")
 
 
 SCRIPT = """

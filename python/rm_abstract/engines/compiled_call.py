@@ -146,7 +146,7 @@ class CompiledCall:
             again = snapshot(self.spec, flat_inputs) if self._engine.quantises else None
             known = None
             if not self.waiting.get(pattern):
-                known = self._known(before, pattern, past, raises)
+                known = self._known(flat_inputs, before, pattern, past, raises)
             if known is not None and known.report.parity:
                 found.append(known)
                 return known.run(tensors, flat_inputs)
@@ -186,7 +186,12 @@ class CompiledCall:
             self._lock.release()
 
     def _known(
-        self, call: FlatCall, pattern: Pattern, past: list[bool], raises: bool
+        self,
+        flat_inputs: tuple[Any, ...],
+        call: FlatCall,
+        pattern: Pattern,
+        past: list[bool],
+        raises: bool,
     ) -> Variant | None:
         """A variant from the cache; one the gate passed before carries its verdict.
 
@@ -200,6 +205,8 @@ class CompiledCall:
         except Exception as error:  # nothing of the user's runs here
             failure = reported(error)
             self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
+            if self._step is not None:
+                self._step.refuse(flat_inputs)
             if raises:
                 raise failure from error
             self._engine.report_failure(failure)

@@ -66,10 +66,9 @@ class History:
         self.pieces = self.merged()  # pieces of its own, no copy shares them
         for piece in self.pieces:
             piece.tokens = piece.tokens.index_select(0, rows)
-            if piece.positions is not None:
-                wide = piece.positions.expand(len(piece.tokens), -1)
-                alone = piece.positions.shape[0] == 1
-                piece.positions = wide if alone else piece.positions.index_select(0, rows)
+            positions = piece.positions
+            if positions is not None and positions.shape[0] > 1:  # one row stands for all
+                piece.positions = positions.index_select(0, rows)
         if self.mask is not None:
             self.mask = self.mask.index_select(0, rows)
 

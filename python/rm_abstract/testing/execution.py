@@ -21,9 +21,9 @@ import torch
 from rm_abstract import _core, device, python_plugins
 from rm_abstract.engines import onnx_program
 from rm_abstract.engines.shared_tensors import tensors_in
-from rm_abstract.worker.dtypes import DTYPE_NAMES
 from rm_abstract.errors import PluginError
 from rm_abstract.worker import ir_text
+from rm_abstract.worker.dtypes import DTYPE_NAMES
 from rm_abstract.worker.ir_to_torch import DTYPES, ir_to_torch
 from rm_abstract.worker.pool import WorkerPool
 

@@ -139,6 +139,8 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"cache_secret_file", "/x"},
                                                     {"cache_trust", "true"},
                                                     {"cache_salt", "s"},
+                                                    {"group_size", "64"},
+                                                    {"batch_threads", "false"},
                                                     {"force_kernel", "gemm:x"},
                                                     {"log", "cache"},
                                                     {"dump_ir", "/x"}};
