@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from rm_abstract.errors import CompileError
-from rm_abstract.worker.ir_to_torch import DTYPES, IrModule, ir_to_torch
+from rm_abstract.worker.dtypes import DTYPES
+from rm_abstract.worker.ir_to_torch import IrModule, ir_to_torch
 from rm_abstract.worker.onnx_weights import LOCATION
 
 OPSET = 20  # the first with gelu

@@ -23,8 +23,8 @@ from rm_abstract.engines import onnx_program
 from rm_abstract.engines.shared_tensors import tensors_in
 from rm_abstract.errors import PluginError
 from rm_abstract.worker import ir_text
-from rm_abstract.worker.dtypes import DTYPE_NAMES
-from rm_abstract.worker.ir_to_torch import DTYPES, ir_to_torch
+from rm_abstract.worker.dtypes import DTYPE_NAMES, DTYPES
+from rm_abstract.worker.ir_to_torch import ir_to_torch
 from rm_abstract.worker.pool import WorkerPool
 
 _ALREADY_EXISTS, _UNIMPLEMENTED, _NOT_FOUND = 6, 12, 5  # of rm_code

@@ -42,7 +42,7 @@ class Tensor:
 
         import torch
 
-        from rm_abstract.worker.ir_to_torch import DTYPES
+        from rm_abstract.worker.dtypes import DTYPES
 
         if not self.data.nbytes:
             return torch.empty(self.shape, dtype=DTYPES[self.dtype])
