@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from architectures import make
+from architectures import make as make_model
 
 import rm_abstract as rm
+
+
+def make(name: str, seed: int) -> Any:
+    """Random weights may choose the end token anywhere: these generations go to their length."""
+    model = make_model(name, seed)
+    model.generation_config.eos_token_id = None
+    return model
 
 
 def prompts(batch: int, length: int, left_padding: bool) -> dict[str, torch.Tensor]:
