@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 /// Copies nothing: the tensors' places are what both sides see.
 class Nothing final : public Runnable {
  public:
-  void run() override {}
+  void run(States* /*none*/) override {}
 };
 
 class BenchService final : public Service {
@@ -33,6 +33,8 @@ class BenchService final : public Service {
   Ready describe() override { return {static_cast<uint64_t>(getpid()), "bench", "1", "", ""}; }
   std::string compile(const CompileJob&) override { return {}; }
   std::unique_ptr<Runnable> load(const LoadJob&) override { return std::make_unique<Nothing>(); }
+  std::unique_ptr<States> make_states(uint64_t, const Slots&) override { return nullptr; }
+  void copy_states(const CopyJob&) override {}
 };
 
 double now_us() {
