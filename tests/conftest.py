@@ -34,6 +34,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield folder
 
 
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compile cache for a file that puts it in place of `own_cache`: captures take seconds."""
+    return tmp_path_factory.mktemp("rm_cache")
+
+
 @pytest.fixture
 def seed() -> int:
     """The seed of the run: the same for every test, so that one alone repeats what it did."""

@@ -20,12 +20,6 @@ import rm_abstract as rm
 STRICT = "error:capture,compile,device,correctness,cache"
 
 
-@pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One compile cache for the file: the models are the same, a capture takes seconds."""
-    return tmp_path_factory.mktemp("rm_cache")
-
-
 @pytest.fixture(autouse=True)
 def own_cache(shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RM_CACHE_DIR", str(shared_cache))
