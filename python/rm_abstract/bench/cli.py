@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,90 @@ def decode(
         click.echo(cases.markdown(results[-1]))
         if json_file is not None:
             content = {"environment": environment, "results": results}
+            json_file.write_text(json.dumps(content, indent=1))
+
+
+@bench.command()
+@click.option("--only", default="", help="Models or requests whose name contains this text.")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(min=8))
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=5))
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
+)
+def tokens(only: str, tokens: int, rounds: int, json_file: Path | None) -> None:
+    """What a token costs outside the weights: toy models, many kinds of request."""
+    from rm_abstract.bench import tokens as cases
+
+    pairs = [
+        (model, request)
+        for model in cases.MODELS
+        for request in cases.REQUESTS
+        if only in f"{model} {request.name}"
+    ]
+    if not pairs:
+        names = "; ".join([*cases.MODELS, *(request.name for request in cases.REQUESTS)])
+        raise click.BadParameter(f"expected part of one of: {names}", param_hint="--only")
+    listed(
+        cases.HEADER,
+        (cases.run(model, request, tokens, rounds) for model, request in pairs),
+        cases.markdown,
+        json_file,
+    )
+
+
+@bench.command()
+@click.option("--only", default="llama-0.13b", show_default=True, help="Part of a model's name.")
+@click.option("--precision", default="fp32,bf16", show_default=True, help="fp32, bf16, fp16.")
+@click.option("--threads", default=4, show_default=True, type=click.IntRange(min=2))
+@click.option("--tokens", default=64, show_default=True, type=click.IntRange(min=8))
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(min=5))
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
+)
+def threads(
+    only: str, precision: str, threads: int, tokens: int, rounds: int, json_file: Path | None
+) -> None:
+    """Threads that generate on one model at once, against one after another."""
+    from rm_abstract.bench import decode as kinds
+    from rm_abstract.bench import decoders
+    from rm_abstract.bench import threads as cases
+
+    wanted = [name.strip() for name in precision.split(",") if name.strip()]
+    if unknown := sorted(set(wanted) - set(kinds.DTYPES)):
+        raise click.BadParameter(
+            f"expected {', '.join(kinds.DTYPES)}, got {', '.join(unknown)}",
+            param_hint="--precision",
+        )
+    shapes = [shape for shape in decoders.SHAPES if only in shape.name]
+    if not shapes:
+        names = ", ".join(shape.name for shape in decoders.SHAPES)
+        raise click.BadParameter(f"expected part of one of: {names}", param_hint="--only")
+    listed(
+        cases.HEADER,
+        (cases.run(shape, kind, threads, tokens, rounds) for shape in shapes for kind in wanted),
+        cases.markdown,
+        json_file,
+    )
+
+
+def listed(
+    header: str,
+    results: Iterable[dict[str, Any]],
+    markdown: Callable[[dict[str, Any]], str],
+    json_file: Path | None,
+) -> None:
+    """Prints rows as they come: a run takes minutes."""
+    from rm_abstract.bench import probes
+
+    environment = probes.environment()
+    click.echo(", ".join(f"{key} {value}" for key, value in environment.items()))
+    click.echo(f"\n{header}")
+    done = []
+    for result in results:
+        done.append(result)
+        click.echo(markdown(result))
+        if json_file is not None:
+            content = {"environment": environment, "results": done}
             json_file.write_text(json.dumps(content, indent=1))
 
 
