@@ -47,7 +47,7 @@ def examine(module: Any, device: str, inputs: dict[str, Any]) -> dict[str, Any]:
     from rm_abstract.capture.export import capture
     from rm_abstract.device import load_plugins
     from rm_abstract.engines.buckets import Buckets, InputRole
-    from rm_abstract.engines.device_program import support_of
+    from rm_abstract.engines.device_parts import support_of
 
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
     kind = str(_core.control.parse_device(device)["kind"])
