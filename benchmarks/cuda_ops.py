@@ -1,6 +1,7 @@
 """CUDA operator modules against torch eager, torch.compile and the copy probe, interleaved.
 
-    python benchmarks/cuda_ops.py [--json FILE] [--markdown FILE] [--rounds N]
+    python benchmarks/cuda_ops.py [--json FILE] [--markdown FILE] [--png FILE]
+                                  [--rounds N] [--only GROUP,GROUP]
 
 Every variant runs in a CUDA graph over several sets of buffers, so that no set is in the L2
 cache; the variants of a case take turns and the median of the rounds counts. The probe is a
@@ -13,97 +14,30 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
+import cuda_move_cases
 import torch
+from cuda_cases import (
+    MIB,
+    SETS,
+    Case,
+    Maker,
+    compiled,
+    graph_of,
+    measure,
+    module,
+    pair,
+    plot,
+    rows,
+    stream,
+    table,
+)
+from cuda_cases import (
+    time_graph as time_graph,  # other benchmarks take it from here
+)
 
 F = torch.nn.functional
-MIB = 1 << 20
-SETS = 6
-
-
-def module(name: str) -> ModuleType:
-    try:
-        return import_module(f"rm_abstract.ops._ops_{name}")
-    except ModuleNotFoundError:
-        return import_module(f"_ops_{name}")  # a standalone build on PYTHONPATH
-
-
-@dataclass
-class Case:
-    name: str
-    bytes: int
-    ours: Callable[[int], object]
-    eager: Callable[[int], object]
-    calls: int = SETS
-    compiled: Callable[[int], object] | None = None
-    result: dict[str, float] = field(default_factory=dict)
-
-
-def stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
-
-
-def graph_of(run: Callable[[int], object], calls: int) -> torch.cuda.CUDAGraph:
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for k in range(min(3, calls)):
-            run(k)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for k in range(calls):
-            run(k)
-    return graph
-
-
-def time_graph(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    """Microseconds a call."""
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    stop.record()
-    stop.synchronize()
-    return start.elapsed_time(stop) * 1000 / calls
-
-
-def measure(case: Case, probe: torch.cuda.CUDAGraph, rounds: int) -> None:
-    variants = {"ours": case.ours, "eager": case.eager}
-    variants |= {"compile": case.compiled} if case.compiled else {}
-    graphs = {name: graph_of(run, case.calls) for name, run in variants.items()}
-    samples: dict[str, list[float]] = {name: [] for name in [*graphs, "probe"]}
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            samples[name].append(time_graph(graph, case.calls))
-        samples["probe"].append(time_graph(probe, SETS))
-    case.result = {name: statistics.median(values) for name, values in samples.items()}
-    bandwidth = 2 * 64 * MIB / case.result["probe"]
-    case.result["of_probe"] = case.bytes / case.result["ours"] / bandwidth
-
-
-def compiled(fn: Callable[..., object]) -> Callable[..., object]:
-    torch._dynamo.reset()
-    return torch.compile(fn, dynamic=False)
-
-
-def pair(
-    name: str, moved: int, ours: Callable[[int], object], fn: Callable[..., object],
-    arguments: Callable[[int], tuple[object, ...]], calls: int = SETS,
-) -> Case:  # fmt: skip
-    fast = compiled(fn)
-    return Case(
-        name, moved, ours, lambda k: fn(*arguments(k)), calls, lambda k: fast(*arguments(k))
-    )
-
-
-def rows(n: int, dtype: torch.dtype, sets: int = SETS) -> list[torch.Tensor]:
-    """Tensors of 64 MiB with last axis n."""
-    size = torch.empty(0, dtype=dtype).element_size()
-    return [torch.randn(64 * MIB // size // n, n, device="cuda").to(dtype) for _ in range(sets)]
 
 
 def ewise_cases(dtype: torch.dtype) -> list[Case]:
@@ -214,39 +148,31 @@ def tiny_cases() -> list[Case]:
     ]  # fmt: skip
 
 
-def makers() -> list[Callable[[], list[Case]]]:
+def makers() -> list[Maker]:
     half, single = torch.bfloat16, torch.float32
-    out: list[Callable[[], list[Case]]] = [lambda d=d: ewise_cases(d) for d in (half, single)]
-    out += [lambda n=n: norm_cases(half, n) for n in (768, 2048, 4096, 8192)]
-    out += [lambda: norm_cases(single, 1024)]
-    out += [lambda n=n: softmax_cases(half, n) for n in (512, 2048, 8192)]
-    out += [lambda: softmax_cases(single, 1024)]
-    out += [lambda: [cross_entropy_case(2048, 128256)], tiny_cases]
-    return out
-
-
-def table(cases: list[Case]) -> str:
-    lines = ["| case | µs | of probe | eager / ours | compile / ours |", "|---|---|---|---|---|"]
-    for case in cases:
-        r = case.result
-        share = f"{r['of_probe']:.2f}" if case.bytes else "-"
-        versus = [
-            f"{r[name] / r['ours']:.2f}" if name in r else "-" for name in ("eager", "compile")
-        ]
-        lines.append(f"| {case.name} | {r['ours']:.1f} | {share} | {versus[0]} | {versus[1]} |")
-    return "\n".join(lines)
+    out: list[Maker] = [("ewise", lambda d=d: ewise_cases(d)) for d in (half, single)]
+    out += [("norm", lambda n=n: norm_cases(half, n)) for n in (768, 2048, 4096, 8192)]
+    out += [("norm", lambda: norm_cases(single, 1024))]
+    out += [("softmax", lambda n=n: softmax_cases(half, n)) for n in (512, 2048, 8192)]
+    out += [("softmax", lambda: softmax_cases(single, 1024))]
+    out += [("cross_entropy", lambda: [cross_entropy_case(2048, 128256)]), ("tiny", tiny_cases)]
+    return out + cuda_move_cases.makers()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--png", type=Path)
+    parser.add_argument("--only", default="", help="groups of cases, by commas: ewise,norm,...")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     a, b = (rows(4096, torch.bfloat16) for _ in range(2))
     probe = graph_of(lambda k: b[k].copy_(a[k]), SETS)
     cases: list[Case] = []
-    for make in makers():
+    for group, make in makers():
+        if options.only and group not in options.only.split(","):
+            continue
         for case in make():
             with torch.set_grad_enabled(case.name.startswith("cross")):
                 measure(case, probe, options.rounds)
@@ -259,6 +185,8 @@ def main() -> None:
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
+    if options.png:
+        plot(cases, f"{machine}; copy probe {bandwidth:.2f} TB/s", options.png)
     if options.json:
         options.json.write_text(json.dumps({c.name: c.result for c in cases}, indent=1))
 

@@ -27,6 +27,7 @@ MODULES = (
     "embedding",
     "reduction",
     "optim",
+    "sampling",
 )
 ALLOWED = re.compile(
     r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cudart|cublas|cublasLt)\.so\.\d+|ld-linux-.*)$"
@@ -45,6 +46,7 @@ CALLS = {
     "optim": "m.step_numpy(x, x, kind='sgd', lr=0.1)",
     "reduction": "m.forward_numpy(x, 'sum', axes=[1])",
     "sdpa": "m.forward_numpy(x[None, None], x[None, None], x[None, None])",
+    "sampling": "m.forward_numpy(x, temperature=0.0)",
     "gemm": "m.forward_numpy(x, x, trans_b=True)",
     "cross_entropy": "m.forward_numpy(x, numpy.zeros(2, 'int64'))",
 }
