@@ -108,6 +108,7 @@ def record_of(armed: ArmedModel) -> dict[str, Any]:
         "routed": stats["routed"],
         "first_calls": armed.first_calls,
         "loop_tokens": armed.loop_tokens,
+        "drafts": _drafts_of(armed.engine),
         "eager": declined + armed.first_calls,
         "reasons": [
             {
@@ -125,6 +126,13 @@ def record_of(armed: ArmedModel) -> dict[str, Any]:
     }
 
 
+def _drafts_of(engine: Any) -> dict[str, Any]:
+    """What came of drafts in greedy generation; empty when no draft was checked."""
+    drafts = getattr(engine, "drafts", None)
+    counts: dict[str, Any] = drafts.counts() if drafts is not None else {}
+    return counts if counts.get("checks") else {}
+
+
 def _why_absent(session: Session, model: Any) -> dict[str, str]:
     name = type(model).__qualname__
     code, why = session.skipped.get(name, ("RM109", "not armed; rm_abstract.accelerate(model)"))
@@ -139,6 +147,13 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     ]
     if model.get("loop_tokens"):
         lines.append(f"  {model['loop_tokens']} tokens generated without a call of the model each")
+    drafts = model.get("drafts")
+    if drafts:
+        lines.append(
+            f"  {drafts['accepted']} of {drafts['drafted']} tokens drafted from the text held, in "
+            f"{drafts['checks']} checks of {drafts['check_us']:.0f} µs "
+            f"(a step takes {drafts['step_us']:.0f} µs)"
+        )
     for reason in model["reasons"]:
         detail = f" ({reason['detail']})" if reason["detail"] else ""
         lines.append(f"  {reason['calls']} x {reason['code']} {reason['text']}{detail}")

@@ -57,6 +57,8 @@ constexpr OptionSpec kTable[] = {
      "copy weights into the layouts kernels like best: before the first call, behind the second call of a shape (later, and auto) or never; spare packs only weights that lie as [K,N] and is what auto means for text generation"},
     {"batch_threads", "RM_BATCH_THREADS", kCompile, kBool, "true", "", false,
      "greedy generations that several threads run on one model share their steps as one batch"},
+    {"prompt_lookup", "RM_PROMPT_LOOKUP", kCompile, kChoice, "auto", "auto|on|always|off", false,
+     "greedy generation takes drafts from what the text said before and checks several tokens at once, where measured to win: auto in fp32, on in every precision (nearly tied tokens may differ there); always checks every draft"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
      "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come"},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,

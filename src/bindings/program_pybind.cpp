@@ -7,6 +7,7 @@
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/tensor_exchange.hpp"
+#include "engine/draft_check.hpp"
 #include "engine/greedy_loop.hpp"
 #include "engine/program.hpp"
 #include "ir/text.hpp"
@@ -33,6 +34,21 @@ std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>
   }
   return table;
 }
+
+class PyProgram;
+
+// The drafts of one generation; keeps programs and tensors of its checks alive.
+struct PyDrafting {
+  PyDrafting(std::shared_ptr<engine::DraftPolicy> policy_of_model, std::vector<int64_t> text,
+             double margin, double making_ns, bool may_want)
+      : policy(std::move(policy_of_model)),
+        drafting{policy.get(), std::move(text), {}, margin, making_ns, may_want} {}
+  void add(PyProgram& program, const py::sequence& inputs, const py::dict& roles, size_t width);
+
+  std::shared_ptr<engine::DraftPolicy> policy;
+  engine::Drafting drafting;
+  py::list kept;
+};
 
 class PyProgram {
  public:
@@ -87,12 +103,20 @@ class PyProgram {
   py::tuple decode_greedy(const py::sequence& inputs, const py::dict& roles, int64_t steps,
                           int64_t capacity, const std::vector<std::vector<int64_t>>& eos,
                           int64_t pad, std::vector<bool> finished, bool until_one_ends,
-                          const py::object& stop) {
+                          const py::object& stop, PyDrafting* drafting, const py::object& take) {
     std::vector<engine::TensorView> views = views_of(inputs);
     engine::GreedyRoles r = roles_of(roles);
     std::vector<char> ended(finished.begin(), finished.end());
     engine::GreedyResult result;
-    auto ask = [&] {
+    engine::GreedyHooks hooks;
+    hooks.drafting = drafting == nullptr ? nullptr : &drafting->drafting;
+    if (!take.is_none()) {
+      hooks.take = [&](const std::vector<int64_t>& tokens) {
+        py::gil_scoped_acquire acquire;
+        return take(tokens).cast<int64_t>();
+      };
+    }
+    hooks.ask = [&] {
       py::gil_scoped_acquire acquire;
       if (PyErr_CheckSignals() != 0) return engine::Ask::kInterrupt;
       bool stopped = !stop.is_none() && py::cast<bool>(stop());
@@ -101,10 +125,16 @@ class PyProgram {
     {
       py::gil_scoped_release release;
       engine::GreedyLimits limits{steps, capacity, eos, pad, until_one_ends};
-      result = engine::decode_greedy(program_, views, r, limits, ended, ask);
+      result = engine::decode_greedy(program_, views, r, limits, ended, hooks);
     }
     if (result.interrupted) throw py::error_already_set();
-    return py::make_tuple(result.tokens, std::vector<bool>(ended.begin(), ended.end()));
+    return py::make_tuple(result.tokens, std::vector<bool>(ended.begin(), ended.end()),
+                          result.wants_checks);
+  }
+
+  // A check of drafts by this program, with the tensors it reads.
+  engine::Check check(const py::sequence& inputs, const py::dict& roles, size_t width) {
+    return {&program_, views_of(inputs), roles_of(roles), width};
   }
 
   void wait_for_packing() {
@@ -174,9 +204,47 @@ class PyProgram {
   py::dict weights_;
 };
 
+void PyDrafting::add(PyProgram& program, const py::sequence& inputs, const py::dict& roles,
+                     size_t width) {
+  drafting.checks.push_back(program.check(inputs, roles, width));
+  kept.append(py::cast(&program, py::return_value_policy::reference));
+  kept.append(inputs);
+}
+
+void bind_drafts(py::module_& m) {
+  using engine::DraftPolicy;
+  py::class_<DraftPolicy, std::shared_ptr<DraftPolicy>>(
+      m, "DraftPolicy", "What is known about drafts on one model. Any thread may use it.")
+      .def(py::init<bool>(), py::arg("always") = false)
+      .def(
+          "counts",
+          [](const DraftPolicy& policy) {
+            DraftPolicy::Counts c = policy.counts();
+            py::dict out;
+            out["checks"] = c.checks;
+            out["drafted"] = c.drafted;
+            out["accepted"] = c.accepted;
+            out["step_us"] = c.step_ns / 1e3;
+            out["check_us"] = c.check_ns / 1e3;
+            return out;
+          },
+          "checks run, tokens drafted for them, of which accepted; microseconds of a plain step and "
+          "of the last check.");
+  py::class_<PyDrafting>(m, "Drafting", "The drafts of one generation of one row.")
+      .def(py::init<std::shared_ptr<DraftPolicy>, std::vector<int64_t>, double, double, bool>(),
+           py::arg("policy"), py::arg("text"), py::arg("margin"), py::arg("making_ns"),
+           py::arg("may_want"),
+           "`text`: the tokens so far. `margin`: a smaller lead of the best logit, as a part of the "
+           "largest, counts as a tie. `may_want`: the loop may end to have checks made, when they "
+           "would have saved the `making_ns` that takes.")
+      .def("add", &PyDrafting::add, py::arg("program"), py::arg("inputs"), py::arg("roles"),
+           py::arg("width"), "A program over `width` tokens that gives the logits of each.");
+}
+
 }  // namespace
 
 void bind_program(py::module_& m) {
+  bind_drafts(m);
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { engine::Background::stop_all(); }));
   py::class_<runtime::SharedConstants, std::shared_ptr<runtime::SharedConstants>>(
@@ -196,9 +264,12 @@ void bind_program(py::module_& m) {
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
            py::arg("steps"), py::arg("capacity"), py::arg("eos"), py::arg("pad"),
            py::arg("finished"), py::arg("until_one_ends") = false, py::arg("stop") = py::none(),
-           "Up to `steps` greedy tokens a row: ([count * rows] tokens, rows finished). The tensors "
-           "of `roles` (ids, positions, length, mask) are updated in place. `stop()` is asked now "
-           "and then; true ends the loop after a whole step.")
+           py::arg("drafting") = nullptr, py::arg("take") = py::none(),
+           "Up to `steps` greedy tokens a row: ([count * rows] tokens, rows finished, ended because "
+           "programs that check drafts would win). The tensors of `roles` (ids, positions, length, "
+           "mask) are updated in place. `stop()` is asked now and then; true ends the loop after a "
+           "whole step. `take(tokens)` gets the tokens of every run of one row; it returns -1 to go "
+           "on, or how many of them it took to end the loop with those.")
       .def("decode_step", &PyProgram::decode_step, py::arg("inputs"), py::arg("roles"),
            py::arg("tokens"),
            "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/error.hpp"
+#include "engine/draft_check.hpp"
+#include "engine/greedy_memory.hpp"
 #include "ir/scalar.hpp"
-#include "runtime/aligned_memory.hpp"
 
 namespace rm::engine {
 namespace {
@@ -18,29 +20,6 @@ namespace {
 constexpr auto kAskEvery = std::chrono::milliseconds(20);
 constexpr int64_t kBlock = 512;
 constexpr int64_t kLanes = 16;
-
-// Outputs of all steps in the same memory.
-class StepOutputs : public OutputAllocator {
- public:
-  void* allocate(size_t index, const ir::Layout& layout) override {
-    if (index >= memory_.size()) {
-      memory_.resize(index + 1);
-      layouts_.resize(index + 1);
-    }
-    if (memory_[index] == nullptr || layouts_[index].num_bytes() < layout.num_bytes()) {
-      memory_[index] = runtime::allocate_host(static_cast<size_t>(layout.num_bytes()));
-    }
-    layouts_[index] = layout;
-    return memory_[index].get();
-  }
-  void reuse(size_t /*index*/, size_t /*input*/) override {}
-  const void* data(size_t index) const { return memory_[index].get(); }
-  const ir::Layout& layout(size_t index) const { return layouts_[index]; }
-
- private:
-  std::vector<std::shared_ptr<void>> memory_;
-  std::vector<ir::Layout> layouts_;
-};
 
 float widen(uint16_t bits) {
   uint32_t wide = uint32_t{bits} << 16;
@@ -81,66 +60,77 @@ const float* block_of(ir::DType dtype, const void* logits, int64_t at, int64_t c
   return room;
 }
 
-void check_roles(const std::vector<TensorView>& inputs, const GreedyRoles& roles, size_t rows) {
-  auto check = [&](int number, size_t least, const char* what) {
-    if (number < 0) return;
-    if (static_cast<size_t>(number) >= inputs.size()) throw_invalid("[greedy] expected an input");
-    const ir::Layout& l = inputs[static_cast<size_t>(number)].layout;
-    if (l.dtype != ir::DType::kI64 || !l.is_contiguous() ||
-        l.num_elements() < static_cast<int64_t>(least)) {
-      throw_invalid(std::string("[greedy] expected dense 64-bit ") + what + ", got another tensor");
+// One token of every row. True when the loop is over.
+bool plain_step(Program& program, const std::vector<TensorView>& inputs, const GreedyRoles& roles,
+                const GreedyLimits& limits, StepMemory& step, StepOutputs& outputs,
+                GreedyResult& out, std::vector<char>& finished) {
+  step.open();
+  program.run(inputs, outputs);
+  step.close();
+  const auto logits = static_cast<size_t>(roles.logits);
+  const ir::Layout& layout = outputs.layout(logits);
+  const int64_t vocabulary = layout.dims.back();
+  const auto item = static_cast<int64_t>(ir::size_bytes(layout.dtype));
+  const auto* first = static_cast<const char*>(outputs.data(logits));
+  bool all = true, ended = false;
+  for (size_t row = 0; row < finished.size(); ++row) {
+    const auto b = static_cast<int64_t>(row);
+    int64_t next = finished[row] != 0
+                       ? limits.pad
+                       : argmax(layout.dtype, first + b * vocabulary * item, vocabulary);
+    step.ids[b] = next;
+    out.tokens.push_back(next);
+    if (finished[row] == 0 && is_end(limits, row, next)) {
+      finished[row] = 1;
+      ended = true;
     }
-  };
-  if (roles.ids < 0 || roles.length < 0 || roles.logits < 0) {
-    throw_invalid("[greedy] expected ids, length and logits, got none");
+    all = all && finished[row] != 0;
   }
-  check(roles.ids, rows, "ids");
-  check(roles.positions, 1, "positions");
-  check(roles.length, 1, "length");
-  check(roles.mask, rows, "mask");
+  ++out.count;
+  return all || (ended && limits.until_one_ends);
 }
 
-// What changes with every token, where it lies.
-class StepMemory {
- public:
-  StepMemory(const std::vector<TensorView>& inputs, const GreedyRoles& roles, size_t rows)
-      : rows_(static_cast<int64_t>(rows)) {
-    check_roles(inputs, roles, rows);
-    auto view = [&](int number) -> const TensorView& {
-      return inputs[static_cast<size_t>(number)];
-    };
-    auto memory = [&](int number) {
-      return number < 0 ? nullptr : static_cast<int64_t*>(const_cast<void*>(view(number).data));
-    };
-    ids = memory(roles.ids);
-    length = memory(roles.length);
-    positions_ = memory(roles.positions);
-    mask_ = memory(roles.mask);
-    counted_ = positions_ == nullptr ? 0 : view(roles.positions).layout.num_elements();
-    columns_ = mask_ == nullptr ? 0 : view(roles.mask).layout.dims.back();
-  }
-
-  // Before the program runs: the new position is attended to.
-  void open() {
-    if (mask_ == nullptr) return;
-    if (*length >= columns_) throw_invalid("[greedy] expected room in the mask, got none");
-    for (int64_t b = 0; b < rows_; ++b) mask_[b * columns_ + *length] = 1;
-  }
-  // After it ran: the position is part of the content.
-  void close() {
-    ++*length;
-    for (int64_t i = 0; i < counted_; ++i) ++positions_[i];
-  }
-
-  int64_t* ids;
-  int64_t* length;
-
- private:
-  int64_t rows_, counted_ = 0, columns_ = 0;
-  int64_t *positions_, *mask_;
-};
+// Gives the tokens from `before` on to the caller. True when it took no more than some of them;
+// what it left is taken back.
+bool handed_over(const GreedyHooks& hooks, StepMemory& step, int64_t before, GreedyResult& out) {
+  const std::vector<int64_t> fresh(out.tokens.begin() + before, out.tokens.end());
+  if (fresh.empty()) return false;
+  const int64_t taken = hooks.take(fresh);
+  if (taken < 0) return false;
+  const int64_t left = out.count - before - taken;
+  if (left < 0) throw_invalid("[greedy] expected no more tokens to be taken than there were");
+  step.close(-left);
+  step.hide(left);
+  out.tokens.resize(static_cast<size_t>(before + taken));
+  out.count -= left;
+  return true;
+}
 
 }  // namespace
+
+bool is_end(const GreedyLimits& limits, size_t row, int64_t token) {
+  const std::vector<int64_t>& eos = limits.eos[row];
+  return std::find(eos.begin(), eos.end(), token) != eos.end();
+}
+
+bool stands_out(ir::DType dtype, const void* logits, int64_t count, int64_t winner, double margin) {
+  float room[kBlock];
+  float second = -std::numeric_limits<float>::infinity(), size = 0, best = 0;
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int64_t in_block = std::min(kBlock, count - at);
+    const float* x = block_of(dtype, logits, at, in_block, room);
+    const bool here = winner >= at && winner < at + in_block;
+    if (here) best = x[winner - at];
+    for (int64_t i = 0; i < in_block; ++i) size = std::max(size, std::fabs(x[i]));
+    const int64_t cut = here ? winner - at : in_block;  // the others lie before and behind it
+    const float left = largest(x, cut);
+    const float right = here ? largest(x + cut + 1, in_block - cut - 1) : left;
+    if (std::isnan(left) || std::isnan(right)) return false;
+    second = std::max({second, left, right});
+  }
+  return static_cast<double>(best) - static_cast<double>(second) >
+         margin * static_cast<double>(size);
+}
 
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count) {
   float room[kBlock];
@@ -174,46 +164,40 @@ void decode_step(Program& program, const std::vector<TensorView>& inputs, const 
 
 GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inputs,
                            const GreedyRoles& roles, const GreedyLimits& limits,
-                           std::vector<char>& finished, const std::function<Ask()>& ask) {
+                           std::vector<char>& finished, const GreedyHooks& hooks) {
   if (limits.eos.size() != finished.size()) throw_invalid("[greedy] expected end tokens per row");
+  if (hooks.take && finished.size() != 1) throw_invalid("[greedy] expected one row to take from");
   StepMemory step(inputs, roles, finished.size());
-  const int64_t rows = static_cast<int64_t>(finished.size());
+  std::optional<DraftCheck> drafts;
+  if (hooks.drafting != nullptr) drafts.emplace(*hooks.drafting, step, limits, finished.size());
 
   GreedyResult out;
   StepOutputs outputs;
   auto asked = std::chrono::steady_clock::now();
-  while (out.count < limits.steps && *step.length < limits.capacity) {
-    step.open();
-    program.run(inputs, outputs);
-    step.close();
-    const auto logits = static_cast<size_t>(roles.logits);
-    const ir::Layout& layout = outputs.layout(logits);
-    const int64_t vocabulary = layout.dims.back();
-    const auto item = static_cast<int64_t>(ir::size_bytes(layout.dtype));
-    const auto* first = static_cast<const char*>(outputs.data(logits));
-    bool all = true, ended = false;
-    for (int64_t b = 0; b < rows; ++b) {
-      auto row = static_cast<size_t>(b);
-      int64_t next = finished[row] != 0
-                         ? limits.pad
-                         : argmax(layout.dtype, first + b * vocabulary * item, vocabulary);
-      step.ids[b] = next;
-      out.tokens.push_back(next);
-      const std::vector<int64_t>& eos = limits.eos[row];
-      if (finished[row] == 0 && std::find(eos.begin(), eos.end(), next) != eos.end()) {
-        finished[row] = 1;
-        ended = true;
-      }
-      all = all && finished[row] != 0;
+  bool over = false;
+  while (!over && out.count < limits.steps && *step.length < limits.capacity) {
+    const size_t width = drafts ? drafts->plan(limits.steps - out.count) : 1;
+    if (width == 0) {
+      out.wants_checks = true;
+      break;
     }
-    ++out.count;
-    if (all || (ended && limits.until_one_ends)) break;
+    const int64_t before = out.count;
+    auto started = std::chrono::steady_clock::now();
+    if (width > 1) {
+      over = drafts->run(limits.steps - before, out, finished);
+    } else {
+      over = plain_step(program, inputs, roles, limits, step, outputs, out, finished);
+    }
     auto now = std::chrono::steady_clock::now();
-    if (now - asked < kAskEvery) continue;
+    if (drafts) {
+      drafts->ran(std::chrono::duration<double, std::nano>(now - started).count(), out);
+    }
+    if (hooks.take) over = handed_over(hooks, step, before, out) || over;
+    if (over || now - asked < kAskEvery) continue;
     asked = now;
-    Ask answer = ask();
+    Ask answer = hooks.ask();
     out.interrupted = answer == Ask::kInterrupt;
-    if (answer != Ask::kGoOn) break;
+    over = answer != Ask::kGoOn;
   }
   return out;
 }

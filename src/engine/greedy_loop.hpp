@@ -30,10 +30,22 @@ struct GreedyResult {
   std::vector<int64_t> tokens;  // [count][B]
   int64_t count = 0;
   bool interrupted = false;
+  bool wants_checks = false;  // ended because programs that check drafts would win
 };
 
 /// What is asked between tokens now and then.
 enum class Ask { kGoOn, kStop, kInterrupt };
+
+struct Drafting;
+
+/// Who is asked while the loop goes on.
+struct GreedyHooks {
+  std::function<Ask()> ask;  // now and then, between whole steps
+  /// Gets the tokens of every run of one row, in order, and returns how many of them it took when
+  /// the loop is to end with those; -1 when it took all and the loop goes on.
+  std::function<int64_t(const std::vector<int64_t>&)> take;
+  Drafting* drafting = nullptr;  // draft_check.hpp; of one row: a run may give several tokens
+};
 
 /// Runs until `steps` tokens were made, every row is finished or the cache is full. The tensors of
 /// the roles are the loop's own and are updated in place; buffers of the cache are donated inputs.
@@ -42,7 +54,7 @@ enum class Ask { kGoOn, kStop, kInterrupt };
 /// came.
 GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inputs,
                            const GreedyRoles& roles, const GreedyLimits& limits,
-                           std::vector<char>& finished, const std::function<Ask()>& ask);
+                           std::vector<char>& finished, const GreedyHooks& hooks);
 
 /// One step: `tokens`, one a row, go through the program. The tensors of the roles are updated as
 /// in `decode_greedy`; when this throws, they and the cache's content are as they were.
@@ -51,5 +63,12 @@ void decode_step(Program& program, const std::vector<TensorView>& inputs, const 
 
 /// The first index of the largest of `count` logits; a NaN counts as the largest, as in torch.
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count);
+
+/// True when logit `winner`, the largest, leads by more than `margin` of the largest magnitude; not
+/// when one of them is NaN.
+bool stands_out(ir::DType dtype, const void* logits, int64_t count, int64_t winner, double margin);
+
+/// True when `token` ends row `row`.
+bool is_end(const GreedyLimits& limits, size_t row, int64_t token);
 
 }  // namespace rm::engine

@@ -133,7 +133,8 @@ def test_controls_are_transformers_own(llama: Any, options: dict[str, Any]) -> N
         expected, got = both(llama, inputs, **options)
         assert torch.equal(got, expected)
     found = explained(llama)
-    assert found["routed"] + found["loop_tokens"] > 15
+    several = "prompt_lookup_num_tokens" in options  # up to four tokens a call
+    assert found["routed"] + found["loop_tokens"] > (3 if several else 15)
 
 
 def test_scores_logits_and_the_cache_come_back(llama: Any) -> None:

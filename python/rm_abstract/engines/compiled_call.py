@@ -99,7 +99,7 @@ class CompiledCall:
                 return variant.run(tensors, flat_inputs)
         return self._next(pattern, flat_inputs)
 
-    def greedy_step(self, leaves: list[Any]) -> GreedyStep | None:
+    def greedy_step(self, leaves: list[Any], width: int = 1) -> GreedyStep | None:
         """The program of this generation step as a loop can run it; None when there is none."""
         if self._step is None:
             return None
@@ -107,7 +107,7 @@ class CompiledCall:
         tensors, pattern, _ = unfold(prepared)
         for variant in self.variants.get(pattern, ()):
             if variant.serves([t.shape for t in tensors]):
-                return GreedyStep.of(variant, tensors, self._step.roles(prepared))
+                return GreedyStep.of(variant, tensors, self._step.roles(prepared), width)
         return None
 
     def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:

@@ -32,6 +32,7 @@ from rm_abstract.engines.compiled_call import CompiledCall, Pattern
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, Error, ParityError, from_core
+from rm_abstract.generation.drafts import Drafts
 from rm_abstract.generation.together import Together
 from rm_abstract.hooks.scope import disabled_var
 from rm_abstract.quantised import OnQuantisedWeights, QuantisedWeight
@@ -58,6 +59,7 @@ class NativeEngine:
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
         self.together = Together()  # generations of several threads
+        self.drafts = Drafts(session.settings.text("prompt_lookup"))
         self._shared = SharedWeights()
 
     # ---- the protocol ------------------------------------------------------------------------
@@ -298,7 +300,7 @@ class NativeEngine:
         return parity.compare(
             expected,
             comparable((output, caches)),
-            self._precision(variant.record, tensors),
+            self.working_precision(variant.record, tensors),
             rounded_activations=bool(variant.quantised),
         )
 
@@ -310,7 +312,7 @@ class NativeEngine:
         variant.report.artefact = artefact
         self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
 
-    def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+    def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The lowest one the model computes in."""
         weights = [t for t in self._weights(record).values() if t.is_floating_point()]
         return parity.working_precision([*weights, *tensors])

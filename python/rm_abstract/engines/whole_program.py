@@ -83,7 +83,7 @@ class DeviceCall(CompiledCall):
             step.lengths = engine.lengths
             step.replay = replaying(engine.module(), engine.parameters.names)
 
-    def greedy_step(self, leaves: list[Any]) -> None:
+    def greedy_step(self, leaves: list[Any], width: int = 1) -> None:
         """The core's loop runs programs of our own compiler."""
 
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
@@ -292,12 +292,12 @@ class WholeProgramEngine(NativeEngine):
         variant.report.signature = _signature(record, program)
         return verdict.detail
 
-    def _precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+    def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The model's own, unless the user allowed the device's."""
         allowed = self._session.settings.text("precision") == "bf16"
         if allowed and self._compiler.properties.get("numerics") == "bf16":
             return torch.bfloat16
-        return super()._precision(record, tensors)
+        return super().working_precision(record, tensors)
 
 
 def _padding_is_inert(program: DeviceProgram, call: FlatCall, tensors: list[torch.Tensor]) -> bool:

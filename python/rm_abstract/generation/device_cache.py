@@ -234,6 +234,7 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
         self.expected = tuple(expected)  # what buffers are made for
         self.reserved = reserve  # positions to make room for then
         self._notes = notes
+        self.on_trial = False  # what fails now says nothing about programs for this cache
 
     @property
     def length(self) -> int:
@@ -301,7 +302,7 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
 
     def refuse(self) -> None:
         """Programs for this cache failed or were declined: the model gets no other one."""
-        if self._notes is not None and self._notes.shapes is None:
+        if self._notes is not None and self._notes.shapes is None and not self.on_trial:
             self._notes.refused = True
 
     def advance(self, length: int) -> None:

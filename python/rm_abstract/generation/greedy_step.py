@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rm_abstract import _core
+
 if TYPE_CHECKING:
     from rm_abstract.engines.variant import Variant
 
@@ -17,28 +19,57 @@ class GreedyStep:
     def __init__(
         self, variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int]
     ) -> None:
-        self._variant, self._roles = variant, roles
-        self._tensors = list(tensors)
+        self.variant, self._roles = variant, roles
+        self.tensors = list(tensors)
+        self.wants_checks = False  # the last run ended because checks of drafts would win
+        self._checks: list[tuple[Variant, list[torch.Tensor], dict[str, int], int]] = []
         for name, number in roles.items():
             if name != "logits":
-                self._tensors[number] = tensors[number].clone(memory_format=torch.contiguous_format)
+                self.tensors[number] = tensors[number].clone(memory_format=torch.contiguous_format)
 
     @staticmethod
     def of(
-        variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int]
+        variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int], width: int = 1
     ) -> GreedyStep | None:
-        """None for a step the loop cannot drive: other types or shapes than one token a row."""
+        """None for a step the loop cannot drive: other types, or not `width` tokens a row."""
         number = variant.output_number("logits")
         ids = tensors[roles["ids"]]
         plain = all(tensors[n].dtype == torch.long for n in roles.values())
-        single = ids.dim() == 2 and ids.shape[1] == 1
+        fits = ids.dim() == 2 and ids.shape[1] == width
         positions = tensors[roles["positions"]] if "positions" in roles else ids
         mask = tensors[roles["mask"]] if "mask" in roles else ids
-        if number is None or not plain or not single or positions.shape[-1] != 1:
+        if number is None or not plain or not fits or positions.shape[-1] != width:
             return None
         if positions.dim() != 2 or mask.dim() != 2:
             return None
         return GreedyStep(variant, tensors, {**roles, "logits": number})
+
+    def add_check(self, check: GreedyStep, width: int) -> None:
+        """`check` takes `width` tokens of this step's row and gives the logits of each."""
+        if set(check._roles) != set(self._roles):
+            return
+        for name in ("length", "mask"):
+            if name in self._roles:
+                check.tensors[check._roles[name]] = self.tensors[self._roles[name]]
+        self._checks.append((check.variant, check.tensors, check._roles, width))
+
+    @property
+    def has_checks(self) -> bool:
+        return bool(self._checks)
+
+    def drafting(
+        self, policy: _core.DraftPolicy, text: list[int], margin: float, may_want: bool
+    ) -> _core.Drafting:
+        """Drafts for `run`; `text` is the row so far. `may_want`: `run` may end to have checks.
+
+        Making those takes about as long as making this step's program did.
+        """
+        making_ns = self.variant.report.compile_ms * 1e6
+        drafting = _core.Drafting(policy, text, margin, making_ns, may_want)
+        for variant, tensors, roles, width in self._checks:
+            program: Any = variant.program
+            drafting.add(program, tensors, roles, width)
+        return drafting
 
     def run(
         self,
@@ -49,16 +80,20 @@ class GreedyStep:
         finished: list[bool],
         until_one_ends: bool = False,
         stop: Callable[[], bool] | None = None,
+        drafting: _core.Drafting | None = None,
+        take: Callable[[list[int]], int] | None = None,
     ) -> tuple[list[int], list[bool]]:
         """(tokens, row after row of a step; rows that ended). Raises what a run raises.
 
         `eos` has a list a row. `stop` is asked now and then; True ends the loop after a whole step.
+        `take` gets the tokens of every run of one row; it returns -1 to go on, or how many of them
+        it took to end the loop with those.
         """
-        program: Any = self._variant.program
+        program: Any = self.variant.program
         before = self.length()
         try:
-            tokens, ended = program.decode_greedy(
-                self._tensors,
+            tokens, ended, self.wants_checks = program.decode_greedy(
+                self.tensors,
                 self._roles,
                 steps,
                 capacity,
@@ -67,19 +102,21 @@ class GreedyStep:
                 finished,
                 until_one_ends,
                 stop,
+                drafting,
+                take,
             )
         finally:
-            self._variant.report.calls += self.length() - before
+            self.variant.report.calls += self.length() - before
         return tokens, ended
 
     def one(self, tokens: list[int]) -> torch.Tensor:
         """The logits ``[rows, 1, vocabulary]`` after `tokens`, one a row. Raises as `run`."""
-        program: Any = self._variant.program
-        results = program.decode_step(self._tensors, self._roles, tokens)
-        self._variant.report.calls += 1
+        program: Any = self.variant.program
+        results = program.decode_step(self.tensors, self._roles, tokens)
+        self.variant.report.calls += 1
         logits: torch.Tensor = results[self._roles["logits"]]
         return logits
 
     def length(self) -> int:
         """Positions the cache holds now."""
-        return int(self._tensors[self._roles["length"]])
+        return int(self.tensors[self._roles["length"]])

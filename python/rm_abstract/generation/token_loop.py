@@ -21,9 +21,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from rm_abstract.capture import kv_cache
 from rm_abstract.engines.base import Decline
 from rm_abstract.engines.compiled_call import CompiledCall, reported
+from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.together import Request, Together, release_workers
 
 if TYPE_CHECKING:
+    from rm_abstract import _core
+    from rm_abstract.generation.drafts import Drafts
     from rm_abstract.generation.greedy_step import GreedyStep
     from rm_abstract.hooks.router import ArmedModel
 
@@ -83,6 +86,8 @@ class TokenLoop:
                 self._eos.update(criterion.eos_token_id.reshape(-1).tolist())
             else:
                 self._length = min(self._length, int(criterion.max_length))
+        longest = getattr(config, "max_length", None)  # rows are never longer
+        self._longest = int(longest) if longest else self._length
         self._finished = [False] * self._ids.shape[0]
         self._last: list[int] = []
         self._stay = ExitStack()
@@ -143,6 +148,10 @@ class TokenLoop:
             tokens = torch.argmax(scores, dim=-1)
         if self._pads and any(self._finished):
             tokens = torch.where(torch.tensor(self._finished), self._pad, tokens)
+        return self._add(tokens)
+
+    def _add(self, tokens: torch.Tensor) -> bool:
+        """Every row's next token is known. True: all ended."""
         self._ids = torch.cat([self._ids, tokens[:, None]], dim=-1)
         self._last = tokens.tolist()
         self._end_rows()
@@ -161,11 +170,14 @@ class TokenLoop:
 
     # ---- many tokens -----------------------------------------------------------------------------
 
-    def _plain(self) -> bool:
-        """Nothing but greedy tokens is asked for."""
-        asked = self._config.do_sample or len(self._processors) or self._streamer is not None
+    def _tokens_only(self) -> bool:
+        """The largest logit decides, and nobody asks for logits."""
         kept = self._scores is not None or self._logits is not None
-        return not asked and not kept and self._silent
+        return not self._config.do_sample and not len(self._processors) and not kept
+
+    def _plain(self) -> bool:
+        """Nothing but greedy tokens is asked for, all at the end."""
+        return self._tokens_only() and self._streamer is None and self._silent
 
     def _steps(self, inputs: dict[str, Any]) -> bool:
         """Tokens from the program that served `inputs`, while there is room. True: all ended."""
@@ -185,10 +197,14 @@ class TokenLoop:
         if step is None:
             return False
         cache = kv_cache.device_part(self._kwargs["past_key_values"])
+        drafting = self._drafting(step, following)
         before = step.length()
         try:
             if self._plain():
-                self._in_core(step, cache.capacity, shared.crowded if shared else None)
+                stop = shared.crowded if shared else None
+                self._in_core(step, cache.capacity, stop, drafting)
+            elif self._tokens_only() and self._ids.shape[0] == 1:
+                self._handed_over(step, cache.capacity, drafting)
             else:
                 self._one_by_one(step, cache.capacity)
         finally:
@@ -196,20 +212,93 @@ class TokenLoop:
             self._armed.loop_tokens += (step.length() - before) * self._ids.shape[0]
         if step.length() > before:
             self._advance({}, step.length() - before)
-        return all(self._finished)
+        over = all(self._finished)
+        if step.wants_checks and not over:
+            self._make_checks()
+        return over
 
     def _one_by_one(self, step: GreedyStep, capacity: int) -> None:
         for _ in range(capacity - step.length()):
             if self._accept(step.one(self._last)):
                 return
 
-    def _in_core(self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None) -> None:
+    def _in_core(
+        self,
+        step: GreedyStep,
+        capacity: int,
+        stop: Callable[[], bool] | None,
+        drafting: _core.Drafting | None,
+    ) -> None:
         pad = int(self._pad) if self._pads and self._pad is not None else 0
-        limit = self._length - self._ids.shape[1]
         rows = self._ids.shape[0]
         eos = [list(self._eos)] * rows
-        tokens, self._finished = step.run(limit, capacity, eos, pad, self._finished, stop=stop)
+        tokens, self._finished = step.run(
+            self._room(), capacity, eos, pad, self._finished, stop=stop, drafting=drafting
+        )
         self._append(tokens)
+
+    def _room(self) -> int:
+        """Tokens that may come."""
+        return min(self._length, self._longest) - self._ids.shape[1]
+
+    def _handed_over(
+        self, step: GreedyStep, capacity: int, drafting: _core.Drafting | None
+    ) -> None:
+        """Tokens of one row from the core, each streamed and asked about before the next counts."""
+        raised: list[BaseException] = []
+
+        def take(tokens: list[int]) -> int:
+            for number, token in enumerate(tokens, 1):
+                try:
+                    if self._add(torch.tensor([token])):
+                        return number
+                except BaseException as error:
+                    raised.append(error)
+                    return number
+            return -1
+
+        step.run(self._room(), capacity, [[]], 0, [False], drafting=drafting, take=take)
+        if raised:
+            raise raised[0]
+
+    # ---- drafts ----------------------------------------------------------------------------------
+
+    def _drafting(self, step: GreedyStep, inputs: dict[str, Any]) -> _core.Drafting | None:
+        """Drafts for the row of this step; None where there is none to look for."""
+        drafts: Drafts | None = getattr(self._armed.engine, "drafts", None)
+        cache = self._kwargs["past_key_values"]
+        if drafts is None or not self._tokens_only() or not can_widen(inputs):
+            return None
+        if not kv_cache.is_device(cache) or self._longest >= 2**62:
+            return None
+        engine: Any = self._armed.engine
+        margin = drafts.margin(engine, step)
+        if margin is None:
+            return None
+        fitting = [w for w in WIDTHS if cache.length + w <= cache.capacity]  # else buffers grow
+        for width in fitting:
+            check = self.step(widened(inputs, width), width)
+            if check is not None:
+                step.add_check(check, width)
+        may_want = WIDTHS[-1] in fitting and not step.has_checks
+        return step.drafting(drafts.policy, self._ids[0].tolist(), margin, may_want)
+
+    def _make_checks(self) -> None:
+        """An ordinary call over several tokens: compiled and compared. Its tokens do not count."""
+        drafts: Drafts = self._armed.engine.drafts  # type: ignore[union-attr]
+        cache = self._kwargs["past_key_values"]
+        inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
+        cache.on_trial = True
+        try:
+            for _ in range(2):  # the second one is served, or no later one will be
+                outputs = self._model(**inputs, return_dict=True)
+                cache.advance(length)
+                if self.step(inputs, width) is not None:
+                    break
+            drafts.refused = outputs.logits.shape[1] != width or self.step(inputs, width) is None
+        finally:
+            cache.advance(length)
+            cache.on_trial = False
 
     def _append(self, tokens: list[int]) -> None:
         rows = self._ids.shape[0]
@@ -248,9 +337,9 @@ class TokenLoop:
 
     # ---- together.Host ---------------------------------------------------------------------------
 
-    def step(self, inputs: dict[str, Any]) -> GreedyStep | None:
+    def step(self, inputs: dict[str, Any], width: int = 1) -> GreedyStep | None:
         found = _served(self._armed, {**inputs, "return_dict": True})
-        return None if found is None else found[0].greedy_step(found[1])
+        return None if found is None else found[0].greedy_step(found[1], width)
 
     def call(self, inputs: dict[str, Any]) -> Any:
         return self._model(**inputs, return_dict=True)

@@ -141,6 +141,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"cache_salt", "s"},
                                                     {"group_size", "64"},
                                                     {"batch_threads", "false"},
+                                                    {"prompt_lookup", "off"},
                                                     {"force_kernel", "gemm:x"},
                                                     {"log", "cache"},
                                                     {"dump_ir", "/x"}};

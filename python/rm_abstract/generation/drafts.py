@@ -1,0 +1,77 @@
+"""Prompt-lookup decoding: drafts from what the text said before, checked several tokens at a time.
+
+The core finds drafts, learns whether checking them pays and runs the checks
+(src/engine/draft_check.hpp); here the program that checks is captured, when drafts would have saved
+what that costs. It is the model itself over several tokens, giving the logits of each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rm_abstract import _core
+
+if TYPE_CHECKING:
+    from rm_abstract.engines.native import NativeEngine
+    from rm_abstract.generation.greedy_step import GreedyStep
+
+WIDTHS = (4, 8)  # tokens of a check: the last one and the draft
+_TIE = 1e-4  # of the largest logit, in float32; ten times what sums in another order change
+_ROUNDINGS = 8  # the same in lower precisions, in roundings of theirs
+
+
+class Drafts:
+    """What one model's generations know about drafts."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode  # the option prompt_lookup
+        self.policy = _core.DraftPolicy(mode == "always")
+        self.refused = False  # no program gives the logits of several tokens
+
+    def margin(self, engine: NativeEngine, step: GreedyStep) -> float | None:
+        """A smaller lead of the best logit is a tie; None where drafts are not wanted.
+
+        Rows of one product may round otherwise than a row alone. In float32 that decides only what
+        is a tie anyway; in lower precisions a text may come out different at near ties.
+        """
+        if self.mode == "off" or self.refused:
+            return None
+        precision = engine.working_precision(step.variant.record, step.tensors)
+        quantised = bool(step.variant.quantised)
+        if precision == torch.float32 and not quantised:
+            return _TIE
+        if self.mode == "auto":
+            return None
+        rounding = torch.finfo(torch.bfloat16 if quantised else precision).eps
+        return _ROUNDINGS * rounding
+
+    def counts(self) -> dict[str, Any]:
+        """checks, drafted and accepted tokens, step_us, check_us."""
+        return dict(self.policy.counts())
+
+
+def widened(inputs: dict[str, Any], width: int) -> dict[str, Any]:
+    """The arguments of a step of one row as a call over `width` tokens with the logits of each.
+
+    The tokens after the first are to be replaced by a draft.
+    """
+    out = {name: value for name, value in inputs.items() if name != "logits_to_keep"}
+    out["input_ids"] = inputs["input_ids"].repeat(1, width)
+    positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
+    if positions is not None:
+        out["position_ids"] = positions + torch.arange(width)
+    if mask is not None:
+        more = mask.new_ones(mask.shape[0], width - 1)
+        out["attention_mask"] = torch.cat([mask, more], dim=-1)
+    return out
+
+
+def can_widen(inputs: dict[str, Any]) -> bool:
+    """One token of one row, with a mask of the usual kind if any."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    positions = inputs.get("position_ids")
+    one = ids is not None and tuple(ids.shape) == (1, 1)
+    plain = positions is None or tuple(positions.shape) == (1, 1)
+    return one and plain and (mask is None or mask.dim() == 2)
