@@ -85,9 +85,13 @@ Extras extras() {
   if (selected_isa() == Isa::avx512) {
     static const bool bf16 = cpuid_bit(7, 1, 0, 5);
     static const bool amx = cpuid_bit(7, 0, 3, 24) && cpuid_bit(7, 0, 3, 22) && request_amx();
+    static const bool vnni = cpuid_bit(7, 0, 2, 11);
     e.avx512_bf16 = bf16;
     e.amx_bf16 = amx;
+    e.avx512_vnni = vnni;
   }
+  static const bool avx_vnni = cpuid_bit(7, 1, 0, 4);
+  e.avx_vnni = supported(Isa::avx2) && avx_vnni;
 #endif
   return e;
 }
@@ -107,7 +111,8 @@ const char* isa_name(Isa isa) {
 std::string isa_fingerprint() {
   const Extras e = extras();
   return std::string(isa_name(selected_isa())) + (e.avx512_bf16 ? "+bf16" : "") +
-         (e.amx_bf16 ? "+amx" : "");
+         (e.amx_bf16 ? "+amx" : "") + (e.avx512_vnni ? "+vnni" : "") +
+         (e.avx_vnni ? "+avxvnni" : "");
 }
 
 }  // namespace rm::cpu

@@ -18,11 +18,13 @@ namespace rm::cpu {
 /// Ordered: each level includes the ones below.
 enum class Isa { baseline = 0, avx2 = 1, avx512 = 2 };
 
-/// Extras a kernel may ask for on top of a level; false when the cap of set_isa_cap is below
-/// avx512.
+/// Extras a kernel may ask for on top of a level; false when the cap of set_isa_cap is below the
+/// level they belong to (avx_vnni: avx2, all others: avx512).
 struct Extras {
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
+  bool avx512_vnni = false;
+  bool avx_vnni = false;
 };
 
 /// What the machine and the operating system can run (cpuid and XCR0), before any cap.
@@ -40,7 +42,7 @@ Extras extras();
 
 const char* isa_name(Isa isa);
 
-/// Level and extras in one word, for the fingerprint: "avx512+bf16+amx".
+/// Level and extras in one word, for the fingerprint: "avx512+bf16+amx+vnni".
 std::string isa_fingerprint();
 
 }  // namespace rm::cpu

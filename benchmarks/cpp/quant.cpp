@@ -1,13 +1,17 @@
 // quant_linear at decoder sizes: GB/s of stored weights, share of the read probe.
 //
-//   quant_bench [8|4] [threads] [m,m,...] [group]
+//   quant_bench [8|4] [threads] [m,m,...] [group] [MiB] [8|16]
 //
-// Weights are random bytes, rotated through more copies than the last cache holds.
+// The last is what activations are rounded to (8).
+//
+// Weights are random bytes, rotated through 200 MiB, more than the last cache holds; with few MiB
+// they stay in a cache, which shows what the arithmetic alone takes.
 #include <omp.h>
 
 #include <algorithm>
 #include <random>
 #include <sstream>
+#include <stdexcept>
 
 #include "../../tests/cpp/cpu_gemm/harness.hpp"
 #include "probe.hpp"
@@ -36,20 +40,32 @@ rm_attr attribute(std::string_view name, int64_t value) {
   return {sizeof(rm_attr), {name.data(), name.size()}, RM_ATTR_INT, 0, value, 0, {}, 0, 0, 0};
 }
 
+/// The first row that takes the problem: rows of wider instruction sets come first.
+const rm_kernel& best_row(const rm_problem& problem) {
+  const rm_kernels& table = plugin_rows();
+  for (size_t i = 0; i < table.count; ++i) {
+    const auto* row = reinterpret_cast<const rm_kernel*>(reinterpret_cast<const char*>(table.rows) +
+                                                         i * table.row_stride);
+    if (text(row->op) == "quant_linear" && row->supports(&problem, nullptr, nullptr)) return *row;
+  }
+  throw std::runtime_error("[bench] expected a row for quant_linear, got none");
+}
+
 /// Median seconds of a launch on bf16 activations.
-double measure(const rm_kernel& row, int64_t bits, int64_t group, int64_t m, Layer layer) {
+double measure(int64_t bits, int64_t group, int64_t m, Layer layer, int64_t total, int64_t x_bits) {
   const int64_t row_bytes = (layer.k + 63) / 64 * 8 * bits, groups = (layer.k + group - 1) / group;
   Tensor x(kBF16, {m, layer.k}), y(kBF16, {m, layer.n});
   randomize(x, 1);
   const int64_t bytes = layer.n * (row_bytes + 2 * groups);
-  const int copies = static_cast<int>(std::max<int64_t>(2, (200 << 20) / bytes));
+  const int copies = static_cast<int>(std::max<int64_t>(1, total / bytes));
   std::vector<Tensor> weights, scales;
   for (int i = 0; i < copies; ++i) {
     weights.emplace_back(bits == 8 ? kI8 : kU8, std::vector<int64_t>{layer.n, row_bytes});
     scales.emplace_back(kF16, std::vector<int64_t>{layer.n, groups});
     randomize(weights.back(), 1), randomize(scales.back(), 0.01);
   }
-  const rm_attr attrs[] = {attribute("bits", bits), attribute("group", group)};
+  const rm_attr attrs[] = {attribute("bits", bits), attribute("group", group),
+                           attribute("tile", x_bits == 8 ? 8 : 1), attribute("x_bits", x_bits)};
   const rm_tensor* inputs[] = {&x.view, &weights[0].view, &scales[0].view};
   const rm_tensor* outputs[] = {&y.view};
   const rm_problem problem{sizeof(rm_problem),
@@ -59,22 +75,25 @@ double measure(const rm_kernel& row, int64_t bits, int64_t group, int64_t m, Lay
                            outputs,
                            1,
                            attrs,
-                           2,
+                           4,
                            sizeof(rm_attr),
                            6};
+  const rm_kernel& row = best_row(problem);
   rm_kernel_state* state = nullptr;
   check(row.prepare(&problem, nullptr, 0, &state));
   const Memory workspace = allocate(row.workspace(state));
+  const int repeats = std::max(1, 20 / copies);
   std::vector<double> times;
   for (int round = 0; round < 6; ++round) {
     const double start = rm::bench::seconds();
-    for (int i = 0; i < copies; ++i) {
-      const void* in[] = {x.data(), weights[size_t(i)].data(), scales[size_t(i)].data()};
+    for (int i = 0; i < copies * repeats; ++i) {
+      const void* in[] = {x.data(), weights[size_t(i % copies)].data(),
+                          scales[size_t(i % copies)].data()};
       void* out[] = {y.data()};
       const rm_launch launch{sizeof(rm_launch), state, in, out, workspace.get(), nullptr};
       check(row.launch(&launch));
     }
-    if (round > 0) times.push_back((rm::bench::seconds() - start) / copies);
+    if (round > 0) times.push_back((rm::bench::seconds() - start) / (copies * repeats));
   }
   row.release(state);
   std::sort(times.begin(), times.end());
@@ -93,22 +112,14 @@ int main(int argc, char** argv) {
     for (std::string item; std::getline(list, item, ',');) ms.push_back(std::atoll(item.c_str()));
   }
   const int64_t group = argc > 4 ? std::atoi(argv[4]) : 32;
-  const rm_kernel* best = nullptr;
-  const rm_kernels& table = plugin_rows();
-  for (size_t i = 0; i < table.count && !best; ++i) {
-    const auto* row = reinterpret_cast<const rm_kernel*>(reinterpret_cast<const char*>(table.rows) +
-                                                         i * table.row_stride);
-    const char* isa = __builtin_cpu_supports("avx512bw") ? "_avx512" : "_avx2";
-    if (text(row->op) == "quant_linear" && text(row->name).find(isa) != std::string::npos) {
-      best = row;
-    }
-  }
+  const int64_t total = (argc > 5 ? std::atoll(argv[5]) : 200) << 20;
+  const int64_t x_bits = argc > 6 ? std::atoi(argv[6]) : 8;
   const Layer layers[] = {{1024, 1024}, {512, 1024}, {2816, 1024}, {1024, 2816},
                           {768, 768},   {2048, 768}, {32000, 1024}};
   for (int64_t m : ms) {
     for (const Layer& layer : layers) {
       const double probe = rm::bench::read_rate(true);
-      const double seconds = measure(*best, bits, group, m, layer);
+      const double seconds = measure(bits, group, m, layer, total, x_bits);
       const double bytes = double(layer.n) * double((layer.k + 63) / 64 * 8 * bits +
                                                     (layer.k + group - 1) / group * 2);
       std::printf(

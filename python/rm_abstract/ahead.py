@@ -30,6 +30,7 @@ def compile_ahead(
     auto_class: str | None = None,
     precision: str | None = None,
     group_size: str | None = None,
+    activations: str | None = None,
     quality: str | Path | None = None,
 ) -> Report:
     """Loads the folder's model, makes every call of the given sizes, and says what happened.
@@ -41,7 +42,7 @@ def compile_ahead(
     """
     folder = Path(model_dir)
     _check(folder, batch_size, sequence_length)
-    options = {"precision": precision, "group_size": group_size}
+    options = {"precision": precision, "group_size": group_size, "activations": activations}
     with _offline(), _session(device, {k: v for k, v in options.items() if v is not None}):
         from rm_abstract import api, session
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BITS = {"int8": 8, "int4": 4}
 AUTO_GROUPS = {"int8": 128, "int4": 32}  # as src/passes/quantize.hpp: auto_group
+AUTO_ACTIVATIONS = "int8"  # as src/passes/quantize.hpp: auto_activations
 _CHUNK = 1 << 18  # elements worked on at once: they stay in the processor's caches
 
 # Rows of a table are looked up in the weight itself, also where a product shares it (tied heads).

@@ -53,6 +53,8 @@ constexpr OptionSpec kTable[] = {
      "auto keeps the model's dtype; int8 and int4 are weight-only and for the CPU", true, "fp32|fp16|bf16"},
     {"group_size", "RM_GROUP_SIZE", kCompile, kChoice, "auto", "auto|32|64|128", true,
      "weights of int8 and int4 that share a scale; auto is 128 for int8 and 32 for int4"},
+    {"activations", "RM_ACTIVATIONS", kCompile, kChoice, "auto", "auto|int8|int16", true,
+     "what products with int8 and int4 weights round up to eight rows of activations to; auto is int8"},
     {"pack_weights", "RM_PACK_WEIGHTS", kCompile, kChoice, "auto", "auto|never|first|later|spare", false,
      "copy weights into the layouts kernels like best: before the first call, behind the second call of a shape (later, and auto) or never; spare packs only weights that lie as [K,N] and is what auto means for text generation"},
     {"batch_threads", "RM_BATCH_THREADS", kCompile, kBool, "true", "", false,

@@ -70,14 +70,21 @@ void bind_ir(py::module_& m) {
     return ir::print(graph);
   }, py::arg("text"), py::arg("options") = Texts(),
      "The inference pipeline applied to a program; options left out come from the environment.");
-  ir_module.def("quantize", [](const std::string& text, int64_t bits, int64_t group, bool symmetric) {
+  ir_module.def("quantize", [](const std::string& text, int64_t bits, int64_t group, bool symmetric,
+                               int64_t activations) {
     ir::Graph graph = parse_checked(text);
     passes::QuantizeOptions options;
     options.bits = bits, options.group = group, options.symmetric = symmetric;
+    options.activation_bits = activations;
     const int64_t replaced = passes::quantize_linears(graph, options);
     return py::make_tuple(ir::print(graph), replaced);
   }, py::arg("text"), py::arg("bits"), py::arg("group") = 32, py::arg("symmetric") = true,
-     "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
+     py::arg("activations") = 16, "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
+  ir_module.def("keep_activations", [](const std::string& text) {
+    ir::Graph graph = parse_checked(text);
+    passes::keep_activations(graph);
+    return ir::print(graph);
+  }, py::arg("text"), "The program without rounding activations to 8 bits.");
   ir_module.def("quantised_weights", [](const std::string& text) {
     py::list out;
     for (const auto& w : passes::quantised_weights(parse_checked(text))) {

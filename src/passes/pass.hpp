@@ -24,9 +24,11 @@ struct PassContext {
   std::string dump_dir;
   /// Bits of the weights of products, 8 or 4, and elements that share a scale; 0: as they are.
   int64_t weight_bits = 0, weight_group = 0;
+  /// What their products round few rows of activations to: 16 (and all but exact) or 8 bits.
+  int64_t activation_bits = 16;
 };
 
-/// optimization_level, dump_ir, precision and group_size of the options table.
+/// optimization_level, dump_ir, precision, group_size and activations of the options table.
 PassContext context_from(const Options& options);
 
 using Pass = void (*)(ir::Graph&, const PassContext&);

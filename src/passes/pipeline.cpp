@@ -63,6 +63,10 @@ PassContext context_from(const Options& options) {
     const std::string& group = options.text("group_size");
     context.weight_bits = precision == "int8" ? 8 : 4;
     context.weight_group = group == "auto" ? auto_group(context.weight_bits) : std::stoll(group);
+    const std::string& activations = options.text("activations");
+    context.activation_bits = activations == "auto"   ? auto_activations(context.weight_bits)
+                              : activations == "int8" ? 8
+                                                      : 16;
   }
   return context;
 }

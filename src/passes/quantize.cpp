@@ -123,16 +123,16 @@ class Sweep {
       std::swap(w.dims[0], w.dims[1]);
       source = emit("permute", {weight}, {{"axes", std::vector<int64_t>{1, 0}}}, {w})[0];
     }
-    const ops::QuantLayout layout{w.dims[1].value(), options_.bits, options_.group};
+    const ops::QuantLayout layout{w.dims[1].value(), options_.bits, options_.group, 0, tile()};
     std::vector<TensorType> types = {
         {options_.bits == 8 ? DType::kI8 : DType::kU8, {w.dims[0], layout.row_bytes()}},
         {DType::kF16, {w.dims[0], layout.groups()}}};
     if (!options_.symmetric) types.push_back(types[1]);
-    made = emit("quantize", {source},
-                {{"bits", options_.bits},
-                 {"group", options_.group},
-                 {"symmetric", int64_t{options_.symmetric ? 1 : 0}}},
-                types);
+    ir::Attrs attrs = {{"bits", options_.bits},
+                       {"group", options_.group},
+                       {"symmetric", int64_t{options_.symmetric ? 1 : 0}}};
+    if (tile() != 1) attrs.emplace("tile", tile());
+    made = emit("quantize", {source}, std::move(attrs), types);
     made.resize(3, ir::kNoValue);
     return made;
   }
@@ -140,13 +140,20 @@ class Sweep {
   Node replacement(const Node& node) {
     const bool transposed = node.op == "linear" || node.i_or("trans_b", 1) != 0;
     const std::vector<ValueId>& w = quantised(node.operands[1], transposed);
+    ir::Attrs attrs = {{"bits", options_.bits},
+                       {"group", options_.group},
+                       {"activation", node.s_or("activation", "none")}};
+    if (tile() != 1) {
+      attrs.emplace("tile", tile());
+      attrs.emplace("x_bits", options_.activation_bits);
+    }
     return {"quant_linear",
             {node.operands[0], w[0], w[1], w[2], operand(node, 2), operand(node, 3)},
             node.results,
-            {{"bits", options_.bits},
-             {"group", options_.group},
-             {"activation", node.s_or("activation", "none")}}};
+            std::move(attrs)};
   }
+
+  int64_t tile() const { return options_.activation_bits == 8 ? ops::QuantLayout::kTile : 1; }
 
   Graph& graph_;
   const QuantizeOptions& options_;
@@ -166,9 +173,21 @@ int64_t quantize_linears(Graph& graph, const QuantizeOptions& options) {
     throw_invalid("[quantize] expected bits 8 or 4 and group 32, 64 or 128, got " +
                   std::to_string(options.bits) + " and " + std::to_string(options.group));
   }
+  const int64_t x = options.activation_bits;
+  if ((x != 16 && x != 8) || (x == 8 && !options.symmetric)) {
+    throw_invalid(
+        "[quantize] expected activations of 16 bits, or of 8 with symmetric weights, got " +
+        std::to_string(x));
+  }
   const int64_t replaced = Sweep(graph, options).run();
   ops::infer_and_check(graph);
   return replaced;
+}
+
+void keep_activations(Graph& graph) {
+  for (Node& node : graph.nodes) {
+    if (node.op == "quant_linear") node.attrs.erase("x_bits");
+  }
 }
 
 std::vector<QuantisedWeight> quantised_weights(const Graph& graph) {
@@ -204,6 +223,7 @@ void quantize(Graph& graph, const PassContext& context) {
   if (context.weight_bits == 0) return;
   QuantizeOptions options;
   options.bits = context.weight_bits, options.group = context.weight_group;
+  options.activation_bits = context.activation_bits;
   quantize_linears(graph, options);
 }
 

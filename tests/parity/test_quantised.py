@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 
 import rm_abstract as rm
-from rm_abstract import _core, quantised
+from rm_abstract import _core, parity, quantised
 from rm_abstract.quantised import QuantisedWeight, dequantised
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"
@@ -48,6 +48,23 @@ def on_dequantised(model: Any, bits: int, group: int) -> Any:
         if isinstance(module, torch.nn.Linear):
             form = QuantisedWeight("", bits, group, True, False)
             module.weight = torch.nn.Parameter(dequantised(module.weight, form))
+    return twin
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Activations as few rows of them are read: integers of -127..127 in blocks of 32."""
+    blocks = torch.nn.functional.pad(x, (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    most = blocks.abs().amax(-1, keepdim=True)
+    integers = (blocks * torch.where(most > 0, 127 / most, 0)).round()
+    return (integers * (most / 127)).flatten(-2)[..., : x.shape[-1]]
+
+
+def on_rounded_activations(model: Any, change: Any = rounded) -> Any:
+    """A plain model whose products read `change` of what they are given."""
+    twin = copy.deepcopy(model)
+    for module in twin.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(lambda _, inputs: (change(inputs[0]),))
     return twin
 
 
@@ -110,12 +127,89 @@ def test_weights_of_a_checkpoint_in_the_same_form_are_kept_exactly(
     assert torch.equal(dequantised(weight, QuantisedWeight("", bits, 32, True, False)), weight)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("bits", "group"), [(8, 128), (8, 32), (4, 32), (4, 128)])
+def test_torch_and_the_kernels_round_activations_to_the_same_integers(
+    session: rm.Session, bits: int, group: int, rows: int, seed: int
+) -> None:
+    """Both round the same numbers, so ties fall the same way and only the sums' order differs."""
+    assert session.resolved.backend == "cpu"
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(269, 328, generator=generator)
+    x = torch.randn(rows, 328, generator=generator) * torch.logspace(-3, 3, 328)
+    x[0, :40] = 0
+    x[0, 64:96] = torch.arange(32) - 0.5  # ties
+    x[0, 64] = 127
+    program = (
+        f'rmir 1\ninput %0 "x" : f32[{rows},328]\nweight %1 "w" : f32[269,328]\n'
+        f"%2 = linear(%0, %1) : f32[{rows},269]\nreturn %2\n"
+    )
+    text, _ = _core.ir.quantize(program, bits, group, activations=8)
+    few = dequantised(weight, QuantisedWeight("w", bits, group, True, False)).double()
+    for run, read in ((text, rounded(x)), (_core.ir.keep_activations(text), x)):
+        (result,) = _core.Program(run, {"w": weight}, ["cpu"]).run([x])
+        expected = read.double() @ few.t()
+        size = read.double().abs() @ few.abs().t()  # what cancels is of this size
+        assert ((result - expected).abs() <= 1e-6 * size + 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        (rounded, True),
+        (lambda x: rounded(x) * (torch.arange(x.shape[-1]) >= 32), False),  # without a block
+        (lambda x: rounded(x).roll(32, -1), False),  # another block's weights
+        (lambda x: rounded(x) + 0.5 * rounded(x).abs().mean(-1, keepdim=True), False),  # an offset
+        (lambda x: (x * 4 / x.abs().amax()).round() * x.abs().amax() / 4, False),  # 3 bits
+    ],
+    ids=["rounded", "a block missing", "blocks swapped", "off by the sum", "too few bits"],
+)
+def test_the_gate_tells_8_bit_activations_from_a_wrong_kernel(
+    llama: Any, change: Any, passes: bool
+) -> None:
+    exact = on_dequantised(llama, 4, 32)
+    ids = torch.tensor([list(PROMPT)])
+    with torch.no_grad():
+        expected = exact(ids).logits
+        actual = on_rounded_activations(exact, change)(ids).logits
+    assert parity.compare(expected, actual, activation_bits=8).passed is passes
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_generation_rounds_activations_to_8_bits_unless_told_otherwise(
+    ended: None, llama: Any, precision: str
+) -> None:
+    bits, group = quantised.BITS[precision], quantised.AUTO_GROUPS[precision]
+    exact = on_dequantised(llama, bits, group)
+    ids = torch.tensor([list(PROMPT[:8])])
+    references = {"auto": on_rounded_activations(exact), "int16": exact}
+    found = {}
+    for activations in references:
+        quantising(precision, activations=activations)
+        rm.accelerate(llama)
+        for _ in range(2):
+            found[activations] = llama(ids, use_cache=False).logits
+        (entry,) = entries(llama)
+        assert entry["parity"] == "passed"
+        said = {"auto": "int8"}.get(activations, activations)
+        assert entry["precision"] == f"{precision}, groups of {group}, activations {said}"
+        rm.shutdown()
+
+    def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float((a - b).norm() / b.norm())
+
+    assert distance(found["int16"], exact(ids).logits) < 1e-3
+    rounding = distance(references["auto"](ids).logits, exact(ids).logits)
+    assert 1e-3 < rounding < 0.05
+    assert distance(found["auto"], exact(ids).logits) == pytest.approx(rounding, rel=0.5)
+
+
 @pytest.mark.parametrize(("precision", "group"), [("int8", 128), ("int4", 32)])
 def test_generation_gives_the_tokens_of_the_dequantised_model(
     ended: None, llama: Any, precision: str, group: int
 ) -> None:
     reference = on_dequantised(llama, quantised.BITS[precision], group)
-    quantising(precision)
+    quantising(precision, activations="int16")
     rm.accelerate(llama)
     ids = torch.tensor([list(PROMPT)])
     options = {"max_new_tokens": 80, "do_sample": False, "attention_mask": torch.ones_like(ids)}
@@ -124,14 +218,16 @@ def test_generation_gives_the_tokens_of_the_dequantised_model(
     (found,) = rm.explain(llama).to_dict()["models"]
     assert found["loop_tokens"] > 100
     for entry in found["entries"]:
-        assert entry["precision"] == f"{precision}, groups of {group}"
+        assert entry["precision"] == f"{precision}, groups of {group}, activations int16"
         # Seven products a layer and the head; the embedding that shares its weight is not among.
         assert entry["quantised"]["weights"] == 4 * 7 + 1
         assert sum(n for name, n in entry["kernels"].items() if "quant_linear" in name) == 29
         assert not any("gemm" in name for name in entry["kernels"])
         few = {"int8": 0.26, "int4": 0.15}[precision]
         assert entry["quantised"]["bytes"] < few * entry["quantised"]["bytes_before"]
-    assert f"precision {precision}, groups of {group}: 29 weights in" in str(rm.explain(llama))
+    assert f"precision {precision}, groups of {group}, activations int16: 29 weights in" in str(
+        rm.explain(llama)
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -176,11 +272,12 @@ def test_weights_that_lie_across_their_rows_are_quantised(ended: None, seed: int
     model(**inputs)
     (entry,) = entries(model)
     assert entry["parity"] == "passed" and entry["quantised"]["weights"] == 2 * 4 + 1
-    assert entry["precision"] == "int4, groups of 64"
+    assert entry["precision"] == "int4, groups of 64, activations int8"
 
 
+@pytest.mark.parametrize("activations", ["int8", "int16"])
 def test_the_gate_refuses_a_program_on_other_weights(
-    ended: None, llama: Any, monkeypatch: pytest.MonkeyPatch
+    ended: None, llama: Any, monkeypatch: pytest.MonkeyPatch, activations: str
 ) -> None:
     """Weights in groups of 64 are close to those in groups of 128, and yet not the same."""
     genuine = _core.ir.quantised_weights
@@ -191,7 +288,7 @@ def test_the_gate_refuses_a_program_on_other_weights(
     ids = torch.tensor([list(PROMPT)])
     expected = llama(ids, use_cache=False).logits
     monkeypatch.setattr(_core.ir, "quantised_weights", in_other_groups)
-    rm.init("cpu", compile_options={"precision": "int8"})
+    rm.init("cpu", compile_options={"precision": "int8", "activations": activations})
     rm.accelerate(llama)
     with pytest.warns(rm.RoutingWarning, match="RM501"):
         assert torch.equal(llama(ids, use_cache=False).logits, expected)

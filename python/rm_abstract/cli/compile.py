@@ -45,6 +45,7 @@ def ahead_options(command: _Command) -> _Command:
 @ahead_options
 @click.option("--precision", help="of the weights of products: auto, int8, int4")
 @click.option("--group-size", help="weights that share a scale: auto, 32, 64, 128")
+@click.option("--activations", help="what few rows of them are rounded to: auto, int8, int16")
 @click.option(
     "--quality",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

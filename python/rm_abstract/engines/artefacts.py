@@ -19,7 +19,7 @@ from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.identity import Unstable, describe
 from rm_abstract.engines.variant import Record
 from rm_abstract.parity import GATE_VERSION, Verdict
-from rm_abstract.quantised import AUTO_GROUPS, BITS
+from rm_abstract.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -119,7 +119,9 @@ class Artefacts:
         if not self.weight_bits:
             return f"the model's own: {wanted} is for {QUANTISED_ON} so far"
         group = self._settings.text("group_size")
-        return f"{wanted}, groups of {AUTO_GROUPS[wanted] if group == 'auto' else group}"
+        said = f"{wanted}, groups of {AUTO_GROUPS[wanted] if group == 'auto' else group}"
+        activations = self._settings.text("activations")
+        return f"{said}, activations {AUTO_ACTIVATIONS if activations == 'auto' else activations}"
 
     # ---- programs ----------------------------------------------------------------------------
 

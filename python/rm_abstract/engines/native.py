@@ -5,6 +5,7 @@ One engine serves one module, which it holds weakly. Torch is not touched before
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 import weakref
@@ -28,7 +29,7 @@ from rm_abstract.capture.call import (
 from rm_abstract.capture.export import call_tensors, capture_flat
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.base import Decline, EntryReport
-from rm_abstract.engines.compiled_call import CompiledCall, Pattern
+from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, Error, ParityError, from_core
@@ -181,14 +182,7 @@ class NativeEngine:
         try:
             text, artefact, _ = self.artefacts.program(record.ir)
             weights = self._weights(record)
-            program = _core.Program(
-                text,
-                weights,
-                self.artefacts.backends(),
-                self._session.settings.text("force_kernel"),
-                packing=self._packing(call),
-                shared=self._shared.of(weights),
-            )
+            program = self._program(text, weights, call)
             forms = [QuantisedWeight(*row) for row in _core.ir.quantised_weights(text)]
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
@@ -196,6 +190,16 @@ class NativeEngine:
         self._reported(variant, _readable(call), artefact, started)
         variant.report.quantised = _sizes(forms, weights)
         return variant
+
+    def _program(self, text: str, weights: dict[str, torch.Tensor], call: FlatCall) -> Any:
+        return _core.Program(
+            text,
+            weights,
+            self.artefacts.backends(),
+            self._session.settings.text("force_kernel"),
+            packing=self._packing(call),
+            shared=self._shared.of(weights),
+        )
 
     def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
         variant.report = EntryReport(
@@ -260,7 +264,7 @@ class NativeEngine:
             OnQuantisedWeights(weights, variant.quantised),
         ):
             output = call_module(self.module()._call_impl, call.spec, list(call.leaves), positional)
-        return output, [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
+        return output, _caches(call)
 
     def gate(
         self,
@@ -274,17 +278,48 @@ class NativeEngine:
 
         What a quantised variant is expected to give comes from `on_quantised_weights`: rounding
         weights may change outputs a lot, a right program differs from eager on the rounded weights
-        as little as any other does. `comparable` takes out what may differ: values nothing ever
+        as little as any other does. Where it rounds activations to 8 bits, that is asked of the
+        same program on the same quantised weights without that rounding, and the variant must be as
+        near to it as rounding allows. `comparable` takes out what may differ: values nothing ever
         reads.
         """
+        bits = 16
         try:
+            exact = self._keeping_activations(variant, call)
+            if exact is not None:
+                trial = snapshot(call.spec, tuple(call.leaves))
+                output = exact.run(call_tensors(trial), trial.leaves)
+                verdict = self._verdict(
+                    exact, trial, tensors, comparable(expected), output, comparable
+                )
+                if not verdict.passed:
+                    self._settle(variant, verdict)
+                expected, bits = (output, _caches(trial)), 8
             output = variant.run(tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        verdict = self._verdict(variant, call, tensors, comparable(expected), output, comparable)
+        self._settle(
+            variant,
+            self._verdict(variant, call, tensors, comparable(expected), output, comparable, bits),
+        )
+
+    def _settle(self, variant: Variant, verdict: parity.Verdict) -> None:
         self._note(variant, variant.report.artefact, verdict)
         if not verdict.passed:
             raise self._parity_error(verdict.detail)
+
+    def _keeping_activations(self, variant: Variant, call: FlatCall) -> Variant | None:
+        """The variant without rounding activations to 8 bits; None when it does not round them."""
+        if not variant.quantised:
+            return None
+        text, _, _ = self.artefacts.program(variant.record.ir)
+        kept = _core.ir.keep_activations(text)
+        if kept == text:
+            return None
+        exact = copy.copy(variant)
+        exact.program = self._program(kept, self._weights(variant.record), call)
+        exact.report = EntryReport(signature="", engine=self.name, device=self._session.device)
+        return exact
 
     def _verdict(
         self,
@@ -294,14 +329,14 @@ class NativeEngine:
         expected: Any,
         output: Any,
         comparable: Callable[[Any], Any],
+        activation_bits: int = 16,
     ) -> parity.Verdict:
         """What the run that gave `output` and left the caches of `call` is worth."""
-        caches = [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
         return parity.compare(
             expected,
-            comparable((output, caches)),
+            comparable((output, _caches(call))),
             self.working_precision(variant.record, tensors),
-            rounded_activations=bool(variant.quantised),
+            activation_bits if variant.quantised else 0,
         )
 
     def _note(self, variant: Variant, artefact: str, verdict: parity.Verdict) -> None:
@@ -371,6 +406,10 @@ class NativeEngine:
             owner, key = self._owner(name)
             weights[name] = owner[key].detach()
         return weights
+
+
+def _caches(call: FlatCall) -> list[Any]:
+    return [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
 
 
 def _sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> dict[str, int]:

@@ -19,13 +19,23 @@ using ir::Node;
 using ir::TensorType;
 using Types = std::vector<TensorType>;
 
-QuantLayout layout_of(const Node& node, int64_t k) {
+QuantLayout layout_of(const Node& node, int64_t k, int64_t rows = 0) {
   const int64_t bits = node.i_or("bits", 8), group = node.i_or("group", 32);
   if (bits != 8 && bits != 4) fail(node, "bits 8 or 4", std::to_string(bits));
   if (group != 32 && group != 64 && group != 128) {
     fail(node, "group 32, 64 or 128", std::to_string(group));
   }
-  return {k, bits, group};
+  const int64_t tile = node.i_or("tile", 1);
+  if (tile != 1 && tile != QuantLayout::kTile) fail(node, "tile 1 or 8", std::to_string(tile));
+  return {k, bits, group, rows, tile};
+}
+
+/// Bits of x where a product reads few rows of it.
+void check_activations(const Node& node, const QuantLayout& q) {
+  const int64_t bits = node.i_or("x_bits", 16);
+  if (bits != 16 && bits != 8) fail(node, "x_bits 16 or 8", std::to_string(bits));
+  if (bits == 8 && q.tile == 1) fail(node, "tile 8 with x_bits 8", "tile 1");
+  if (q.tile != 1 && present(node, 3)) fail(node, "no zero points with tile 8", "zero points");
 }
 
 int64_t static_inner(const Node& node, const TensorType& type) {
@@ -41,6 +51,9 @@ Types infer_quantize(const Graph& graph, const Node& node) {
   if (!ir::is_floating(w.dtype)) fail(node, "a floating weight", w.str());
   const QuantLayout q = layout_of(node, static_inner(node, w));
   const Dim& n = w.dims[0];
+  if (q.tile != 1 && node.i_or("symmetric", 1) == 0) {
+    fail(node, "symmetric weights with tile 8", "zero points");
+  }
   Types out{{q.bits == 8 ? DType::kI8 : DType::kU8, {n, q.row_bytes()}},
             {DType::kF16, {n, q.groups()}}};
   if (node.i_or("symmetric", 1) == 0) out.push_back({DType::kF16, {n, q.groups()}});
@@ -51,6 +64,7 @@ Types infer_quant_linear(const Graph& graph, const Node& node) {
   const TensorType &x = operand_type(graph, node, 0), &w = operand_type(graph, node, 1);
   if (!ir::is_floating(x.dtype)) fail(node, "floating activations", x.str());
   const QuantLayout q = layout_of(node, static_inner(node, x));
+  check_activations(node, q);
   check_rank(node, w, 2, "a quantised weight");
   check_dtype(node, w, q.bits == 8 ? DType::kI8 : DType::kU8, "a quantised weight");
   unify(node, w.dims[1], q.row_bytes(), "the bytes of a row and the layout");
@@ -144,7 +158,7 @@ int quantized(float w, const Group& g, int64_t bits, bool symmetric) {
 std::vector<HostTensor> reference_quantize(const Node& node, const HostOperands& in,
                                            const Types& out) {
   const int64_t n = in[0]->type.dims[0].value(), k = in[0]->type.dims[1].value();
-  const QuantLayout layout = layout_of(node, k);
+  const QuantLayout layout = layout_of(node, k, n);
   const bool symmetric = node.i_or("symmetric", 1) != 0;
   const std::vector<double> w = to_doubles(*in[0]);
   std::vector<HostTensor> results;
@@ -154,16 +168,17 @@ std::vector<HostTensor> reference_quantize(const Node& node, const HostOperands&
     for (int64_t i = 0; i < k; ++i) {
       row[static_cast<size_t>(i)] = static_cast<float>(w[static_cast<size_t>(r * k + i)]);
     }
-    auto* bytes = reinterpret_cast<uint8_t*>(results[0].bytes.data()) + r * layout.row_bytes();
+    auto* bytes = reinterpret_cast<uint8_t*>(results[0].bytes.data());
     for (int64_t g = 0; g < layout.groups(); ++g) {
       const int64_t from = g * layout.group, count = std::min(layout.group, k - from);
       const Group group = symmetric ? symmetric_group(row.data() + from, count, layout.bits)
                                     : affine_group(row.data() + from, count, layout.bits);
-      const int64_t at = r * layout.groups() + g;
+      const int64_t at = layout.scale_at(r, g);
       group.scale_bytes.copy(results[1].at(at), 2);
       if (!symmetric) group.zero_bytes.copy(results[2].at(at), 2);
       for (int64_t i = from; i < from + count; ++i) {
-        layout.put(bytes, i, quantized(row[static_cast<size_t>(i)], group, layout.bits, symmetric));
+        const int q = quantized(row[static_cast<size_t>(i)], group, layout.bits, symmetric);
+        layout.put(bytes, r, i, q);
       }
     }
   }
@@ -174,7 +189,7 @@ std::vector<HostTensor> reference_quant_linear(const Node& node, const HostOpera
                                                const Types& out) {
   const auto has = [&](size_t i) { return i < in.size() && in[i] != nullptr; };
   const int64_t k = in[0]->type.dims.back().value(), n = in[1]->type.dims[0].value();
-  const QuantLayout layout = layout_of(node, k);
+  const QuantLayout layout = layout_of(node, k, n);
   const std::vector<double> x = to_doubles(*in[0]), scale = to_doubles(*in[2]);
   const std::vector<double> zero = has(3) ? to_doubles(*in[3]) : std::vector<double>{};
   const std::vector<double> bias = has(4) ? to_doubles(*in[4]) : std::vector<double>{};
@@ -189,9 +204,9 @@ std::vector<HostTensor> reference_quant_linear(const Node& node, const HostOpera
     for (int64_t r = 0; r < n; ++r) {
       double sum = 0;
       for (int64_t i = 0; i < k; ++i) {
-        const auto g = static_cast<size_t>(r * layout.groups() + i / layout.group);
+        const auto g = static_cast<size_t>(layout.scale_at(r, i / layout.group));
         const double z = !zero.empty() ? zero[g] : layout.bits == 4 ? 8 : 0;
-        const double q = layout.get(bytes + r * layout.row_bytes(), i);
+        const double q = layout.get(bytes, r, i);
         sum += x[static_cast<size_t>(m * k + i)] * ((q - z) * scale[g]);
       }
       if (!bias.empty()) sum += bias[static_cast<size_t>(r)];

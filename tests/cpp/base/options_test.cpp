@@ -140,6 +140,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"cache_trust", "true"},
                                                     {"cache_salt", "s"},
                                                     {"group_size", "64"},
+                                                    {"activations", "int16"},
                                                     {"batch_threads", "false"},
                                                     {"prompt_lookup", "off"},
                                                     {"force_kernel", "gemm:x"},

@@ -21,11 +21,14 @@ struct Case {
   int64_t m, n, k, bits, group;
   bool symmetric, bias, residual;
   std::string activation;
+  int64_t x_bits = 16;  // 8: weights in tiles, up to 8 rows of x rounded to 8 bits
+  int64_t tile = x_bits == 8 ? 8 : 1;
 };
 
 std::string text_of(const Case& c) {
   return std::to_string(c.m) + "x" + std::to_string(c.n) + "x" + std::to_string(c.k) +
          " bits=" + std::to_string(c.bits) + " group=" + std::to_string(c.group) +
+         " x_bits=" + std::to_string(c.x_bits) + " tile=" + std::to_string(c.tile) +
          (c.symmetric ? " symmetric" : "") + (c.bias ? " bias" : "") +
          (c.residual ? " residual" : "") + " " + c.activation;
 }
@@ -45,21 +48,37 @@ struct Weight {
     }
   }
   static std::vector<Attr> attributes(const Case& c) {
-    return {integer("bits", c.bits), integer("group", c.group)};
+    return {integer("bits", c.bits), integer("group", c.group), integer("tile", c.tile),
+            integer("x_bits", c.x_bits)};
   }
 };
 
-ops::QuantLayout layout(const Case& c) { return {c.k, c.bits, c.group}; }
+ops::QuantLayout layout(const Case& c) { return {c.k, c.bits, c.group, c.n, c.tile}; }
 
 /// Row r of the quantised weight as numbers.
 std::vector<double> dequantised(const Case& c, const Weight& w, int64_t r) {
   std::vector<double> out;
-  const int64_t row_bytes = layout(c).row_bytes(), groups = layout(c).groups();
-  const auto* bytes = static_cast<const uint8_t*>(w.q.data()) + r * row_bytes;
+  const auto* bytes = static_cast<const uint8_t*>(w.q.data());
   for (int64_t i = 0; i < c.k; ++i) {
-    const int64_t g = r * groups + i / c.group;
+    const int64_t g = layout(c).scale_at(r, i / c.group);
     const double zero = c.symmetric ? (c.bits == 4 ? 8 : 0) : w.zero[g];
-    out.push_back((layout(c).get(bytes, i) - zero) * w.scale[g]);
+    out.push_back((layout(c).get(bytes, r, i) - zero) * w.scale[g]);
+  }
+  return out;
+}
+
+/// Row i of x as few rows of it are read with x_bits 8: integers of blocks of 32, ties to even.
+std::vector<double> rounded(const Case& c, const Tensor& x, int64_t i) {
+  std::vector<double> out;
+  for (int64_t from = 0; from < c.k; from += 32) {
+    float most = 0;
+    const int64_t to = std::min(from + 32, c.k);
+    for (int64_t j = from; j < to; ++j) most = std::max(most, std::fabs(float(x[i * c.k + j])));
+    const float inverse = most > 0 ? 127.f / most : 0.f;
+    for (int64_t j = from; j < to; ++j) {
+      const volatile float scaled = float(x[i * c.k + j]) * inverse;
+      out.push_back(double(std::nearbyint(scaled)) * double(most / 127.f));
+    }
   }
   return out;
 }
@@ -88,20 +107,23 @@ void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
   std::vector<std::vector<double>> rows;
   for (int64_t r = 0; r < c.n; ++r) rows.push_back(dequantised(c, weight, r));
   for (int64_t i = 0; i < c.m; ++i) {
+    const bool rounds = c.x_bits == 8 && c.m <= 8;
+    const std::vector<double> read = rounds ? rounded(c, x, i) : std::vector<double>();
     for (int64_t r = 0; r < c.n; ++r) {
       double sum = 0, magnitude = 0, rounding = 0;
       for (int64_t from = 0; from < c.k; from += c.group) {  // in which x is rounded
         double most = 0, weights = 0;
         for (int64_t j = from; j < std::min(from + c.group, c.k); ++j) {
-          const double v = x[i * c.k + j], u = rows[size_t(r)][size_t(j)];
+          const double v = rounds ? read[size_t(j)] : x[i * c.k + j];
+          const double u = rows[size_t(r)][size_t(j)];
           sum += v * u, magnitude += std::fabs(v * u);
           const double q = c.bits == 4
-                               ? 15 * std::fabs(weight.scale[r * layout(c).groups() + j / c.group])
+                               ? 15 * std::fabs(weight.scale[layout(c).scale_at(r, j / c.group)])
                                : 0;  // n x - z x is summed apart
           magnitude += std::fabs(v) * q;
           most = std::max(most, std::fabs(v)), weights += std::fabs(u);
         }
-        rounding += most / 65278 * weights;
+        rounding += rounds ? 0 : most / 65278 * weights;
       }
       const double before = sum + (c.bias ? bias[r] : 0);
       const double value =
@@ -141,8 +163,36 @@ TEST_CASE("quant_linear equals sums over the dequantised weight for every layout
   }
 }
 
+TEST_CASE("quant_linear on tiles reads few rows of x in 8 bits, and many as they are") {
+  std::mt19937 rng(57);
+  const int64_t ms[] = {1, 2, 3, 8, 9, 33}, ns[] = {1, 7, 8, 13, 16, 40, 130, 300};
+  const int64_t ks[] = {1, 31, 32, 33, 64, 96, 100, 127, 256, 300, 704};
+  const int64_t groups[] = {32, 64, 128};
+  const Type types[] = {Type::f32, Type::bf16, Type::f16};
+  const char* const activations[] = {"none", "silu", "gelu"};
+  for (int round = 0; round < 120; ++round) {
+    const Case c{ms[rng() % 6],
+                 ns[rng() % 8],
+                 ks[rng() % 11],
+                 rng() % 2 ? 8 : 4,
+                 groups[rng() % 3],
+                 true,
+                 rng() % 2 == 0,
+                 rng() % 2 == 0,
+                 activations[rng() % 3],
+                 rng() % 4 ? 8 : 16,
+                 8};
+    check(c, types[rng() % 3], rng, rng() % 3 == 0);
+  }
+}
+
 TEST_CASE("empty operands of quant_linear are legal") {
   std::mt19937 rng(52);
+  for (int64_t bits : {8, 4}) {
+    check({0, 9, 40, bits, 32, true, true, true, "none", 8}, Type::f32, rng, false);
+    check({3, 0, 40, bits, 32, true, false, false, "none", 8}, Type::f32, rng, false);
+    check({3, 9, 0, bits, 32, true, true, true, "silu", 8}, Type::f32, rng, false);
+  }
   for (int64_t bits : {8, 4}) {
     check({0, 5, 40, bits, 32, true, true, true, "none"}, Type::f32, rng, false);
     check({3, 0, 40, bits, 32, true, false, false, "none"}, Type::f32, rng, false);
@@ -156,14 +206,15 @@ TEST_CASE("quantize equals its reference bit for bit, also on groups without a u
   for (int round = 0; round < 60; ++round) {
     const int64_t groups[] = {32, 64, 128}, ks[] = {1, 32, 33, 65, 200};
     const Case c{1,
-                 1 + int64_t(rng() % 9),
+                 1 + int64_t(rng() % 20),
                  ks[rng() % 5],
                  rng() % 2 ? 8 : 4,
                  groups[rng() % 3],
-                 rng() % 2 == 0,
+                 round % 4 == 1 || rng() % 2 == 0,
                  false,
                  false,
-                 "none"};
+                 "none",
+                 round % 4 == 1 ? 8 : 16};
     CAPTURE(text_of(c));
     Tensor w(Type::f32, {c.n, c.k});
     w.normal(rng, std::pow(10.0, int(rng() % 9) - 4));
@@ -180,8 +231,9 @@ TEST_CASE("quantize equals its reference bit for bit, also on groups without a u
     ir::Graph graph = ir::parse(
         "rmir 1\ninput %0 \"w\" : f32[" + n + "," + k + "]\n%1, %2" + (c.symmetric ? "" : ", %3") +
         " = quantize(%0) {bits=" + std::to_string(c.bits) + ", group=" + std::to_string(c.group) +
-        ", symmetric=" + (c.symmetric ? "1" : "0") + "} : " + q + ", " + s +
-        (c.symmetric ? "" : ", " + s) + "\nreturn %1, %2" + (c.symmetric ? "" : ", %3") + "\n");
+        ", symmetric=" + (c.symmetric ? "1" : "0") + ", tile=" + std::to_string(c.tile) +
+        "} : " + q + ", " + s + (c.symmetric ? "" : ", " + s) + "\nreturn %1, %2" +
+        (c.symmetric ? "" : ", %3") + "\n");
     ops::infer_and_check(graph);
     ops::HostTensor in = ops::zeros({ir::DType::kF32, {c.n, c.k}});
     std::memcpy(in.bytes.data(), w.data(), in.bytes.size());
@@ -223,9 +275,9 @@ TEST_CASE("a quantised weight is within half a step of the weight") {
 
 TEST_CASE("NaN in x makes its row NaN and no other, whatever the number of rows") {
   std::mt19937 rng(55);
-  for (int64_t m : {2, 12}) {
+  for (auto [m, x_bits] : {std::pair{2, 16}, {2, 8}, {12, 8}}) {
     for (int64_t bits : {8, 4}) {
-      const Case c{m, 40, 96, bits, 32, true, false, false, "none"};
+      const Case c{m, 44, 96, bits, 32, true, false, false, "none", x_bits};
       Tensor w(Type::f32, {c.n, c.k}), x(Type::f32, {m, c.k}), y(Type::f32, {m, c.n});
       w.normal(rng), x.normal(rng);
       const Weight weight(c, w);
@@ -242,8 +294,8 @@ TEST_CASE("NaN in x makes its row NaN and no other, whatever the number of rows"
 
 TEST_CASE("quant_linear gives the same bits on any number of threads and for any few rows") {
   std::mt19937 rng(56);
-  for (int64_t bits : {8, 4}) {
-    const Case c{8, 333, 256, bits, 32, true, false, false, "none"};
+  for (auto [bits, x_bits] : {std::pair{8, 16}, {4, 16}, {8, 8}, {4, 8}}) {
+    const Case c{8, 333, 256, bits, 32, true, false, false, "none", x_bits};
     Tensor w(Type::f32, {c.n, c.k}), x(Type::f32, {c.m, c.k}), one(Type::f32, {1, c.k});
     Tensor y(Type::f32, {c.m, c.n}), z(Type::f32, {1, c.n});
     w.normal(rng), x.normal(rng);

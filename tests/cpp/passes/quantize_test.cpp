@@ -83,6 +83,30 @@ return %3, %4
   CHECK(nodes_of(quantised(parsed(text), 8), "quant_linear") == 2);
 }
 
+TEST_CASE("activations of 8 bits lay weights out in tiles, and can be kept on the same weights") {
+  ir::Graph graph = parsed(R"(weight %1 "w" : f32[128,128]
+%2 = linear(%0, %1) : f32[4,128]
+return %2
+)");
+  passes::QuantizeOptions options;
+  options.activation_bits = 8;
+  CHECK(passes::quantize_linears(graph, options) == 1);
+  const auto attributes = [&](std::string_view op) {
+    for (const ir::Node& node : graph.nodes) {
+      if (node.op == op) return std::pair{node.i_or("tile", 1), node.i_or("x_bits", 16)};
+    }
+    return std::pair<int64_t, int64_t>{0, 0};
+  };
+  CHECK(attributes("quantize").first == 8);
+  CHECK(attributes("quant_linear") == std::pair<int64_t, int64_t>{8, 8});
+  passes::keep_activations(graph);
+  CHECK(attributes("quantize").first == 8);
+  CHECK(attributes("quant_linear") == std::pair<int64_t, int64_t>{8, 16});
+  options.symmetric = false;
+  CHECK_THROWS_WITH_AS(passes::quantize_linears(graph, options), doctest::Contains("symmetric"),
+                       Error);
+}
+
 TEST_CASE("groups the kernels do not have are refused") {
   ir::Graph graph = parsed("return %0\n");
   passes::QuantizeOptions options;

@@ -2,6 +2,7 @@
 #include "ops/quant/linear.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/parallel.hpp"
 
@@ -27,11 +28,17 @@ class QuantLinear::Panels final : public gemm::PanelSource {
     const Operands o = owner_.operands(*static_cast<const rm_launch*>(launch));
     const int64_t nr = owner_.tiles_.nr, width = q.blocks() * kBlock, k = q.gemm.k;
     auto* rows = reinterpret_cast<float*>(scratch);
+    Row row{};
+    row.q = reinterpret_cast<uint8_t*>(rows + nr * width);
+    row.scale = reinterpret_cast<uint16_t*>(row.q + q.row_bytes);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t cols = std::min(nr, q.gemm.n - panel * nr);
       for (int64_t j = 0; j < cols; ++j) {
         const int64_t n = panel * nr + j;
-        owner_.k_.widen[q.bits == 8 ? 0 : 1]({o.q + n * q.row_bytes, o.scale + n * q.scale_row,
+        const bool lies_in_tile = q.tile == kTile && n < q.gemm.n / kTile * kTile;
+        if (lies_in_tile) take_row(o, n, row);
+        owner_.k_.widen[q.bits == 8 ? 0 : 1]({lies_in_tile ? row.q : o.q + n * q.row_bytes,
+                                              lies_in_tile ? row.scale : o.scale + n * q.scale_row,
                                               o.zero ? o.zero + n * q.zero_row : nullptr,
                                               q.bits == 8 ? 0.f : 8.f, k, q.group,
                                               rows + j * width});
@@ -41,10 +48,29 @@ class QuantLinear::Panels final : public gemm::PanelSource {
     }
   }
   uint64_t scratch_bytes() const override {
-    return static_cast<uint64_t>(owner_.tiles_.nr * owner_.q_.blocks() * kBlock) * sizeof(float);
+    const QuantProblem& q = owner_.q_;
+    const int64_t row = q.tile == kTile ? q.row_bytes + 2 * q.groups() : 0;
+    return static_cast<uint64_t>(owner_.tiles_.nr * q.blocks() * kBlock) * sizeof(float) +
+           static_cast<uint64_t>(row + 63) / 64 * 64;
   }
 
  private:
+  struct Row {
+    uint8_t* q;
+    uint16_t* scale;
+  };
+
+  /// A row out of its tile.
+  void take_row(const Operands& o, int64_t n, const Row& row) const {
+    const QuantProblem& q = owner_.q_;
+    const uint8_t* tile = o.q + n / kTile * kTile * q.row_bytes + n % kTile * 4;
+    for (int64_t u = 0; u < q.row_bytes / 4; ++u) {
+      std::memcpy(row.q + u * 4, tile + u * 4 * kTile, 4);
+    }
+    const uint16_t* scales = o.scale + n / kTile * kTile * q.groups() + n % kTile;
+    for (int64_t g = 0; g < q.groups(); ++g) row.scale[g] = scales[g * kTile];
+  }
+
   const QuantLinear& owner_;
 };
 
@@ -54,7 +80,7 @@ const char* QuantLinear::reject(const QuantProblem& q) {
   return gemm::PackedGemm::reject(g);
 }
 
-QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels,
+QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels, const TileSet& rounded,
                          const gemm::KernelSet& tiles)
     : q_(std::move(problem)),
       k_(kernels),
@@ -62,7 +88,12 @@ QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels,
       type_(tile_type(q_.gemm.dtype[gemm::kA])),
       element_bytes_(dtype_bytes(q_.gemm.dtype[gemm::kA])),
       chunks_((q_.gemm.n + tiles.nr - 1) / tiles.nr) {
-  if (q_.gemm.m > kFewRows || !q_.gemm.outer.empty()) {
+  const bool few = q_.gemm.m <= kFewRows && q_.gemm.outer.empty();
+  if (few && q_.x_bits == 8) {
+    rounded_ = std::make_unique<TiledLinear>(q_, rounded, tiles_, type_);
+    return;
+  }
+  if (!few || q_.tile == kTile) {
     panels_ = std::make_unique<Panels>(*this);
     many_ = std::make_unique<gemm::PackedGemm>(q_.gemm, tiles, panels_.get());
     return;
@@ -91,11 +122,12 @@ uint64_t QuantLinear::lay_out(char* base, Scratch* s) const {
 
 uint64_t QuantLinear::workspace_bytes() const {
   if (many_) return many_->workspace_bytes();
+  if (rounded_) return rounded_->workspace_bytes();
   Scratch unused{};
   return lay_out(nullptr, &unused) * static_cast<uint64_t>(threads_);
 }
 
-QuantLinear::Operands QuantLinear::operands(const rm_launch& l) const {
+Operands QuantLinear::operands(const rm_launch& l) const {
   // Trailing operands that are absent need not be in the list at all.
   const auto in = [&](Input i, bool present = true) {
     return present ? static_cast<const char*>(l.inputs[i]) : nullptr;
@@ -119,6 +151,7 @@ void QuantLinear::launch(const rm_launch& l) const {
     return;
   }
   const Operands o = operands(l);
+  if (rounded_) return rounded_->launch(o, l.workspace);
   Scratch unused{};
   const uint64_t bytes = lay_out(nullptr, &unused);
   parallel_ranges(chunks_, std::min(threads_, omp_get_max_threads()), 1,

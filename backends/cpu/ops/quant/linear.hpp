@@ -1,5 +1,5 @@
-// quant_linear: few rows of x straight on the weight's bytes, many on panels widened a few at a
-// time.
+// quant_linear: few rows of x straight on the weight's bytes (tiles.hpp: rounded to 8 bits), many
+// on panels widened a few at a time.
 //
 // Neither the number of threads nor, for up to kFewRows rows, the number of rows changes a bit.
 #pragma once
@@ -9,6 +9,7 @@
 #include "ops/gemm/packed.hpp"
 #include "ops/quant/kernels.hpp"
 #include "ops/quant/problem.hpp"
+#include "ops/quant/tiles.hpp"
 #include "rm/kernels.h"
 
 namespace rm::cpu::quant {
@@ -18,20 +19,14 @@ class QuantLinear {
   static constexpr int64_t kFewRows = 8;
   static const char* reject(const QuantProblem& q);
 
-  QuantLinear(QuantProblem problem, const QuantSet& kernels, const gemm::KernelSet& tiles);
+  QuantLinear(QuantProblem problem, const QuantSet& kernels, const TileSet& rounded,
+              const gemm::KernelSet& tiles);
 
   uint64_t workspace_bytes() const;
   void launch(const rm_launch& l) const;
 
  private:
   class Panels;  // widened weights for the packed gemm
-  struct Operands {
-    const char* x;
-    const uint8_t* q;
-    const uint16_t *scale, *zero;
-    const char *bias, *residual;
-    char* c;
-  };
   struct Scratch {
     char* values;  // of all rows of x
     float *scales, *sums, *factors, *acc;
@@ -52,6 +47,7 @@ class QuantLinear {
   int threads_ = 1;
   std::unique_ptr<gemm::PanelSource> panels_;
   std::unique_ptr<gemm::PackedGemm> many_;
+  std::unique_ptr<TiledLinear> rounded_;
 };
 
 }  // namespace rm::cpu::quant

@@ -21,16 +21,19 @@ int64_t grouped_row(const View& v, int64_t n, int64_t groups) {
 
 }  // namespace
 
-void read_grouping(const Problem& p, int64_t* bits, int64_t* group) {
+void read_grouping(const Problem& p, int64_t* bits, int64_t* group, int64_t* tile) {
   *bits = p.attr_int("bits", 8), *group = p.attr_int("group", 32);
   require(*bits == 8 || *bits == 4, "bits 8 or 4");
   require(*group == 32 || *group == 64 || *group == 128, "group 32, 64 or 128");
+  *tile = p.attr_int("tile", 1);
+  require(*tile == 1 || *tile == 8, "tile 1 or 8");
 }
 
 QuantProblem decode_linear(const rm_problem& problem) {
   const Problem p(problem);
   QuantProblem q;
-  read_grouping(p, &q.bits, &q.group);
+  read_grouping(p, &q.bits, &q.group, &q.tile);
+  q.x_bits = p.attr_int("x_bits", 16);
   const View x = p.input(kX), w = p.input(kQ);
   require(x.rank() >= 2 && w.rank() == 2, "x of rank 2 or more and q of rank 2");
   // The gemm of the same operands: a stand-in for b takes part in the checks of shapes and folding.
@@ -72,6 +75,12 @@ QuantProblem decode_linear(const rm_problem& problem) {
   q.row_bytes = w.step(0);
   q.scale_row = grouped_row(p.input(kScale), n, q.groups());
   q.has_zero = p.has_input(kZero);
+  require(q.x_bits == 16 || (q.x_bits == 8 && q.tile == 8), "x_bits 16, or 8 with tile 8");
+  if (q.tile == 8) {
+    require(!q.has_zero, "no zero points with tiles");
+    require(n <= 1 || k == 0 || (q.row_bytes == w.dim(1) && q.scale_row == q.groups()),
+            "dense tiles");
+  }
   if (q.has_zero) q.zero_row = grouped_row(p.input(kZero), n, q.groups());
   return q;
 }

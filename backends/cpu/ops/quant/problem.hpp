@@ -12,6 +12,7 @@ struct QuantProblem {
   int64_t bits = 8, group = 32;
   int64_t row_bytes = 0, scale_row = 0, zero_row = 0;  // strides of rows: bytes, elements, elements
   bool has_zero = false;
+  int64_t tile = 1, x_bits = 16;  // rows that lie as one; what few rows of x are rounded to
 
   int64_t groups() const { return (gemm.k + group - 1) / group; }
   /// Blocks of 32 elements, an even number of them.
@@ -21,7 +22,7 @@ struct QuantProblem {
 /// Throws std::invalid_argument when the operands do not match docs/operators.md.
 QuantProblem decode_linear(const rm_problem& problem);
 
-/// bits and group, checked.
-void read_grouping(const Problem& p, int64_t* bits, int64_t* group);
+/// bits, group and tile, checked.
+void read_grouping(const Problem& p, int64_t* bits, int64_t* group, int64_t* tile);
 
 }  // namespace rm::cpu::quant

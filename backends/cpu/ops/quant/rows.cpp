@@ -14,7 +14,16 @@ RM_CPU_TABLE(KernelSet, gemm_kernels)
 }
 namespace quant {
 RM_CPU_TABLE(QuantSet, quant_kernels)
+RM_CPU_TABLE(TileSet, tile_kernels)
+#if RM_CPU_X86
+namespace avx512_vnni {
+extern const TileSet tile_kernels;
 }
+namespace avx_vnni {
+extern const TileSet tile_kernels;
+}
+#endif
+}  // namespace quant
 namespace {
 
 const gemm::KernelSet& tiles_of(Isa isa) {
@@ -24,6 +33,11 @@ const gemm::KernelSet& tiles_of(Isa isa) {
 const quant::QuantSet& kernels_of(Isa isa) {
   using namespace quant;
   return *RM_CPU_PICK(isa, quant_kernels);
+}
+
+const quant::TileSet& rounded_of(Isa isa) {
+  using namespace quant;
+  return *RM_CPU_PICK(isa, tile_kernels);
 }
 
 class Row {
@@ -40,8 +54,9 @@ class Row {
     const double bytes = double(q.gemm.n) * double(q.blocks() * 4 * q.bits);
     return 1000 + std::max(bytes / 14, q.gemm.flops() / 50) / omp_get_max_threads();
   }
-  Row(const Problem& p, Isa isa)
-      : linear_(quant::decode_linear(p.raw()), kernels_of(isa), tiles_of(isa)) {}
+  Row(const Problem& p, Isa isa) : Row(p, isa, rounded_of(isa)) {}
+  Row(const Problem& p, Isa isa, const quant::TileSet& rounded)
+      : linear_(quant::decode_linear(p.raw()), kernels_of(isa), rounded, tiles_of(isa)) {}
   uint64_t workspace_bytes() const { return linear_.workspace_bytes(); }
   rm_status* launch(const rm_launch& l) const {
     linear_.launch(l);
@@ -52,8 +67,41 @@ class Row {
   quant::QuantLinear linear_;
 };
 
+#if RM_CPU_X86
+/// The same with the byte products of AVX512-VNNI or AVX-VNNI, where x is rounded to 8 bits.
+template <Isa kIsa>
+class VnniRow : public Row {
+ public:
+  static constexpr const char* kAlgorithm = "grouped_vnni";
+  static const char* reject(const Problem& p) {
+    const Extras e = extras();
+    if (!(kIsa == Isa::avx512 ? e.avx512_vnni : e.avx_vnni)) {
+      return "this machine (or the option cpu_isa) has no VNNI of this width";
+    }
+    if (p.attr_int("x_bits", 16) != 8) return "vnni: activations of 8 bits only";
+    return Row::reject(p);
+  }
+  static double cost_ns(const Problem& p) { return 0.95 * Row::cost_ns(p); }
+  VnniRow(const Problem& p, Isa isa)
+      : Row(p, isa,
+            kIsa == Isa::avx512 ? quant::avx512_vnni::tile_kernels
+                                : quant::avx_vnni::tile_kernels) {}
+};
+#endif
+
 }  // namespace
 
-std::span<const rm_kernel> quant_linear_rows() { return isa_rows<Row>(); }
+std::span<const rm_kernel> quant_linear_rows() {
+  static const std::vector<rm_kernel> rows = {
+#if RM_CPU_X86
+    make_row<VnniRow<Isa::avx512>, Isa::avx512>(),
+    make_row<VnniRow<Isa::avx2>, Isa::avx2>(),
+    make_row<Row, Isa::avx512>(),
+    make_row<Row, Isa::avx2>(),
+#endif
+    make_row<Row, Isa::baseline>(),
+  };
+  return rows;
+}
 
 }  // namespace rm::cpu

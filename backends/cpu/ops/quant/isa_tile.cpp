@@ -1,0 +1,271 @@
+// Products of activations of 8 bits with weights in tiles of eight rows, for one ISA and, compiled
+// again, for its byte products (VNNI). Bound: reading the weight once.
+//
+// A 32-bit lane of a vector is four neighbouring elements of one row, so a vector times four
+// elements of x that all lanes share adds up eight rows without a horizontal sum; a block of 32
+// costs one conversion and one multiplication by the scales of eight rows.
+#include "ops/gemm/simd.hpp"
+#include "ops/quant/tile.hpp"
+
+namespace rm::cpu::quant::RM_ISA {
+namespace {
+
+using namespace gemm::RM_ISA;
+constexpr float kLimit = 127.f;
+constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+constexpr int64_t kAhead = 3072;        // prefetch distance, bytes
+
+RM_INLINE float half_to_float(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  uint16_t lanes[kLanes] = {h};
+  return F16::load(lanes)[0];
+#endif
+}
+
+// ---- activations
+// ----------------------------------------------------------------------------------
+
+/// One block: value = round(x * (127 / largest)), ties to even. Where something is not finite the
+/// scale is NaN. The product is rounded before the sum is: an integer of the second implementation
+/// (python/rm_abstract/quantised.py) must be the same.
+RM_INLINE void round_block(const float* x, int8_t* values, float* scale, int32_t* sum) {
+  Vec high{}, finite{};
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const Vec v = F32::load(x + i), magnitude = (Vec)((Bits)v & 0x7fffffff);
+    high = magnitude > high ? magnitude : high;
+    finite += v * 0.f;
+  }
+  float most = 0, check = 0;
+  for (int i = 0; i < kLanes; ++i) {
+    most = high[i] > most ? high[i] : most;
+    check += finite[i];
+  }
+  const bool good = check == check;
+  // Below 2^-110 the inverse would overflow: such blocks are zero beside any other.
+  const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
+  *scale = good ? most / kLimit : __builtin_nanf("");
+  int32_t q[kBlock];
+  for (int i = 0; i < kBlock; i += kLanes) {
+    Vec scaled = (good ? F32::load(x + i) : Vec{}) * inverse;
+#if defined(__x86_64__)
+    __asm__("" : "+x"(scaled));  // no fused multiply-add
+#endif
+    const Bits bits = (Bits)(scaled + kRounder) - 0x4b400000u;
+    __builtin_memcpy(q + i, &bits, sizeof bits);
+  }
+  int32_t total = 0;
+  for (int i = 0; i < kBlock; ++i) total += q[i];
+  for (int i = 0; i < kBlock; ++i) values[i] = static_cast<int8_t>(q[i]);
+  *sum = total;
+}
+
+template <class T>
+void round_row(const RoundArgs& a) {
+  using S = typename T::Scalar;
+  float x[kBlock];
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const S* src = static_cast<const S*>(a.src) + b * kBlock * a.col_stride;
+    const int64_t left = a.k - b * kBlock;
+    const int64_t count = left < kBlock ? (left < 0 ? 0 : left) : kBlock;
+    S copy[kBlock] = {};
+    if (count < kBlock || a.col_stride != 1) {
+      for (int64_t i = 0; i < count; ++i) copy[i] = src[i * a.col_stride];
+      src = copy;
+    }
+    for (int i = 0; i < kBlock; i += kLanes) F32::store(x + i, T::load(src + i));
+    round_block(x, a.values + b * kBlock, a.scales + b, a.sums + b);
+  }
+}
+
+// ---- products
+// -------------------------------------------------------------------------------------
+
+/// The group of a block; blocks of padding have x = 0 and take the last one's.
+RM_INLINE int64_t group_of(const TileArgs& a, int64_t b) {
+  const int64_t g = b / a.group_blocks;
+  return g < a.groups ? g : a.groups - 1;
+}
+
+#if defined(__AVX2__)
+// u: unsigned bytes, s: signed ones, four products a lane added to the sum.
+#if defined(__AVX512VNNI__)
+#define RM_BYTE_PRODUCTS 1
+RM_INLINE __m256i add_products(__m256i sum, __m256i u, __m256i s) {
+  return _mm256_dpbusd_epi32(sum, u, s);
+}
+#elif defined(__AVXVNNI__)
+#define RM_BYTE_PRODUCTS 1
+RM_INLINE __m256i add_products(__m256i sum, __m256i u, __m256i s) {
+  return _mm256_dpbusd_avx_epi32(sum, u, s);
+}
+#else
+#define RM_BYTE_PRODUCTS 0
+#endif
+
+RM_INLINE __m256i four_of(const int8_t* x) {
+  int32_t v;
+  __builtin_memcpy(&v, x, 4);
+  return _mm256_set1_epi32(v);
+}
+
+/// Products of weights 0..15 and x in a block's 32 bits or, without byte products, 16: eight times
+/// two of them stay below 2^15 (8 * 2 * 15 * 127 = 30480).
+RM_INLINE __m256i add_nibbles(__m256i sum, __m256i n, __m256i x) {
+#if RM_BYTE_PRODUCTS
+  return add_products(sum, n, x);
+#else
+  return _mm256_add_epi16(sum, _mm256_maddubs_epi16(n, x));
+#endif
+}
+RM_INLINE __m256i close_nibbles(__m256i sum) {
+#if RM_BYTE_PRODUCTS
+  return sum;
+#else
+  return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+#endif
+}
+
+/// Weights of -127..127. With byte products they are 128 too large, which the block takes back.
+RM_INLINE __m256i add_bytes(__m256i sum, __m256i w, __m256i x) {
+#if RM_BYTE_PRODUCTS
+  return add_products(sum, _mm256_xor_si256(w, _mm256_set1_epi8(-128)), x);
+#else
+  const __m256i both = _mm256_maddubs_epi16(_mm256_abs_epi8(x), _mm256_sign_epi8(w, x));
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+#endif
+}
+constexpr int kByteOffset = RM_BYTE_PRODUCTS ? 128 : 0;
+
+RM_INLINE __m256 add_block(const TileArgs& a, int t, int64_t b, int offset, __m256i products,
+                           __m256 sum) {
+  const __m128i half =
+      _mm_loadu_si128(reinterpret_cast<const __m128i*>(a.scale[t] + group_of(a, b) * kTile));
+  const __m256 factors = _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(a.scales[b]));
+  if (offset != 0) {
+    products = _mm256_sub_epi32(products, _mm256_set1_epi32(a.sums[b] * offset));
+  }
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), factors, sum);
+}
+
+template <int kTiles>
+void dot4(const TileArgs& a) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  __m256 even[kTiles], odd[kTiles];
+  for (int t = 0; t < kTiles; ++t) even[t] = odd[t] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < a.blocks; b += 2) {
+    __m256i low[kTiles], high[kTiles];
+    for (int t = 0; t < kTiles; ++t) low[t] = high[t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int u = 0; u < 8; ++u) {
+      const __m256i x0 = four_of(a.x + b * kBlock + 4 * u);
+      const __m256i x1 = four_of(a.x + (b + 1) * kBlock + 4 * u);
+#pragma GCC unroll 2
+      for (int t = 0; t < kTiles; ++t) {
+        const uint8_t* w = a.w[t] + b * (kTile * 16) + 32 * u;
+        if (u % 2 == 0) __builtin_prefetch(w + kAhead, 0, 3);
+        const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+        low[t] = add_nibbles(low[t], _mm256_and_si256(both, mask), x0);
+        high[t] = add_nibbles(high[t], _mm256_and_si256(_mm256_srli_epi16(both, 4), mask), x1);
+      }
+    }
+    for (int t = 0; t < kTiles; ++t) {
+      even[t] = add_block(a, t, b, 8, close_nibbles(low[t]), even[t]);
+      odd[t] = add_block(a, t, b + 1, 8, close_nibbles(high[t]), odd[t]);
+    }
+  }
+  for (int t = 0; t < kTiles; ++t) _mm256_storeu_ps(a.out[t], _mm256_add_ps(even[t], odd[t]));
+}
+
+template <int kTiles>
+void dot8(const TileArgs& a) {
+  __m256 sum[kTiles];
+  for (int t = 0; t < kTiles; ++t) sum[t] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    __m256i products[kTiles];
+    for (int t = 0; t < kTiles; ++t) products[t] = _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int u = 0; u < 8; ++u) {
+      const __m256i x = four_of(a.x + b * kBlock + 4 * u);
+#pragma GCC unroll 2
+      for (int t = 0; t < kTiles; ++t) {
+        const uint8_t* w = a.w[t] + b * (kTile * 32) + 32 * u;
+        if (u % 2 == 0) __builtin_prefetch(w + kAhead, 0, 3);
+        const __m256i eight = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w));
+        products[t] = add_bytes(products[t], eight, x);
+      }
+    }
+    for (int t = 0; t < kTiles; ++t) sum[t] = add_block(a, t, b, kByteOffset, products[t], sum[t]);
+  }
+  for (int t = 0; t < kTiles; ++t) _mm256_storeu_ps(a.out[t], sum[t]);
+}
+#else
+template <int kTiles, int kBits>
+void dot_plain(const TileArgs& a) {
+  for (int t = 0; t < kTiles; ++t) {
+    float sum[kTile] = {};
+    for (int64_t b = 0; b < a.blocks; ++b) {
+      int32_t products[kTile] = {};
+      for (int i = 0; i < kBlock; ++i) {
+        for (int r = 0; r < kTile; ++r) {
+          const int at = (i / 4 * kTile + r) * 4 + i % 4;
+          const uint8_t* w = a.w[t] + (kBits == 8 ? b : b / 2) * (kTile * 32) + at;
+          const int q = kBits == 8 ? static_cast<int8_t>(*w) : (b % 2 == 0 ? *w & 15 : *w >> 4) - 8;
+          products[r] += q * a.x[b * kBlock + i];
+        }
+      }
+      const uint16_t* scale = a.scale[t] + group_of(a, b) * kTile;
+      for (int r = 0; r < kTile; ++r) {
+        sum[r] += static_cast<float>(products[r]) * (half_to_float(scale[r]) * a.scales[b]);
+      }
+    }
+    for (int r = 0; r < kTile; ++r) a.out[t][r] = sum[r];
+  }
+}
+template <int kTiles>
+void dot8(const TileArgs& a) {
+  dot_plain<kTiles, 8>(a);
+}
+template <int kTiles>
+void dot4(const TileArgs& a) {
+  dot_plain<kTiles, 4>(a);
+}
+#endif
+
+/// Rows behind the last tile.
+template <int kBits>
+void dot_row(const TileArgs& a) {
+  float sum = 0;
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const int8_t* x = a.x + b * kBlock;
+    const uint8_t* w = a.w[0] + (kBits == 8 ? b : b / 2) * kBlock;
+    int32_t products = 0;
+    if constexpr (kBits == 8) {
+      for (int i = 0; i < kBlock; ++i) products += x[i] * static_cast<int8_t>(w[i]);
+    } else {
+      const int shift = b % 2 * 4;
+      for (int i = 0; i < kBlock; ++i) products += x[i] * ((w[i] >> shift & 15) - 8);
+    }
+    const float scale = half_to_float(a.scale[0][group_of(a, b)]) * a.scales[b];
+    sum += static_cast<float>(products) * scale;
+  }
+  *a.out[0] = sum;
+}
+
+constexpr TileSet make_set() {
+  TileSet set{};
+  set.round[gemm::kF32] = round_row<F32>;
+  set.round[gemm::kBF16] = round_row<BF16>;
+  set.round[gemm::kF16] = round_row<F16>;
+  set.pair[0] = dot8<2>, set.pair[1] = dot4<2>;
+  set.one[0] = dot8<1>, set.one[1] = dot4<1>;
+  set.row[0] = dot_row<8>, set.row[1] = dot_row<4>;
+  return set;
+}
+
+}  // namespace
+
+extern constinit const TileSet tile_kernels = make_set();
+
+}  // namespace rm::cpu::quant::RM_ISA
