@@ -187,8 +187,10 @@ TEST_CASE("a quantised program equals its reference and holds the weights once, 
       Program program(c.graph, cpu_kernels());
       program.set_weights(c.weight_views());
       for (auto [batch, length] : {std::pair{1, 1}, {2, 3}, {4, 33}}) {
-        // The kernel rounds activations to 16 or 8 bits a block; the layers here amplify that.
-        check_against_reference(program, c, rng, batch, length, x_bits == 16 ? 2e-3 : 0.05);
+        // The kernel rounds activations to 16 bits a block, up to eight rows of them to 8 if asked
+        // to; the layers here amplify that (results are of size 1).
+        const bool coarse = x_bits == 8 && batch * length <= 8;
+        check_against_reference(program, c, rng, batch, length, coarse ? 0.4 : 2e-3);
       }
       CHECK(program.report().packed_bytes == 0);
       CHECK(program.report().native_nodes == program.report().nodes);
