@@ -253,6 +253,50 @@ void dot_row(const TileArgs& a) {
   *a.out[0] = sum;
 }
 
+// ---- many rows of x: weights as f32
+// -------------------------------------------------------------------------------
+
+typedef int32_t Eight __attribute__((vector_size(32)));
+typedef int32_t EightMem __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float EightFloats __attribute__((vector_size(32)));
+typedef float EightFloatsMem __attribute__((vector_size(32), aligned(4), may_alias));
+
+RM_INLINE void store_column(const PanelArgs& a, int64_t k, const Eight& q,
+                            const EightFloats& scale) {
+  if (k >= a.k) return;
+  *reinterpret_cast<EightFloatsMem*>(a.dst + k * a.stride) =
+      __builtin_convertvector(q, EightFloats) * scale;
+}
+
+RM_INLINE void load_scales(const PanelArgs& a, int64_t k, EightFloats* out) {
+  float scale[kTile];
+  for (int r = 0; r < kTile; ++r) scale[r] = half_to_float(a.scale[k / a.group * kTile + r]);
+  *out = *reinterpret_cast<const EightFloatsMem*>(scale);
+}
+
+template <int kBits>
+void panel(const PanelArgs& a) {
+  constexpr int kStep = kBits == 8 ? kBlock : 2 * kBlock;  // elements of 256 bytes
+  const uint8_t* w = a.w;
+  for (int64_t k = 0; k < a.k; k += kStep) {
+    EightFloats scale, next;
+    load_scales(a, k, &scale);
+    load_scales(a, kBits == 4 && k + kBlock < a.k ? k + kBlock : k, &next);
+    for (int u = 0; u < 8; ++u, w += 32) {
+      const Eight lanes = *reinterpret_cast<const EightMem*>(w);
+      for (int j = 0; j < 4; ++j) {
+        const int64_t at = k + 4 * u + j;
+        if constexpr (kBits == 8) {
+          store_column(a, at, (lanes << (24 - 8 * j)) >> 24, scale);
+        } else {
+          store_column(a, at, ((lanes >> (8 * j)) & 15) - 8, scale);
+          store_column(a, at + kBlock, ((lanes >> (8 * j + 4)) & 15) - 8, next);
+        }
+      }
+    }
+  }
+}
+
 constexpr TileSet make_set() {
   TileSet set{};
   set.round[gemm::kF32] = round_row<F32>;
@@ -261,6 +305,7 @@ constexpr TileSet make_set() {
   set.pair[0] = dot8<2>, set.pair[1] = dot4<2>;
   set.one[0] = dot8<1>, set.one[1] = dot4<1>;
   set.row[0] = dot_row<8>, set.row[1] = dot_row<4>;
+  set.panel[0] = panel<8>, set.panel[1] = panel<4>;
   return set;
 }
 

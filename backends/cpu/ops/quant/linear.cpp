@@ -27,21 +27,31 @@ class QuantLinear::Panels final : public gemm::PanelSource {
     const QuantProblem& q = owner_.q_;
     const Operands o = owner_.operands(*static_cast<const rm_launch*>(launch));
     const int64_t nr = owner_.tiles_.nr, width = q.blocks() * kBlock, k = q.gemm.k;
+    const int bits = q.bits == 8 ? 0 : 1;
     auto* rows = reinterpret_cast<float*>(scratch);
     Row row{};
     row.q = reinterpret_cast<uint8_t*>(rows + nr * width);
     row.scale = reinterpret_cast<uint16_t*>(row.q + q.row_bytes);
     for (int64_t panel = begin; panel < end; ++panel) {
       const int64_t cols = std::min(nr, q.gemm.n - panel * nr);
+      if (q.tile == kTile && cols == nr) {
+        auto* out = reinterpret_cast<float*>(dst);
+        for (int64_t n = panel * nr; n < (panel + 1) * nr; n += kTile, out += kTile) {
+          const PanelArgs tile = {
+              o.q + n * q.row_bytes, o.scale + n * q.scale_row, k, q.group, out, nr};
+          owner_.tile_kernels_.panel[bits](tile);
+        }
+        dst += k * nr * static_cast<int64_t>(sizeof(float));
+        continue;
+      }
       for (int64_t j = 0; j < cols; ++j) {
         const int64_t n = panel * nr + j;
         const bool lies_in_tile = q.tile == kTile && n < q.gemm.n / kTile * kTile;
         if (lies_in_tile) take_row(o, n, row);
-        owner_.k_.widen[q.bits == 8 ? 0 : 1]({lies_in_tile ? row.q : o.q + n * q.row_bytes,
-                                              lies_in_tile ? row.scale : o.scale + n * q.scale_row,
-                                              o.zero ? o.zero + n * q.zero_row : nullptr,
-                                              q.bits == 8 ? 0.f : 8.f, k, q.group,
-                                              rows + j * width});
+        owner_.k_.widen[bits]({lies_in_tile ? row.q : o.q + n * q.row_bytes,
+                               lies_in_tile ? row.scale : o.scale + n * q.scale_row,
+                               o.zero ? o.zero + n * q.zero_row : nullptr, q.bits == 8 ? 0.f : 8.f,
+                               k, q.group, rows + j * width});
       }
       owner_.tiles_.pack[gemm::kF32]({rows, 1, width, k, cols, dst, 0, 1});
       dst += k * nr * static_cast<int64_t>(sizeof(float));
@@ -84,13 +94,14 @@ QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels, const Ti
                          const gemm::KernelSet& tiles)
     : q_(std::move(problem)),
       k_(kernels),
+      tile_kernels_(rounded),
       tiles_(tiles),
       type_(tile_type(q_.gemm.dtype[gemm::kA])),
       element_bytes_(dtype_bytes(q_.gemm.dtype[gemm::kA])),
       chunks_((q_.gemm.n + tiles.nr - 1) / tiles.nr) {
   const bool few = q_.gemm.m <= kFewRows && q_.gemm.outer.empty();
   if (few && q_.x_bits == 8) {
-    rounded_ = std::make_unique<TiledLinear>(q_, rounded, tiles_, type_);
+    rounded_ = std::make_unique<TiledLinear>(q_, tile_kernels_, tiles_, type_);
     return;
   }
   if (!few || q_.tile == kTile) {

@@ -41,6 +41,7 @@ class QuantLinear {
 
   QuantProblem q_;
   const QuantSet& k_;
+  const TileSet& tile_kernels_;
   const gemm::KernelSet& tiles_;
   gemm::TileType type_;
   int64_t element_bytes_, chunks_;

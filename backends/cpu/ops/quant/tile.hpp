@@ -28,12 +28,22 @@ struct TileArgs {
   float* out[2];
 };
 
+/// A tile as eight columns of a panel of f32: element (k, row) at dst[k * stride + row].
+struct PanelArgs {
+  const uint8_t* w;
+  const uint16_t* scale;
+  int64_t k, group;
+  float* dst;
+  int64_t stride;
+};
+
 /// Functions of 8 bits come before those of 4.
 struct TileSet {
   void (*round[gemm::kTileTypes])(const RoundArgs&);
   void (*pair[2])(const TileArgs&);  // two tiles from places far apart
   void (*one[2])(const TileArgs&);
   void (*row[2])(const TileArgs&);
+  void (*panel[2])(const PanelArgs&);
 };
 
 }  // namespace rm::cpu::quant
