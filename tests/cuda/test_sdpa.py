@@ -1,9 +1,11 @@
-"""Attention against float64: every kernel, masks, grouped heads, lengths, strides."""
+"""Attention against float64: every kernel, masks, grouped heads, lengths, strides, gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,19 +13,79 @@ import torch
 from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 
 pytestmark = pytest.mark.cuda
-KERNELS = ("sdpa_decode_sm80", "sdpa_flash_sm80", "sdpa_naive_any")
+LONGEST = {"sdpa_decode_sm80": 256, "sdpa_wgmma_sm90a": 256, "sdpa_flash_sm80": 128}
+KERNELS = (*LONGEST, "sdpa_naive_any")
+BACKWARD = ("sdpa_backward_naive_any",)
+DIMS = (8, 32, 64, 80, 96, 128, 192, 256)
 
 
-def reference(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, added: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(o, lse) in float64; a row that sees nothing is 0 and -inf."""
-    repeat = q.shape[1] // k.shape[1]
-    k, v = (t.double().repeat_interleave(repeat, 1) for t in (k, v))
-    score = q.double() @ k.mT / q.shape[-1] ** 0.5 + added.double()
-    score = score.masked_fill(~seen, -float("inf"))
+@dataclass
+class Problem:
+    """Operands, what each query sees as [B, H, S, T], and the options that say the same."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    seen: torch.Tensor
+    added: torch.Tensor
+    mask: torch.Tensor | None
+    options: dict[str, Any]
+    what: str
+
+
+def problem(
+    k: int, rng: np.random.Generator, dtype: torch.dtype, batch: int, groups: int, ratio: int,
+    rows: int, keys: int, dim: int, masks: bool = True,
+) -> Problem:  # fmt: skip
+    """Number k of a series: layouts, masks, lengths and causality take turns."""
+
+    def make(h: int, n: int) -> torch.Tensor:
+        if k % 2 == 0:
+            return torch.randn(batch, h, n, dim, device="cuda").to(dtype)
+        return torch.randn(batch, n, h, dim, device="cuda").to(dtype).transpose(1, 2)
+
+    heads = groups * ratio
+    q, key, value = make(heads, rows), make(groups, keys), make(groups, keys)
+    shape = (batch, heads, rows, keys)
+    seen = torch.ones(shape, dtype=torch.bool, device="cuda")
+    added, mask, lengths, offset = torch.zeros((), device="cuda"), None, None, 0
+    if masks and k % 4 == 1:
+        mask = seen = (torch.rand(batch, 1, rows, keys, device="cuda") < 0.7).expand(shape)
+    elif masks and k % 4 == 2:
+        mask = added = torch.randn(1, heads, rows, keys, device="cuda").to(dtype).expand(shape)
+    if k % 3 == 1:
+        lengths = torch.randint(0, keys + 1, (batch,), device="cuda")
+        lengths = lengths.int() if k % 2 else lengths
+        inside = torch.arange(keys, device="cuda") < lengths[:, None]
+        seen = seen & inside[:, None, None]
+        for t in (key, value):  # what lies behind a length may be anything
+            t.masked_fill_(~inside[:, None, :, None], float("nan"))
+    causal = k % 5 < 2
+    if causal:
+        offset = int(rng.integers(-3, keys))
+        at = torch.arange(keys, device="cuda")
+        seen = seen & (at <= torch.arange(rows, device="cuda")[:, None] + offset)
+    options = {"lengths": lengths, "causal": causal, "causal_offset": offset}
+    what = f"problem {k}, {tuple(q.shape)} x {keys}, groups {groups}, causal {causal} {offset}"
+    return Problem(q, key, value, seen, added, mask, options, what)
+
+
+def reference(p: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(o, lse, weights) in float64; a row that sees nothing is 0 and -inf."""
+    repeat = p.q.shape[1] // p.k.shape[1]
+    k, v = (t.double().nan_to_num(0.0).repeat_interleave(repeat, 1) for t in (p.k, p.v))
+    score = p.q.double() @ k.mT / p.q.shape[-1] ** 0.5 + p.added.double()
+    score = score.masked_fill(~p.seen, -float("inf"))
     weights = torch.softmax(score, -1).nan_to_num(0.0)
-    return weights @ v, torch.logsumexp(score, -1)
+    return weights @ v, torch.logsumexp(score, -1), weights
+
+
+def forward(m: ModuleType, p: Problem, kernel: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    o = torch.full_like(p.q, float("nan"))
+    lse = torch.full(p.q.shape[:-1], float("nan"), device="cuda")
+    space = torch.empty(m.workspace(p.q, p.k), dtype=torch.uint8, device="cuda")
+    m.forward(p.q, p.k, p.v, p.mask, o=o, lse=lse, workspace=space, kernel=kernel, **p.options)
+    return o, lse
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,58 +100,89 @@ def test_attention_equals_float64(
     for k in range(100):
         batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 4))
         ratio, decode = int(rng.choice([1, 2, 4])), kernel == "sdpa_decode_sm80"
-        rows = int(rng.integers(1, 1 + 16 // ratio)) if decode else int(rng.integers(1, 300))
-        keys = int(rng.integers(1, 900 if decode else 300))
-        longest = 256 if decode else 128
-        dim = int(rng.choice([d for d in (8, 32, 64, 80, 96, 128, 256) if d <= longest]))
+        rows = int(rng.integers(1, 1 + 16 // ratio)) if decode else int(rng.integers(1, 400))
+        keys = int(rng.integers(1, 1800 if decode else 500))
+        dim = int(rng.choice([d for d in DIMS if d <= LONGEST.get(kernel, 0)] or [1]))
         if kernel == "sdpa_naive_any":
             dim, rows, keys = int(rng.integers(1, 130)), min(rows, 40), min(keys, 100)
-        make = [
-            lambda h, n, dim=dim, batch=batch: torch.randn(batch, h, n, dim, device="cuda").to(t),
-            lambda h, n, dim=dim, batch=batch: torch.randn(batch, n, h, dim, device="cuda")
-            .to(t).transpose(1, 2),
-        ][k % 2]  # fmt: skip
-        q, key, value = make(groups * ratio, rows), make(groups, keys), make(groups, keys)
-        shape = (batch, groups * ratio, rows, keys)
-        seen = torch.ones(shape, dtype=torch.bool, device="cuda")
-        added, mask, lengths, offset = torch.zeros((), device="cuda"), None, None, 0
-        if k % 4 == 1:
-            mask = seen = torch.rand(batch, 1, rows, keys, device="cuda") < 0.7
-            mask = seen = seen.expand(shape)
-        elif k % 4 == 2:
-            mask = added = (
-                torch.randn(1, groups * ratio, rows, keys, device="cuda").to(t).expand(shape)
-            )
-        if k % 3 == 1:
-            lengths = torch.randint(0, keys + 1, (batch,), device="cuda")
-            lengths = lengths.int() if k % 2 else lengths
-            seen = seen & (torch.arange(keys, device="cuda") < lengths[:, None, None, None])
-        causal = k % 5 < 2
-        if causal:
-            offset = int(rng.integers(-3, keys))
-            at = torch.arange(keys, device="cuda")
-            seen = seen & (at <= torch.arange(rows, device="cuda")[:, None] + offset)
-        o = torch.full(q.shape, float("nan"), dtype=t, device="cuda")
-        lse = torch.full(q.shape[:-1], float("nan"), device="cuda")
-        space = torch.empty(m.workspace(q, key), dtype=torch.uint8, device="cuda")
-        m.forward(q, key, value, mask, o=o, lse=lse, lengths=lengths, causal=causal,
-                  causal_offset=offset, workspace=space, kernel=kernel)  # fmt: skip
-        wanted, wanted_lse = reference(q, key, value, seen, added)
-        what = f"problem {k}, {tuple(q.shape)} x {keys}, causal {causal} {offset}, seed {seed}"
+        p = problem(k, rng, t, batch, groups, ratio, rows, keys, dim, kernel != "sdpa_wgmma_sm90a")
+        o, lse = forward(m, p, kernel)
+        wanted, wanted_lse, _ = reference(p)
         rounding = 2.0**-18 if dtype == "float32" else 2 * tolerance(dtype, keys)
-        assert_close(o, wanted, rounding, float(value.abs().max()), what)
+        largest = float(p.v.nan_to_num(0.0).abs().max())
+        what = f"{p.what}, seed {seed}"
+        assert_close(o, wanted, rounding, largest, what)
         assert_close(lse, wanted_lse, 2.0**-16, 8.0, what + ", lse")
+
+
+def assert_within(
+    got: torch.Tensor, wanted: torch.Tensor, terms: torch.Tensor, bound: float, what: str
+) -> None:
+    """|got - wanted| <= bound * terms, element by element."""
+    excess = (got.double() - wanted).abs() - bound * (terms + 1e-30)
+    worst = excess.max().item()
+    assert worst <= 0, f"{what}: {worst:.3e} above the bound, {(excess > 0).sum().item()} elements"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", BACKWARD)
+def test_gradients_equal_float64_autograd(
+    module: Callable[[str], ModuleType], dtype: str, kernel: str, seed: int
+) -> None:
+    """Bounds follow the terms of each sum; delta's own error is that of a rounded o."""
+    m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
+    torch.manual_seed(seed)
+    if dtype == "float32" and "naive" not in kernel:
+        pytest.skip("tensor-core kernels take 16-bit dtypes")
+    for k in range(100):
+        batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 3))
+        ratio, naive = int(rng.choice([1, 2, 4])), "naive" in kernel
+        rows, keys = (int(rng.integers(1, 50 if naive else 300)) for _ in range(2))
+        dim = int(rng.integers(1, 260)) if naive else int(rng.choice(DIMS))
+        p = problem(k, rng, t, batch, groups, ratio, rows, keys, dim)
+        o, lse = forward(m, p)
+        d_o = torch.randn_like(p.q)
+        dq, dk, dv = (torch.full_like(x, float("nan")) for x in (p.q, p.k, p.v))
+        space = torch.empty(m.backward_workspace(p.q, p.k), dtype=torch.uint8, device="cuda")
+        m.backward(d_o, p.q, p.k, p.v, o, lse, p.mask, dq=dq, dk=dk, dv=dv, workspace=space,
+                   kernel=kernel, **p.options)  # fmt: skip
+        leaves = [x.double().nan_to_num(0.0).requires_grad_() for x in (p.q, p.k, p.v)]
+        p.q, p.k, p.v = leaves
+        wanted_o, _, weights = reference(p)
+        wanted = torch.autograd.grad(wanted_o, leaves, d_o.double())
+        with torch.no_grad():
+            key, value = (x.repeat_interleave(ratio, 1) for x in leaves[1:])
+            product = d_o.double() * wanted_o
+            parts = (d_o.double() @ value.mT).abs() + product.sum(-1, keepdim=True).abs()
+            parts = weights * (parts + 4 * product.norm(dim=-1, keepdim=True)) / dim**0.5
+            grouped = (batch, groups, ratio, keys, dim)
+            terms = (
+                parts @ key.abs(),
+                (parts.mT @ leaves[0].abs()).view(grouped).sum(2),
+                (weights.mT @ d_o.double().abs()).view(grouped).sum(2),
+            )
+        bound = 2.0**-16 if dtype == "float32" else 3 * tolerance(dtype, max(rows, keys))
+        for name, got, want, term in zip("qkv", (dq, dk, dv), wanted, terms, strict=True):
+            assert_within(got, want, term, bound, f"d{name}, {p.what}, seed {seed}")
 
 
 def test_the_numpy_form_gives_what_the_dlpack_form_gives(
     module: Callable[[str], ModuleType],
 ) -> None:
     m = module("sdpa")
-    q, k, v = torch.randn(3, 2, 4, 33, 64).bfloat16()
-    o = torch.empty(2, 4, 33, 64, dtype=torch.bfloat16, device="cuda")
-    m.forward(q.cuda(), k.cuda(), v.cuda(), o=o, causal=True)
-    got, lse = m.forward_numpy(*map(to_numpy, (q, k, v)), causal=True)
-    assert torch.equal(from_numpy(got), o.cpu()) and lse.shape == (2, 4, 33)
+    q, k, v, g = torch.randn(4, 2, 4, 33, 64).bfloat16()
+    o, lse = torch.empty_like(q, device="cuda"), torch.empty(2, 4, 33, device="cuda")
+    on_device = [t.cuda() for t in (q, k, v)]
+    m.forward(*on_device, o=o, lse=lse, causal=True)
+    got, got_lse = m.forward_numpy(*map(to_numpy, (q, k, v)), causal=True)
+    assert torch.equal(from_numpy(got), o.cpu()) and got_lse.shape == (2, 4, 33)
+    gradients = [torch.empty_like(o) for _ in range(3)]
+    space = torch.empty(m.backward_workspace(*on_device[:2]), dtype=torch.uint8, device="cuda")
+    m.backward(g.cuda(), *on_device, o, lse, causal=True, workspace=space,
+               **dict(zip(("dq", "dk", "dv"), gradients, strict=True)))  # fmt: skip
+    host = m.backward_numpy(*map(to_numpy, (g, q, k, v)), got, got_lse, causal=True)
+    for one, other in zip(host, gradients, strict=True):
+        assert torch.equal(from_numpy(one), other.cpu())
 
 
 def test_what_is_not_legal_is_named(module: Callable[[str], ModuleType]) -> None:
@@ -103,3 +196,7 @@ def test_what_is_not_legal_is_named(module: Callable[[str], ModuleType]) -> None
         m.forward_numpy(q, q, q, kernel="sdpa_flash_sm80")
     o, lse = m.forward_numpy(q, q[:, :, :0], q[:, :, :0])
     assert not o.any() and np.isneginf(lse).all()
+    dq, dk, dv = m.backward_numpy(q + 1, q, q[:, :, :0], q[:, :, :0], o, lse)
+    assert not dq.any() and dk.size == dv.size == 0
+    with pytest.raises(m.InvalidArgument, match="the forward's lse"):
+        m.backward_numpy(q, q, q, q, q, None)

@@ -17,10 +17,23 @@ struct Sdpa {
   float scale = 1.0f;
   bool causal = false;
   std::int64_t causal_offset = 0;
+  bool overlap = false;  // decoding may start before the stream's previous kernel, which then must
+                         // not write k, v, mask or lengths, has ended
+};
+
+/// The gradients of q, k, v from the gradient of o: `f` is the forward's problem, whose results o and
+/// lse are read. dq like q, dk and dv like k; each sum has a fixed order. The mask gets no gradient.
+struct SdpaBackward {
+  Sdpa f;
+  Tensor d_o, dq, dk, dv;
 };
 
 std::span<const KernelRow<Sdpa>> sdpa_rows();
 std::size_t sdpa_workspace(const Sdpa& p);
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream);
+
+std::span<const KernelRow<SdpaBackward>> sdpa_backward_rows();
+std::size_t sdpa_backward_workspace(const SdpaBackward& p);
+Status sdpa_backward(const SdpaBackward& p, const char* kernel, Workspace workspace, Stream stream);
 
 }  // namespace rm::cuda_ops

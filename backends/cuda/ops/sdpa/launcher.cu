@@ -1,6 +1,5 @@
 // The table of sdpa: checks, choice and launches.
-#include "_shim/dispatch_shim.hpp"
-#include "sdpa/api.hpp"
+#include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
 #include "sdpa/kernels/sdpa_flash_sm80.cuh"
 #include "sdpa/kernels/sdpa_naive_any.cuh"
@@ -8,51 +7,35 @@
 namespace rm::cuda_ops {
 namespace {
 
-SdpaArgs args_of(const Sdpa& p) {
-  SdpaArgs a{};
-  a.q = p.q.data, a.k = p.k.data, a.v = p.v.data, a.o = p.o.data;
-  a.q_batch = p.q.stride[0], a.q_head = p.q.stride[1], a.q_row = p.q.stride[2];
-  a.k_batch = p.k.stride[0], a.k_head = p.k.stride[1], a.k_row = p.k.stride[2];
-  a.v_batch = p.v.stride[0], a.v_head = p.v.stride[1], a.v_row = p.v.stride[2];
-  a.o_batch = p.o.stride[0], a.o_head = p.o.stride[1], a.o_row = p.o.stride[2];
-  a.batch = static_cast<int>(p.q.shape[0]), a.heads = static_cast<int>(p.q.shape[1]);
-  a.rows = static_cast<int>(p.q.shape[2]), a.dim = static_cast<int>(p.q.shape[3]);
-  a.groups = static_cast<int>(p.k.shape[1]), a.keys = static_cast<int>(p.k.shape[2]);
-  a.ratio = a.groups ? a.heads / a.groups : 1;
-  if (p.mask) {
-    a.mask = p.mask->data, a.mask_is_bool = p.mask->dtype == DType::boolean;
-    a.mask_batch = p.mask->stride[0], a.mask_head = p.mask->stride[1];
-    a.mask_row = p.mask->stride[2], a.mask_column = p.mask->stride[3];
-  }
-  if (p.lengths) a.lengths = p.lengths->data, a.lengths_are_64 = p.lengths->dtype == DType::i64;
-  if (p.lse) a.lse = static_cast<float*>(p.lse->data);
-  a.causal = p.causal, a.causal_offset = p.causal_offset, a.scale = p.scale, a.splits = 1;
-  return a;
-}
-
-/// Blocks that share the keys of one head: enough for the card, at least 64 keys each.
-int splits_of(const SdpaArgs& a) {
-  const std::int64_t heads =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(a.batch) * a.groups);
-  const int resident = a.dim > 128 ? 1 : a.dim > 64 ? 1 : 3;  // blocks a multiprocessor
-  const std::int64_t wanted = std::max(1, multiprocessors()) * resident / heads;
-  return static_cast<int>(
-      std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, ceil_div(a.keys, 64))));
-}
-
 int padded_dim(const SdpaArgs& a) { return a.dim <= 64 ? 64 : a.dim <= 128 ? 128 : 256; }
 
-std::size_t partial_bytes(const SdpaArgs& a, int splits) {
-  if (splits <= 1) return 0;
-  return static_cast<std::size_t>(a.batch) * a.groups * splits * kDecodeRows * (padded_dim(a) + 2) *
-         4;
+/// How many blocks share the keys of one head, and whether they are a cluster.
+struct Split {
+  int blocks = 1;
+  bool cluster = false;
+};
+
+/// Enough blocks for the card, at least 64 keys each. More than a cluster holds only where few heads
+/// have so many keys that a second launch is repaid.
+Split split_of(const SdpaArgs& a) {
+  const std::int64_t heads =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(a.batch) * a.groups);
+  const std::int64_t sms = std::max(1, multiprocessors());
+  const int resident = a.dim > 128 ? 1 : a.dim > 64 ? 2 : 3;  // blocks a multiprocessor
+  const std::int64_t most = std::max<std::int64_t>(1, ceil_div(a.keys, 64));
+  const std::int64_t wanted = std::clamp<std::int64_t>(sms * resident / heads, 1, most);
+  if (compute_capability() < 90) return {static_cast<int>(wanted), false};
+  const std::int64_t bytes = heads * a.keys * a.dim * 4;
+  if (wanted > kDecodeCluster && 2 * heads * kDecodeCluster < sms && bytes > (8 << 20)) {
+    return {static_cast<int>(wanted), false};
+  }
+  return {static_cast<int>(std::min<std::int64_t>(wanted, kDecodeCluster)), true};
 }
 
-bool rows_aligned(const Tensor& t) {
-  bool ok = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
-  for (int d = 0; d < 3; ++d)
-    ok = ok && (t.shape[d] <= 1 || t.stride[d] * size_of(t.dtype) % 16 == 0);
-  return ok;
+std::size_t partial_bytes(const SdpaArgs& a, Split split) {
+  if (split.blocks <= 1 || split.cluster) return 0;
+  return static_cast<std::size_t>(a.batch) * a.groups * split.blocks * kDecodeRows *
+         (padded_dim(a) + 2) * 4;
 }
 
 const char* tensor_why_not(const Sdpa& p, int longest) {
@@ -78,28 +61,47 @@ const char* decode_why_not(const Sdpa& p) {
 const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 128); }
 
 template <class T, int kD>
-Status launch_decode_dim(SdpaArgs a, Workspace workspace, Stream stream) {
-  a.splits = splits_of(a);
-  if (workspace.bytes < partial_bytes(a, a.splits)) {
-    return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, a.splits)) +
+Status launch_decode_dim(SdpaArgs a, bool overlap, Workspace workspace, Stream stream) {
+  const Split split = split_of(a);
+  if (workspace.bytes < partial_bytes(a, split)) {
+    return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, split)) +
                    " bytes, got " + std::to_string(workspace.bytes) + "; try workspace()");
   }
+  a.splits = split.blocks, a.cluster = split.cluster;
   a.partial = static_cast<float*>(workspace.data);
-  constexpr int kBytes = std::max(decode_memory(kD), kDecodeWarps * kDecodeRows * (kD + 2) * 4);
+  constexpr int kBytes =
+      std::max(decode_memory(kD), (kDecodeWarps + 1) * kDecodeRows * (kD + 2) * 4);
   if (Status s = allow_shared_memory("sdpa", sdpa_decode<T, kD>, kBytes); !s) return s;
-  const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
-  sdpa_decode<T, kD><<<grid, kDecodeWarps * 32, kBytes, stream>>>(a);
-  if (Status s = launch_status("sdpa"); !s || a.splits == 1) return s;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), grid.y);
+  cudaLaunchAttribute attributes[2] = {};
+  config.gridDim =
+      dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
+  config.blockDim = dim3(kDecodeWarps * 32);
+  config.dynamicSmemBytes = kBytes, config.stream = stream, config.attrs = attributes;
+  if (overlap) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (a.cluster) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(a.splits), 1, 1};
+    if (a.splits > 8) {
+      const cudaError_t e = cudaFuncSetAttribute(
+          sdpa_decode<T, kD>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (Status s = cuda_status("sdpa", e, "clusters of 16 blocks"); !s) return s;
+    }
+  }
+  const char* expected = "a launch without errors";
+  if (Status s = cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_decode<T, kD>, a), expected);
+      !s || a.splits == 1 || a.cluster) {
+    return s;
+  }
+  config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), config.gridDim.y);
   config.blockDim = dim3(kD);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute, config.numAttrs = 1;
-  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, kD>, a),
-                     "a launch without errors");
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  config.dynamicSmemBytes = 0, config.numAttrs = 1;
+  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, kD>, a), expected);
 }
 
 template <class T, int kD>
@@ -112,18 +114,13 @@ Status launch_flash_dim(const SdpaArgs& a, Stream stream) {
   return launch_status("sdpa");
 }
 
-template <class Fn>
-Status with_type(const Sdpa& p, Fn&& fn) {
-  return p.q.dtype == DType::bf16 ? fn(Type<__nv_bfloat16>{}) : fn(Type<__half>{});
-}
-
 Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) return launch_decode_dim<T, 64>(a, workspace, stream);
-    if (a.dim <= 128) return launch_decode_dim<T, 128>(a, workspace, stream);
-    return launch_decode_dim<T, 256>(a, workspace, stream);
+    if (a.dim <= 64) return launch_decode_dim<T, 64>(a, p.overlap, workspace, stream);
+    if (a.dim <= 128) return launch_decode_dim<T, 128>(a, p.overlap, workspace, stream);
+    return launch_decode_dim<T, 256>(a, p.overlap, workspace, stream);
   });
 }
 
@@ -153,6 +150,12 @@ double flops(const Sdpa& p) {
 constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_decode_sm80", "bfloat16, float16; up to 16 query rows a key head, D <= 256",
      decode_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); }, launch_decode},
+    {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
+     [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
+     launch_wgmma},
+    {"sdpa_wgmma_free_sm90a", "x", wgmma_why_not,
+     [](const Sdpa& p) { return 9 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
+     launch_wgmma_free},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 128", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
@@ -161,8 +164,9 @@ constexpr KernelRow<Sdpa> kRows[] = {
      [](const Sdpa& p) { return 20 + flops(p) / 1e6; }, launch_naive},
 };
 
-Status check_tensor(const char* what, const Tensor& t, const Sdpa& p) {
-  const bool key = &t == &p.k || &t == &p.v;
+}  // namespace
+
+Status check_sdpa_tensor(const char* what, const Tensor& t, const Sdpa& p, bool key) {
   const bool ok = t.rank == 4 && t.dtype == p.q.dtype && t.shape[0] == p.q.shape[0] &&
                   t.shape[3] == p.q.shape[3] && (t.shape[3] <= 1 || t.stride[3] == 1) &&
                   (key ? t.shape[2] == p.k.shape[2] && t.shape[1] == p.k.shape[1]
@@ -174,7 +178,7 @@ Status check_tensor(const char* what, const Tensor& t, const Sdpa& p) {
                  std::to_string(t.rank) + "; try matching q");
 }
 
-Status check(const Sdpa& p) {
+Status check_sdpa(const Sdpa& p) {
   if (p.q.rank != 4 || !is_float(p.q.dtype) || p.k.rank != 4) {
     return invalid("[sdpa] expected q, k, v of rank 4 in float32, bfloat16 or float16, got " +
                    std::string(name_of(p.q.dtype)) + " of rank " + std::to_string(p.q.rank));
@@ -182,7 +186,8 @@ Status check(const Sdpa& p) {
   const std::pair<const char*, const Tensor*> all[] = {
       {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}};
   for (const auto& [what, t] : all) {
-    if (Status s = check_tensor(what, *t, p); !s) return s;
+    const bool key = t == &p.k || t == &p.v;
+    if (Status s = check_sdpa_tensor(what, *t, p, key); !s) return s;
   }
   if (p.k.shape[1] == 0 ? p.q.shape[1] != 0 : p.q.shape[1] % p.k.shape[1] != 0) {
     return invalid("[sdpa] expected H a multiple of G, got " + std::to_string(p.q.shape[1]) +
@@ -209,8 +214,6 @@ Status check(const Sdpa& p) {
   return {};
 }
 
-}  // namespace
-
 std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
 
 std::size_t sdpa_workspace(const Sdpa& p) {
@@ -218,11 +221,11 @@ std::size_t sdpa_workspace(const Sdpa& p) {
     return 0;
   }
   const SdpaArgs a = args_of(p);
-  return partial_bytes(a, splits_of(a));
+  return partial_bytes(a, split_of(a));
 }
 
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream) {
-  if (Status s = check(p); !s) return s;
+  if (Status s = check_sdpa(p); !s) return s;
   if (numel(p.o) == 0) return {};
   const KernelRow<Sdpa>* row = nullptr;
   if (Status s = select_row<Sdpa>("sdpa", kRows, p, kernel, &row); !s) return s;

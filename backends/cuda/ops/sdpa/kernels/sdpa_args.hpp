@@ -15,8 +15,18 @@ struct SdpaArgs {
   std::int64_t mask_batch, mask_head, mask_row, mask_column;
   std::int64_t causal_offset;
   int batch, heads, groups, rows, keys, dim, ratio;  // ratio: heads / groups
-  int mask_is_bool, lengths_are_64, causal, splits;
+  int mask_is_bool, lengths_are_64, causal, splits, cluster;
   float scale;
+};
+
+/// The gradient's: f as above, with o and lse read; delta: sum of d_o o of each row, [B, H, S].
+struct SdpaGradArgs {
+  SdpaArgs f;
+  const void* d_o;
+  void *dq, *dk, *dv;
+  float* delta;
+  std::int64_t d_o_batch, d_o_head, d_o_row, dq_batch, dq_head, dq_row;
+  std::int64_t dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row;
 };
 
 }  // namespace rm::cuda_ops

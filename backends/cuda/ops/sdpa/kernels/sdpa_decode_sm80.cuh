@@ -1,6 +1,8 @@
 // Few query rows: up to 16 rows (queries of all heads that share a key head) against a part of the
 // keys a block. Each warp streams its own tiles of 16 keys through its own ring, without block
-// barriers; warps and then blocks add up. Bound: reading k and v once.
+// barriers; warps and then blocks add up: the blocks of a head are a cluster and read each other's
+// sums (sm_90, up to 16 blocks), or a second kernel joins them. The tiles are asked for before the
+// stream's previous kernel has ended. Bound: reading k and v once.
 #pragma once
 
 #include "sdpa/kernels/sdpa_warp_sm80.cuh"
@@ -8,9 +10,70 @@
 namespace rm::cuda_ops {
 
 inline constexpr int kDecodeWarps = 4, kDecodeKeys = 16, kDecodeRows = 16;
-__host__ __device__ constexpr int decode_stages(int dim) { return dim > 128 ? 3 : 4; }
+inline constexpr int kDecodeCluster = 16;  // blocks of a cluster at most
+__host__ __device__ constexpr int decode_stages(int dim) { return dim > 64 ? 3 : 4; }
 __host__ __device__ constexpr int decode_memory(int dim) {
   return kDecodeWarps * decode_stages(dim) * 2 * kDecodeKeys * dim * 2;
+}
+
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
+                   : "memory");
+}
+/// A float of block `rank` of the cluster at this block's shared address `at`.
+__device__ __forceinline__ float cluster_load(std::uint32_t at, int rank) {
+  float x;
+  asm volatile(
+      "{\n.reg .u32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [there];\n}"
+      : "=f"(x)
+      : "r"(at), "r"(rank)
+      : "memory");
+  return x;
+}
+
+/// A row of o and its log-sum-exp from its sum in one column d.
+template <class T>
+__device__ __forceinline__ void decode_store(const SdpaArgs& p, int b, int g, int r, int d,
+                                             float top, float total, float sum) {
+  const int s = r / p.ratio, h = g * p.ratio + r % p.ratio;
+  if (d < p.dim) {
+    static_cast<T*>(p.o)[b * p.o_batch + h * p.o_head + s * p.o_row + d] =
+        from_float<T>(total == 0.0f ? 0.0f : sum / total);
+  }
+  if (p.lse && d == 0) {
+    p.lse[(static_cast<std::int64_t>(b) * p.heads + h) * p.rows + s] = top / kLog2E + logf(total);
+  }
+}
+
+/// The cluster's blocks share the columns of all rows; `at`: each block's [rows][kD + 2] floats.
+template <class T, int kD>
+__device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, int g, int rows,
+                                                    std::uint32_t at) {
+  cluster_barrier();
+  for (int i = blockIdx.x * kDecodeWarps * 32 + threadIdx.x; i < rows * kD;
+       i += p.splits * kDecodeWarps * 32) {
+    const int r = i / kD, d = i % kD;
+    const std::uint32_t row = at + r * (kD + 2) * 4;
+    float tops[kDecodeCluster], totals[kDecodeCluster], sums[kDecodeCluster];
+#pragma unroll
+    for (int n = 0; n < kDecodeCluster; ++n) {
+      tops[n] = n < p.splits ? cluster_load(row + kD * 4, n) : minus_infinity();
+      totals[n] = n < p.splits ? cluster_load(row + kD * 4 + 4, n) : 0.0f;
+      sums[n] = n < p.splits ? cluster_load(row + d * 4, n) : 0.0f;
+    }
+    float top = minus_infinity(), total = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kDecodeCluster; ++n) top = Max{}(top, tops[n]);
+    const float base = top == minus_infinity() ? 0.0f : top;
+#pragma unroll
+    for (int n = 0; n < kDecodeCluster; ++n) {
+      const float keep = exp2f(tops[n] - base);
+      total += totals[n] * keep, sum += sums[n] * keep;
+    }
+    decode_store<T>(p, b, g, r, d, top, total, sum);
+  }
+  cluster_barrier();  // no block may end while others read its memory
 }
 
 /// Row r of 16: query r / ratio of head g * ratio + r % ratio.
@@ -18,6 +81,7 @@ template <class T, int kD>
 __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs p) {
   constexpr int kStages = decode_stages(kD), kTile = kDecodeKeys * kD * 2;
   extern __shared__ __align__(128) unsigned char memory[];
+  launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups, rows = p.ratio * p.rows;
   const int keys = keys_of(p, b), tiles = (keys + kDecodeKeys - 1) / kDecodeKeys;
@@ -40,6 +104,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kDecodeWarps, i);
 
+  wait_for_previous();  // q is written by the kernel before
   const auto row_pointer = [&](int r) {
     const int s = r / p.ratio, h = g * p.ratio + r % p.ratio;
     return static_cast<const T*>(p.q) + b * p.q_batch + h * p.q_head + s * p.q_row;
@@ -113,37 +178,35 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
     }
   }
   __syncthreads();
+  constexpr int kWarpFloats = kDecodeRows * (kD + 2);
+  float* joined = reinterpret_cast<float*>(memory) + kDecodeWarps * kWarpFloats;
+  if (p.splits > 1 && !p.cluster) {
+    joined = p.partial +
+             (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kWarpFloats;
+  }
   for (int i = threadIdx.x; i < rows * kD; i += kDecodeWarps * 32) {
     const int r = i / kD, d = i % kD;
     const float* from = reinterpret_cast<const float*>(memory) + r * (kD + 2);
     float top = minus_infinity(), total = 0.0f, sum = 0.0f;
 #pragma unroll
-    for (int n = 0; n < kDecodeWarps; ++n) top = Max{}(top, from[n * kDecodeRows * (kD + 2) + kD]);
+    for (int n = 0; n < kDecodeWarps; ++n) top = Max{}(top, from[n * kWarpFloats + kD]);
     const float base = top == minus_infinity() ? 0.0f : top;
 #pragma unroll
     for (int n = 0; n < kDecodeWarps; ++n) {
-      const float* part = from + n * kDecodeRows * (kD + 2);
+      const float* part = from + n * kWarpFloats;
       const float keep = exp2f(part[kD] - base);
       total += part[kD + 1] * keep;
       sum += part[d] * keep;
     }
-    if (p.splits > 1) {
-      float* to =
-          p.partial +
-          ((static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kDecodeRows + r) *
-              (kD + 2);
-      to[d] = sum;
-      if (d == 0) to[kD] = top, to[kD + 1] = total;
+    if (p.splits == 1) {
+      decode_store<T>(p, b, g, r, d, top, total, sum);
       continue;
     }
-    const int s = r / p.ratio, h = g * p.ratio + r % p.ratio;
-    if (d < p.dim) {
-      static_cast<T*>(p.o)[b * p.o_batch + h * p.o_head + s * p.o_row + d] =
-          from_float<T>(total == 0.0f ? 0.0f : sum / total);
-    }
-    if (p.lse && d == 0) {
-      p.lse[(static_cast<std::int64_t>(b) * p.heads + h) * p.rows + s] = top / kLog2E + logf(total);
-    }
+    joined[r * (kD + 2) + d] = sum;
+    if (d == 0) joined[r * (kD + 2) + kD] = top, joined[r * (kD + 2) + kD + 1] = total;
+  }
+  if (p.splits > 1 && p.cluster) {
+    decode_join_cluster<T, kD>(p, b, g, rows, shared_address(joined));
   }
 }
 
@@ -151,7 +214,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
 template <class T, int kD>
 __global__ void __launch_bounds__(kD) sdpa_join(const SdpaArgs p) {
   const int r = blockIdx.x, b = blockIdx.y / p.groups, g = blockIdx.y % p.groups;
-  const int s = r / p.ratio, h = g * p.ratio + r % p.ratio, d = threadIdx.x;
+  const int d = threadIdx.x;
   wait_for_previous();
   const float* from =
       p.partial + (static_cast<std::int64_t>(blockIdx.y) * p.splits * kDecodeRows + r) * (kD + 2);
@@ -166,13 +229,7 @@ __global__ void __launch_bounds__(kD) sdpa_join(const SdpaArgs p) {
     total += from[n * step + kD + 1] * keep;
     sum += from[n * step + d] * keep;
   }
-  if (d < p.dim) {
-    static_cast<T*>(p.o)[b * p.o_batch + h * p.o_head + s * p.o_row + d] =
-        from_float<T>(total == 0.0f ? 0.0f : sum / total);
-  }
-  if (p.lse && d == 0) {
-    p.lse[(static_cast<std::int64_t>(b) * p.heads + h) * p.rows + s] = top / kLog2E + logf(total);
-  }
+  decode_store<T>(p, b, g, r, d, top, total, sum);
 }
 
 }  // namespace rm::cuda_ops

@@ -1,0 +1,356 @@
+// Many query rows on Hopper: one warpgroup copies tiles by the copy engine, kWarpgroups others take
+// 64 query rows each. A warpgroup asks for the next tile's scores before it softens this one's and
+// adds its weights times v meanwhile, so that tensor cores and exponentials overlap; warpgroups take
+// turns in asking. Tiles that no row of the block sees are not read. Bound: tensor cores.
+#pragma once
+
+#include "sdpa/kernels/sdpa_common.cuh"
+#include "sdpa/kernels/sdpa_ptx_sm90a.cuh"
+
+namespace rm::cuda_ops {
+
+/// What a block of head dim kD is made of; registers of the copying and of the other threads.
+template <int kD>
+struct WgmmaShape {
+  static constexpr int kWarpgroups = kD == 64 ? 3 : 2, kKeys = kD == 256 ? 64 : 128, kStages = 2;
+  static constexpr int kRows = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128;
+  static constexpr int kFew = kD == 64 ? 32 : 24, kMany = kD == 64 ? 160 : 240;
+  static constexpr int kQueryBytes = kRows * kD * 2, kTileBytes = kKeys * kD * 2;
+  static constexpr int kMemory = 1024 + kQueryBytes + 2 * kStages * kTileBytes;
+};
+
+/// The blocks of rows in their order: all of a head, or, causal, the longest of a set of heads
+/// whose keys fit the L2 cache.
+struct WgmmaOrder {
+  int blocks, total, set;  // blocks of rows a head, all, heads of a set (0: one head after another)
+};
+
+struct WgmmaTile {
+  int b, h, s0, keys, tiles;
+};
+
+template <int kRows, int kKeys>
+__device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOrder& order, int i) {
+  int head, block;
+  if (order.set == 0) {
+    head = i / order.blocks, block = i % order.blocks;
+  } else {
+    const int set = i / (order.set * order.blocks), rest = i % (order.set * order.blocks);
+    const int width = min(order.set, p.batch * p.heads - set * order.set);
+    head = set * order.set + rest % width, block = order.blocks - 1 - rest / width;
+  }
+  WgmmaTile t;
+  t.b = head / p.heads, t.h = head % p.heads, t.s0 = block * kRows;
+  t.keys = keys_of(p, t.b);
+  const int last = visible_keys(p, t.keys, min(p.rows, t.s0 + kRows) - 1);
+  t.tiles = (last + kKeys - 1) / kKeys;
+  return t;
+}
+
+/// A ring's place: its stage and the parity of its barriers.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+/// Barriers of a block, 8 bytes each.
+template <int kStages>
+struct WgmmaBarriers {
+  std::uint32_t base;
+  __device__ __forceinline__ std::uint32_t q_full() const { return base; }
+  __device__ __forceinline__ std::uint32_t q_empty() const { return base + 8; }
+  __device__ __forceinline__ std::uint32_t k_full(int s) const { return base + 16 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t k_empty(int s) const { return base + 24 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t v_full(int s) const { return base + 32 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t v_empty(int s) const { return base + 40 + 32 * s; }
+};
+
+/// The rows of one warpgroup: sums, maxima, totals.
+template <class T, int kD, int kKeys>
+struct WgmmaRows {
+  float sum[kD / 2], score[kKeys / 2], top[2], total[2];
+  std::uint32_t weight[kKeys / 4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kD / 2; ++i) sum[i] = 0.0f;
+    top[0] = top[1] = minus_infinity(), total[0] = total[1] = 0.0f;
+  }
+  /// Starts score = q k^T; rows_step: bytes from 64 columns of q to the next.
+  __device__ __forceinline__ void ask_scores(std::uint32_t q, int rows_step, std::uint32_t k) {
+    const std::uint64_t a = tile_descriptor(q), b = tile_descriptor(k);
+#pragma unroll
+    for (int c = 0; c < kD / 64; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_ss<T, kKeys>(score, a + (c * rows_step >> 4) + 2 * i,
+                           b + (c * kKeys * 128 >> 4) + 2 * i, c + i);
+      }
+    }
+    wgmma_commit();
+  }
+  /// Starts sum += weight v.
+  __device__ __forceinline__ void ask_sums(std::uint32_t v) {
+    const std::uint64_t b = tile_descriptor(v, kKeys * 128);
+#pragma unroll
+    for (int i = 0; i < kKeys / 16; ++i) wgmma_rs<T, kD>(sum, weight + 4 * i, b + i * (2048 >> 4));
+    wgmma_commit();
+  }
+  /// Keys this row does not see weigh nothing: `seen` of rows g and g + 8, from the tile's start.
+  __device__ __forceinline__ void hide(const int (&seen)[2]) {
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - column) score[i] = minus_infinity();
+    }
+  }
+  /// Scores become weights; keep: what the sums so far are to be multiplied by.
+  __device__ __forceinline__ void soften(float scale, float (&keep)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = fmaxf(score[2 * half], score[2 * half + 1]);
+#pragma unroll
+      for (int i = 4; i < kKeys / 2; i += 4) {
+        high = fmaxf(high, fmaxf(score[i + 2 * half], score[i + 2 * half + 1]));
+      }
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+      high = fmaxf(top[half], high * scale);
+      const float base = high == minus_infinity() ? 0.0f : high;
+      keep[half] = power_of_2(top[half] - base);
+      top[half] = high;
+      float part[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int i = 0; i < kKeys / 2; i += 4) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& x = score[i + 2 * half + j];
+          x = power_of_2(fmaf(x, scale, -base));
+          part[j] += x;
+        }
+      }
+      total[half] = total[half] * keep[half] + (part[0] + part[1]);
+    }
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) weight[i] = pack_pair<T>(score[2 * i], score[2 * i + 1]);
+  }
+  __device__ __forceinline__ void scale_sums(const float (&keep)[2]) {
+#pragma unroll
+    for (int i = 0; i < kD / 2; ++i) sum[i] *= keep[i / 2 % 2];
+  }
+  /// Rows s and s + 8 of o, and their log-sum-exp.
+  __device__ __forceinline__ void store(const SdpaArgs& p, const WgmmaTile& t, int s) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float all = total[half];
+      all += __shfl_xor_sync(0xffffffffu, all, 1);
+      all += __shfl_xor_sync(0xffffffffu, all, 2);
+      const int row = s + 8 * half;
+      if (row >= p.rows) continue;
+      const float scale = all == 0.0f ? 0.0f : 1.0f / all;
+      T* o = static_cast<T*>(p.o) + t.b * p.o_batch + t.h * p.o_head + row * p.o_row;
+#pragma unroll
+      for (int d = 0; d < kD / 8; ++d) {
+        const int column = d * 8 + static_cast<int>(threadIdx.x % 4) * 2;
+        if (column >= p.dim) continue;
+        *reinterpret_cast<std::uint32_t*>(o + column) =
+            pack_pair<T>(sum[4 * d + 2 * half] * scale, sum[4 * d + 2 * half + 1] * scale);
+      }
+      if (p.lse && threadIdx.x % 4 == 0) {
+        p.lse[(static_cast<std::int64_t>(t.b) * p.heads + t.h) * p.rows + row] =
+            top[half] / kLog2E + logf(all);
+      }
+    }
+  }
+};
+
+/// One thread asks for every tile of the block, keys of a tile before the values of the last one,
+/// in the order in which they will be used.
+template <int kD>
+__device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder& order,
+                                             const CUtensorMap* q_map, const CUtensorMap* k_map,
+                                             const CUtensorMap* v_map,
+                                             const WgmmaBarriers<2>& bars, std::uint32_t memory) {
+  using Shape = WgmmaShape<kD>;
+  const std::uint32_t k_ring = memory + Shape::kQueryBytes,
+                      v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
+  RingPlace<Shape::kStages> k_at, v_at;
+  std::uint32_t q_parity = 0;
+  for (int i = blockIdx.x; i < order.total; i += gridDim.x) {
+    const WgmmaTile t = wgmma_tile<Shape::kRows, Shape::kKeys>(p, order, i);
+    if (t.tiles == 0) continue;
+    const int g = t.h / p.ratio;
+    const auto copy = [&](const CUtensorMap* map, std::uint32_t to, int n, std::uint32_t bar) {
+      barrier_expect(bar, Shape::kTileBytes);
+#pragma unroll
+      for (int c = 0; c < kD / 64; ++c) {
+        tensor_copy(to + c * Shape::kKeys * 128, map, c * 64, n * Shape::kKeys, g, t.b, bar);
+      }
+    };
+    const auto ask_k = [&](int n) {
+      barrier_wait(bars.k_empty(k_at.stage), k_at.parity ^ 1);
+      copy(k_map, k_ring + k_at.stage * Shape::kTileBytes, n, bars.k_full(k_at.stage));
+      k_at.next();
+    };
+    const auto ask_v = [&](int n) {
+      barrier_wait(bars.v_empty(v_at.stage), v_at.parity ^ 1);
+      copy(v_map, v_ring + v_at.stage * Shape::kTileBytes, n, bars.v_full(v_at.stage));
+      v_at.next();
+    };
+    barrier_wait(bars.q_empty(), q_parity ^ 1);
+    q_parity ^= 1;
+    barrier_expect(bars.q_full(), Shape::kQueryBytes);
+#pragma unroll
+    for (int c = 0; c < kD / 64; ++c) {
+      tensor_copy(memory + c * Shape::kRows * 128, q_map, c * 64, t.s0, t.h, t.b, bars.q_full());
+    }
+    ask_k(t.tiles - 1);
+    for (int n = t.tiles - 1; n > 0; --n) {
+      ask_k(n - 1);
+      ask_v(n);
+    }
+    ask_v(0);
+  }
+}
+
+/// One warpgroup's work. kTurns: warpgroups ask for products in turns.
+template <class T, int kD, bool kTurns>
+__device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& order,
+                                           const WgmmaBarriers<2>& bars, unsigned char* generic,
+                                           std::uint32_t memory) {
+  using Shape = WgmmaShape<kD>;
+  constexpr int kKeys = Shape::kKeys;
+  const std::uint32_t k_ring = memory + Shape::kQueryBytes,
+                      v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
+  const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32;
+  const int row_of_group = uniform_warp() % 4 * 16 + lane / 4;
+  const std::uint32_t q = memory + group * 64 * 128;
+  const int mine = 1 + group, following = 1 + (group + 1) % Shape::kWarpgroups;
+  if (kTurns && group == 0) named_barrier_arrive(1, 256);
+  RingPlace<Shape::kStages> k_at, v_at;
+  std::uint32_t q_parity = 0;
+  const auto release = [&](std::uint32_t bar) {
+    if (lane == 0) barrier_arrive(bar);
+  };
+  WgmmaRows<T, kD, kKeys> w;
+  for (int i = blockIdx.x; i < order.total; i += gridDim.x) {
+    const WgmmaTile t = wgmma_tile<Shape::kRows, kKeys>(p, order, i);
+    const int s = t.s0 + group * 64 + row_of_group;
+    w.clear();
+    if (t.tiles == 0) {
+      w.store(p, t, s);
+      continue;
+    }
+    const int seen[2] = {visible_keys(p, t.keys, s), visible_keys(p, t.keys, s + 8)};
+    const int fewest = visible_keys(p, t.keys, t.s0 + group * 64);
+    const float scale = p.scale * kLog2E;
+    float keep[2];
+    const auto hide = [&](int n) {
+      const int rest[2] = {seen[0] - n * kKeys, seen[1] - n * kKeys};
+      w.hide(rest);
+    };
+    int n = t.tiles - 1;
+    barrier_wait(bars.q_full(), q_parity);
+    q_parity ^= 1;
+    barrier_wait(bars.k_full(k_at.stage), k_at.parity);
+    wgmma_fence();
+    w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
+    wgmma_wait<0>();
+    pin(w.score);
+    release(bars.k_empty(k_at.stage));
+    k_at.next();
+    if ((n + 1) * kKeys > fewest) hide(n);
+    w.soften(scale, keep);
+    w.pack_weights();
+    if ((n + 1) * kKeys > t.keys && t.keys < p.keys) {
+      // Values behind the length may be anything, also NaN: zero them.
+      barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+      unsigned char* tile = generic + Shape::kQueryBytes +
+                            (Shape::kStages + v_at.stage) * Shape::kTileBytes;
+      const int first = t.keys - n * kKeys, thread = threadIdx.x - 128;
+      for (int at = thread; at < (kKeys - first) * kD / 8; at += Shape::kThreads - 128) {
+        const int row = first + at % (kKeys - first), piece = at / (kKeys - first);
+        *reinterpret_cast<uint4*>(tile + piece / 8 * kKeys * 128 + row * 128 + piece % 8 * 16) =
+            make_uint4(0, 0, 0, 0);
+      }
+      fence_async_proxy();
+      named_barrier(5, Shape::kThreads - 128);
+    }
+    const auto step = [&](auto hidden) {
+      barrier_wait(bars.k_full(k_at.stage), k_at.parity);
+      if constexpr (kTurns) named_barrier(mine, 256);
+      pin(w.sum);
+      wgmma_fence();
+      w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
+      barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+      w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
+      if constexpr (kTurns) named_barrier_arrive(following, 256);
+      wgmma_wait<1>();
+      pin(w.score);
+      release(bars.k_empty(k_at.stage));
+      k_at.next();
+      if constexpr (decltype(hidden)::value) hide(n);
+      w.soften(scale, keep);
+      wgmma_wait<0>();
+      pin(w.sum);
+      release(bars.v_empty(v_at.stage));
+      v_at.next();
+      w.pack_weights();
+      w.scale_sums(keep);
+    };
+    for (--n; n >= 0 && (n + 1) * kKeys > fewest; --n) step(std::true_type{});
+    for (; n >= 0; --n) step(std::false_type{});
+    release(bars.q_empty());
+    barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+    pin(w.sum);
+    wgmma_fence();
+    w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
+    wgmma_wait<0>();
+    pin(w.sum);
+    release(bars.v_empty(v_at.stage));
+    v_at.next();
+    w.store(p, t, s);
+  }
+}
+
+template <class T, int kD, bool kTurns>
+__global__ void __launch_bounds__(WgmmaShape<kD>::kThreads, 1)
+    sdpa_wgmma(const __grid_constant__ SdpaArgs p, const __grid_constant__ WgmmaOrder order,
+               const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
+               const __grid_constant__ CUtensorMap v_map) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = WgmmaShape<kD>;
+  extern __shared__ unsigned char raw[];
+  __shared__ __align__(8) std::uint64_t storage[2 + 4 * Shape::kStages];
+  const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
+  const WgmmaBarriers<Shape::kStages> bars{shared_address(storage)};
+  if (threadIdx.x == 0) {
+    barrier_init(bars.q_full(), 1);
+    barrier_init(bars.q_empty(), Shape::kWarpgroups * 4);
+    for (int s = 0; s < Shape::kStages; ++s) {
+      barrier_init(bars.k_full(s), 1), barrier_init(bars.v_full(s), 1);
+      barrier_init(bars.k_empty(s), Shape::kWarpgroups * 4);
+      barrier_init(bars.v_empty(s), Shape::kWarpgroups * 4);
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+  if (uniform_warp() < 4) {
+    fewer_registers<Shape::kFew>();
+    if (uniform_warp() == 0 && elect_lane()) {
+      wgmma_copies<kD>(p, order, &q_map, &k_map, &v_map, bars, memory);
+    }
+  } else {
+    more_registers<Shape::kMany>();
+    wgmma_rows<T, kD, kTurns>(p, order, bars, raw + (memory - start), memory);
+  }
+#endif
+}
+
+}  // namespace rm::cuda_ops
