@@ -27,8 +27,8 @@ Sdpa problem(py::handle q, py::handle k, py::handle v) {
 
 void forward(py::handle q, py::handle k, py::handle v, py::handle mask, py::handle o,
              py::handle lse, py::handle lengths, const std::optional<float>& scale, bool causal,
-             std::int64_t causal_offset, bool overlap, py::handle workspace,
-             std::uintptr_t stream, const char* kernel) {
+             std::int64_t causal_offset, bool overlap, py::handle workspace, std::uintptr_t stream,
+             const char* kernel) {
   const OptionalTensor m(kOp, "mask", mask), l(kOp, "lse", lse), n(kOp, "lengths", lengths);
   Sdpa p = problem(q, k, v);
   p.o = device_tensor(kOp, "o", o);
@@ -108,19 +108,21 @@ PYBIND11_MODULE(_ops_sdpa, m) {
   m.def(
       "kernels", [] { return describe(sdpa_rows()); }, "[(name, range)] of the kernels.");
   m.def("workspace", workspace, py::arg("q"), py::arg("k"), "Bytes that forward needs.");
-  m.def("forward", forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(),
-        py::kw_only(), py::arg("o"), py::arg("lse") = py::none(), py::arg("lengths") = py::none(),
-        py::arg("scale") = py::none(), py::arg("causal") = false, py::arg("causal_offset") = 0,
-        py::arg("overlap") = false, py::arg("workspace") = py::none(), py::arg("stream") = 0,
-        py::arg("kernel") = "",
-        "o = softmax(scale q k^T + mask) v. DLPack tensors on the device, float32, bfloat16 or "
-        "float16:\nq, o [B, H, S, D], k, v [B, G, T, D] with H a multiple of G, any strides with a "
-        "dense last axis.\nmask [B, H, S, T] (expand to it): bool, true = attend, or q's dtype, "
-        "added. lengths [B]: keys of\neach batch. causal: query i sees keys j <= i + "
-        "causal_offset. scale: default 1 / sqrt(D). lse\n[B, H, S] float32: log-sum-exp. A row "
-        "without keys is 0. overlap: decoding may start\nbefore the stream's previous kernel, which "
-        "must not write k, v, mask or lengths, has ended. `workspace`: workspace() bytes. On\n`stream`. Raises InvalidArgument, "
-        "Unsupported, NoDevice, DeviceError.");
+  m.def(
+      "forward", forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(),
+      py::kw_only(), py::arg("o"), py::arg("lse") = py::none(), py::arg("lengths") = py::none(),
+      py::arg("scale") = py::none(), py::arg("causal") = false, py::arg("causal_offset") = 0,
+      py::arg("overlap") = false, py::arg("workspace") = py::none(), py::arg("stream") = 0,
+      py::arg("kernel") = "",
+      "o = softmax(scale q k^T + mask) v. DLPack tensors on the device, float32, bfloat16 or "
+      "float16:\nq, o [B, H, S, D], k, v [B, G, T, D] with H a multiple of G, any strides with a "
+      "dense last axis.\nmask [B, H, S, T] (expand to it): bool, true = attend, or q's dtype, "
+      "added. lengths [B]: keys of\neach batch. causal: query i sees keys j <= i + "
+      "causal_offset. scale: default 1 / sqrt(D). lse\n[B, H, S] float32: log-sum-exp. A row "
+      "without keys is 0. overlap: decoding may start\nbefore the stream's previous kernel, which "
+      "must not write k, v, mask or lengths, has ended. `workspace`: workspace() bytes. "
+      "On\n`stream`. Raises InvalidArgument, "
+      "Unsupported, NoDevice, DeviceError.");
   m.def("forward_numpy", forward_numpy, py::arg("q"), py::arg("k"), py::arg("v"),
         py::arg("mask") = py::none(), py::kw_only(), py::arg("lengths") = py::none(),
         py::arg("scale") = py::none(), py::arg("causal") = false, py::arg("causal_offset") = 0,

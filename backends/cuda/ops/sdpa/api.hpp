@@ -21,8 +21,9 @@ struct Sdpa {
                          // not write k, v, mask or lengths, has ended
 };
 
-/// The gradients of q, k, v from the gradient of o: `f` is the forward's problem, whose results o and
-/// lse are read. dq like q, dk and dv like k; each sum has a fixed order. The mask gets no gradient.
+/// The gradients of q, k, v from the gradient of o: `f` is the forward's problem, whose results o
+/// and lse are read. dq like q, dk and dv like k; each sum has a fixed order. The mask gets no
+/// gradient.
 struct SdpaBackward {
   Sdpa f;
   Tensor d_o, dq, dk, dv;

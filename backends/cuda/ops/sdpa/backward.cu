@@ -1,6 +1,8 @@
 // The gradient table of sdpa: checks, choice and launches.
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_backward_naive_any.cuh"
+#include "sdpa/kernels/sdpa_backward_wgmma_sm90a.cuh"
+#include "sdpa/tensor_map.hpp"
 
 namespace rm::cuda_ops {
 namespace {
@@ -36,11 +38,81 @@ Status launch_naive(const SdpaBackward& p, Workspace workspace, Stream stream) {
   });
 }
 
+template <class T, int kD, GradPart kPart>
+Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
+  using Shape = GradShape<kD>;
+  constexpr bool kQueries = kPart == GradPart::queries;
+  auto* kernel = sdpa_backward_wgmma<T, kD, kPart>;
+  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(kQueries ? a.f.rows : a.f.keys, Shape::kRows)),
+                  static_cast<unsigned>(a.f.batch * (kQueries ? a.f.heads : a.f.groups)));
+  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a, maps);
+  return launch_status("sdpa");
+}
+
+template <class T, int kD>
+Status launch_wgmma_dim(const SdpaBackward& p, const SdpaGradArgs& a, Stream stream) {
+  using Shape = GradShape<kD>;
+  GradMaps of_queries, of_keys;
+  const std::pair<const Tensor*, std::pair<CUtensorMap*, CUtensorMap*>> all[] = {
+      {&p.f.q, {&of_queries.rows_1, &of_keys.tiles_1}},
+      {&p.d_o, {&of_queries.rows_2, &of_keys.tiles_2}},
+      {&p.f.k, {&of_keys.rows_1, &of_queries.tiles_1}},
+      {&p.f.v, {&of_keys.rows_2, &of_queries.tiles_2}}};
+  for (const auto& [tensor, map] : all) {
+    if (Status s = encode_tiles(*tensor, Shape::kRows, map.first); !s) return s;
+    if (Status s = encode_tiles(*tensor, Shape::kTile, map.second); !s) return s;
+  }
+  const std::int64_t rows =
+      static_cast<std::int64_t>(a.f.batch) * a.f.heads * grad_padded(a.f.rows);
+  sdpa_backward_statistics<T>
+      <<<static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20)), 128, 0,
+         stream>>>(a);
+  if (Status s = launch_status("sdpa"); !s) return s;
+  if (Status s = launch_part<T, kD, GradPart::queries>(a, of_queries, stream); !s) return s;
+  if constexpr (kD <= 128) {
+    return launch_part<T, kD, GradPart::keys>(a, of_keys, stream);
+  } else {
+    if (Status s = launch_part<T, kD, GradPart::dk>(a, of_keys, stream); !s) return s;
+    return launch_part<T, kD, GradPart::dv>(a, of_keys, stream);
+  }
+}
+
+Status launch_wgmma(const SdpaBackward& p, Workspace workspace, Stream stream) {
+  const SdpaGradArgs a = grad_args(p, workspace);
+  return with_type(p.f, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (a.f.dim <= 64) return launch_wgmma_dim<T, 64>(p, a, stream);
+    if (a.f.dim <= 128) return launch_wgmma_dim<T, 128>(p, a, stream);
+    return launch_wgmma_dim<T, 256>(p, a, stream);
+  });
+}
+
+const char* wgmma_why_not(const SdpaBackward& p) {
+  const Tensor& q = p.f.q;
+  if (compute_capability() != 90) return "the device is not sm_90";
+  if (q.dtype == DType::f32) return "float32: the tensor cores would round it";
+  if (q.shape[3] > 256 || q.shape[3] % 8 != 0) {
+    return "the head dim is not a multiple of 8 up to 256";
+  }
+  if (q.shape[2] == 0 || p.f.k.shape[2] == 0) return "no queries or no keys";
+  if (q.shape[0] * q.shape[1] > 65535) return "more than 65535 heads";
+  for (const Tensor* t : {&q, &p.f.k, &p.f.v, &p.d_o}) {
+    if (const char* why = tiles_why_not(*t)) return why;
+  }
+  for (const Tensor* t : {&p.f.o, &p.dq, &p.dk, &p.dv}) {
+    if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
+  }
+  return nullptr;
+}
+
 double flops(const SdpaBackward& p) {
   return 10.0 * static_cast<double>(numel(p.f.q)) * static_cast<double>(p.f.k.shape[2]);
 }
 
 constexpr KernelRow<SdpaBackward> kRows[] = {
+    {"sdpa_backward_wgmma_sm90a", "bfloat16, float16; D <= 256", wgmma_why_not,
+     [](const SdpaBackward& p) { return 20 + flops(p) / 300e6; }, launch_wgmma},
     {"sdpa_backward_naive_any", "any problem with D <= 512",
      [](const SdpaBackward&) -> const char* { return nullptr; },
      [](const SdpaBackward& p) { return 20 + flops(p) / 1e6; }, launch_naive},
@@ -64,7 +136,8 @@ std::span<const KernelRow<SdpaBackward>> sdpa_backward_rows() { return kRows; }
 
 std::size_t sdpa_backward_workspace(const SdpaBackward& p) {
   if (p.f.q.rank != 4) return 0;
-  return static_cast<std::size_t>(p.f.q.shape[0] * p.f.q.shape[1] * p.f.q.shape[2]) * 4;
+  return static_cast<std::size_t>(p.f.q.shape[0] * p.f.q.shape[1]) *
+         grad_padded(static_cast<int>(p.f.q.shape[2])) * 8;
 }
 
 Status sdpa_backward(const SdpaBackward& p, const char* kernel, Workspace workspace,

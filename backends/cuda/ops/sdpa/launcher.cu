@@ -15,21 +15,24 @@ struct Split {
   bool cluster = false;
 };
 
-/// Enough blocks for the card, at least 64 keys each. More than a cluster holds only where few heads
-/// have so many keys that a second launch is repaid.
+/// As many blocks as make the card's turns of them shortest, at least 64 keys each. More than a
+/// cluster holds only where few heads have so many keys that a second launch is repaid.
 Split split_of(const SdpaArgs& a) {
-  const std::int64_t heads =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(a.batch) * a.groups);
-  const std::int64_t sms = std::max(1, multiprocessors());
-  const int resident = a.dim > 128 ? 1 : a.dim > 64 ? 2 : 3;  // blocks a multiprocessor
+  const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{a.batch} * a.groups);
+  const std::int64_t sms = std::max(1, multiprocessors()), bytes = std::int64_t{a.keys} * a.dim * 4;
   const std::int64_t most = std::max<std::int64_t>(1, ceil_div(a.keys, 64));
-  const std::int64_t wanted = std::clamp<std::int64_t>(sms * resident / heads, 1, most);
-  if (compute_capability() < 90) return {static_cast<int>(wanted), false};
-  const std::int64_t bytes = heads * a.keys * a.dim * 4;
-  if (wanted > kDecodeCluster && 2 * heads * kDecodeCluster < sms && bytes > (8 << 20)) {
-    return {static_cast<int>(wanted), false};
+  const bool clusters = compute_capability() >= 90;
+  if (!clusters || (4 * heads * kDecodeCluster < sms && heads * bytes > (8 << 20))) {
+    return {static_cast<int>(std::clamp<std::int64_t>(sms / heads, 1, most)), false};
   }
-  return {static_cast<int>(std::min<std::int64_t>(wanted, kDecodeCluster)), true};
+  Split best{1, true};
+  double least = 0;
+  for (int n = 1; n <= std::min<std::int64_t>(most, kDecodeCluster); ++n) {
+    const double turns = static_cast<double>(ceil_div(heads * n, sms));
+    const double us = turns * (1.5 + static_cast<double>(bytes) / n / 33e3);
+    if (n == 1 || us < least) least = us, best.blocks = n;
+  }
+  return best;
 }
 
 std::size_t partial_bytes(const SdpaArgs& a, Split split) {
@@ -60,8 +63,8 @@ const char* decode_why_not(const Sdpa& p) {
 
 const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 128); }
 
-template <class T, int kD>
-Status launch_decode_dim(SdpaArgs a, bool overlap, Workspace workspace, Stream stream) {
+template <class T, class Shape>
+Status launch_decode_shape(SdpaArgs a, bool overlap, Workspace workspace, Stream stream) {
   const Split split = split_of(a);
   if (workspace.bytes < partial_bytes(a, split)) {
     return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, split)) +
@@ -69,15 +72,13 @@ Status launch_decode_dim(SdpaArgs a, bool overlap, Workspace workspace, Stream s
   }
   a.splits = split.blocks, a.cluster = split.cluster;
   a.partial = static_cast<float*>(workspace.data);
-  constexpr int kBytes =
-      std::max(decode_memory(kD), (kDecodeWarps + 1) * kDecodeRows * (kD + 2) * 4);
-  if (Status s = allow_shared_memory("sdpa", sdpa_decode<T, kD>, kBytes); !s) return s;
+  auto* kernel = sdpa_decode<T, Shape>;
+  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2] = {};
-  config.gridDim =
-      dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
-  config.blockDim = dim3(kDecodeWarps * 32);
-  config.dynamicSmemBytes = kBytes, config.stream = stream, config.attrs = attributes;
+  config.gridDim = dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
+  config.blockDim = dim3(Shape::kThreads);
+  config.dynamicSmemBytes = Shape::kMemory, config.stream = stream, config.attrs = attributes;
   if (overlap) {
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
@@ -86,22 +87,22 @@ Status launch_decode_dim(SdpaArgs a, bool overlap, Workspace workspace, Stream s
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(a.splits), 1, 1};
     if (a.splits > 8) {
-      const cudaError_t e = cudaFuncSetAttribute(
-          sdpa_decode<T, kD>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      const cudaError_t e = cudaFuncSetAttribute(kernel,
+                                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (Status s = cuda_status("sdpa", e, "clusters of 16 blocks"); !s) return s;
     }
   }
   const char* expected = "a launch without errors";
-  if (Status s = cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_decode<T, kD>, a), expected);
+  if (Status s = cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a), expected);
       !s || a.splits == 1 || a.cluster) {
     return s;
   }
   config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), config.gridDim.y);
-  config.blockDim = dim3(kD);
+  config.blockDim = dim3(Shape::kD);
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   config.dynamicSmemBytes = 0, config.numAttrs = 1;
-  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, kD>, a), expected);
+  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, Shape::kD>, a), expected);
 }
 
 template <class T, int kD>
@@ -114,14 +115,23 @@ Status launch_flash_dim(const SdpaArgs& a, Stream stream) {
   return launch_status("sdpa");
 }
 
-Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
+template <class Shape64, class Shape128>
+Status launch_decode_shapes(const Sdpa& p, Workspace workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) return launch_decode_dim<T, 64>(a, p.overlap, workspace, stream);
-    if (a.dim <= 128) return launch_decode_dim<T, 128>(a, p.overlap, workspace, stream);
-    return launch_decode_dim<T, 256>(a, p.overlap, workspace, stream);
+    if (a.dim <= 64) return launch_decode_shape<T, Shape64>(a, p.overlap, workspace, stream);
+    if (a.dim <= 128) return launch_decode_shape<T, Shape128>(a, p.overlap, workspace, stream);
+    return launch_decode_shape<T, DecodeShape<256, 4, 16, 3>>(a, p.overlap, workspace, stream);
   });
+}
+Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
+  return launch_decode_shapes<DecodeShape<64, 8, 32, 3>, DecodeShape<128, 8, 16, 3>>(p, workspace,
+                                                                                   stream);
+}
+Status launch_decode_b(const Sdpa& p, Workspace workspace, Stream stream) {
+  return launch_decode_shapes<DecodeShape<64, 8, 16, 6>, DecodeShape<128, 4, 32, 3>>(p, workspace,
+                                                                                   stream);
 }
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
@@ -153,9 +163,8 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
      launch_wgmma},
-    {"sdpa_wgmma_free_sm90a", "x", wgmma_why_not,
-     [](const Sdpa& p) { return 9 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
-     launch_wgmma_free},
+    {"sdpa_wgmma_b", "x", wgmma_why_not, [](const Sdpa& p) { return 1e9; }, launch_wgmma_b},
+    {"sdpa_wgmma_c", "x", wgmma_why_not, [](const Sdpa& p) { return 1e9; }, launch_wgmma_c},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 128", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},

@@ -1,5 +1,5 @@
-// The gradient of attention, one warp a row: delta and dq by query rows, dk and dv by key rows, each
-// sum in the order of its rows. Any head dim up to 512, any strides, masks, all dtypes.
+// The gradient of attention, one warp a row: delta and dq by query rows, dk and dv by key rows,
+// each sum in the order of its rows. Any head dim up to 512, any strides, masks, all dtypes.
 #pragma once
 
 #include "sdpa/kernels/sdpa_naive_any.cuh"
@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(128) sdpa_backward_naive_q(const SdpaGradArgs 
     const int keys = visible_keys(f, keys_of(f, b), s);
     for (int j = 0; j < keys; ++j) {
       const std::int64_t k_at = b * f.k_batch + g * f.k_head + j * f.k_row;
-      const float x =
-          masked_score<T>(f, naive_product<T>(q, f.k, k_at, f.dim), b, h, s, j);
+      const float x = masked_score<T>(f, naive_product<T>(q, f.k, k_at, f.dim), b, h, s, j);
       if (x == minus_infinity()) continue;
       const float dp =
           naive_product<T>(d_o, f.v, b * f.v_batch + g * f.v_head + j * f.v_row, f.dim);

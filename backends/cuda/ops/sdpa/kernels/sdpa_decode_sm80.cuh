@@ -9,16 +9,22 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kDecodeWarps = 4, kDecodeKeys = 16, kDecodeRows = 16;
+inline constexpr int kDecodeRows = 16;
 inline constexpr int kDecodeCluster = 16;  // blocks of a cluster at most
-__host__ __device__ constexpr int decode_stages(int dim) { return dim > 64 ? 3 : 4; }
-__host__ __device__ constexpr int decode_memory(int dim) {
-  return kDecodeWarps * decode_stages(dim) * 2 * kDecodeKeys * dim * 2;
-}
+
+/// What a block is made of: its warps, the keys of a tile, stages of each warp's ring.
+template <int kHeadDim, int kBlockWarps, int kTileKeys, int kRing>
+struct DecodeShape {
+  static constexpr int kD = kHeadDim, kWarps = kBlockWarps, kKeys = kTileKeys, kStages = kRing;
+  static constexpr int kThreads = kWarps * 32, kTile = kKeys * kD * 2;
+  static constexpr int kFloats = kDecodeRows * (kD + 2);  // sums of a warp or a block
+  static constexpr int kRingBytes = kWarps * kStages * 2 * kTile;
+  static constexpr int kJoinBytes = (kWarps + 1) * kFloats * 4;
+  static constexpr int kMemory = kRingBytes > kJoinBytes ? kRingBytes : kJoinBytes;
+};
 
 __device__ __forceinline__ void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::
-                   : "memory");
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 /// A float of block `rank` of the cluster at this block's shared address `at`.
 __device__ __forceinline__ float cluster_load(std::uint32_t at, int rank) {
@@ -47,12 +53,13 @@ __device__ __forceinline__ void decode_store(const SdpaArgs& p, int b, int g, in
 }
 
 /// The cluster's blocks share the columns of all rows; `at`: each block's [rows][kD + 2] floats.
-template <class T, int kD>
+template <class T, class Shape>
 __device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, int g, int rows,
                                                     std::uint32_t at) {
+  constexpr int kD = Shape::kD;
   cluster_barrier();
-  for (int i = blockIdx.x * kDecodeWarps * 32 + threadIdx.x; i < rows * kD;
-       i += p.splits * kDecodeWarps * 32) {
+  for (int i = blockIdx.x * Shape::kThreads + threadIdx.x; i < rows * kD;
+       i += p.splits * Shape::kThreads) {
     const int r = i / kD, d = i % kD;
     const std::uint32_t row = at + r * (kD + 2) * 4;
     float tops[kDecodeCluster], totals[kDecodeCluster], sums[kDecodeCluster];
@@ -77,14 +84,15 @@ __device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, in
 }
 
 /// Row r of 16: query r / ratio of head g * ratio + r % ratio.
-template <class T, int kD>
-__global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs p) {
-  constexpr int kStages = decode_stages(kD), kTile = kDecodeKeys * kD * 2;
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p) {
+  constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kKeys = Shape::kKeys,
+                kStages = Shape::kStages, kTile = Shape::kTile;
   extern __shared__ __align__(128) unsigned char memory[];
   launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups, rows = p.ratio * p.rows;
-  const int keys = keys_of(p, b), tiles = (keys + kDecodeKeys - 1) / kDecodeKeys;
+  const int keys = keys_of(p, b), tiles = (keys + kKeys - 1) / kKeys;
   const int all = (tiles + p.splits - 1) / p.splits;
   const int begin = blockIdx.x * all, end = min(tiles, begin + all);
   const T* k = static_cast<const T*>(p.k) + b * p.k_batch + g * p.k_head;
@@ -93,16 +101,16 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
 
   const auto ask = [&](int tile, int stage) {
     if (tile < end) {
-      const int at = tile * kDecodeKeys, valid = min(kDecodeKeys, keys - at);
-      copy_tile<T, kD, kDecodeKeys, 32>(ring + stage * 2 * kTile, k + at * p.k_row, p.k_row, valid,
+      const int at = tile * kKeys, valid = min(kKeys, keys - at);
+      copy_tile<T, kD, kKeys, 32>(ring + stage * 2 * kTile, k + at * p.k_row, p.k_row, valid,
                                         p.dim, lane);
-      copy_tile<T, kD, kDecodeKeys, 32>(ring + stage * 2 * kTile + kTile, v + at * p.v_row, p.v_row,
+      copy_tile<T, kD, kKeys, 32>(ring + stage * 2 * kTile + kTile, v + at * p.v_row, p.v_row,
                                         valid, p.dim, lane);
     }
     copy_group_end();
   };
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kDecodeWarps, i);
+  for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kWarps, i);
 
   wait_for_previous();  // q is written by the kernel before
   const auto row_pointer = [&](int r) {
@@ -127,15 +135,15 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
     seen[half] = r < rows ? visible_keys(p, keys, row_query[half]) : 0;
   }
   const int fewest = p.scale > 0.0f ? visible_keys(p, keys, 0) : 0;
-  SdpaWarp<T, kD, 1, kDecodeKeys> w;
+  SdpaWarp<T, kD, 1, kKeys> w;
   w.clear();
   int stage = 0;
-  for (int tile = begin + warp; tile < end; tile += kDecodeWarps) {
+  for (int tile = begin + warp; tile < end; tile += kWarps) {
     copy_groups_wait<kStages - 2>();
     __syncwarp();
-    ask(tile + (kStages - 1) * kDecodeWarps, (stage + kStages - 1) % kStages);
+    ask(tile + (kStages - 1) * kWarps, (stage + kStages - 1) % kStages);
     const std::uint32_t at = ring + stage * 2 * kTile;
-    float score[1][2][4];
+    float score[1][kKeys / 8][4];
     w.scores(
         at,
         [&](int, int step, std::uint32_t(&a)[4]) {
@@ -143,12 +151,12 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
           for (int i = 0; i < 4; ++i) a[i] = query[step][i];
         },
         score);
-    const int first = tile * kDecodeKeys;
-    if (p.mask == nullptr && first + kDecodeKeys <= fewest) {
+    const int first = tile * kKeys;
+    if (p.mask == nullptr && first + kKeys <= fewest) {
       w.soften(score, p.scale * kLog2E);
     } else {
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = first + n * 8 + lane % 4 * 2 + i % 2;
@@ -178,21 +186,21 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
     }
   }
   __syncthreads();
-  constexpr int kWarpFloats = kDecodeRows * (kD + 2);
-  float* joined = reinterpret_cast<float*>(memory) + kDecodeWarps * kWarpFloats;
+  constexpr int kWarpFloats = Shape::kFloats;
+  float* joined = reinterpret_cast<float*>(memory) + kWarps * kWarpFloats;
   if (p.splits > 1 && !p.cluster) {
-    joined = p.partial +
-             (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kWarpFloats;
+    joined =
+        p.partial + (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kWarpFloats;
   }
-  for (int i = threadIdx.x; i < rows * kD; i += kDecodeWarps * 32) {
+  for (int i = threadIdx.x; i < rows * kD; i += kWarps * 32) {
     const int r = i / kD, d = i % kD;
     const float* from = reinterpret_cast<const float*>(memory) + r * (kD + 2);
     float top = minus_infinity(), total = 0.0f, sum = 0.0f;
 #pragma unroll
-    for (int n = 0; n < kDecodeWarps; ++n) top = Max{}(top, from[n * kWarpFloats + kD]);
+    for (int n = 0; n < kWarps; ++n) top = Max{}(top, from[n * kWarpFloats + kD]);
     const float base = top == minus_infinity() ? 0.0f : top;
 #pragma unroll
-    for (int n = 0; n < kDecodeWarps; ++n) {
+    for (int n = 0; n < kWarps; ++n) {
       const float* part = from + n * kWarpFloats;
       const float keep = exp2f(part[kD] - base);
       total += part[kD + 1] * keep;
@@ -206,7 +214,7 @@ __global__ void __launch_bounds__(kDecodeWarps * 32) sdpa_decode(const SdpaArgs 
     if (d == 0) joined[r * (kD + 2) + kD] = top, joined[r * (kD + 2) + kD + 1] = total;
   }
   if (p.splits > 1 && p.cluster) {
-    decode_join_cluster<T, kD>(p, b, g, rows, shared_address(joined));
+    decode_join_cluster<T, Shape>(p, b, g, rows, shared_address(joined));
   }
 }
 

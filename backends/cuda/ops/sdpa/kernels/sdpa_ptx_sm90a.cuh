@@ -47,6 +47,16 @@ template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
+/// A ring's place: its stage and the parity of its barriers.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
 /// Keeps the compiler from moving uses of accumulators across this point.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {
@@ -63,19 +73,26 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, 
 }
 
 // clang-format off
-#define RM_REGS_32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+#define RM_REGS_16 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define RM_REGS_32 RM_REGS_16 \
   ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define RM_REGS_64 RM_REGS_32 \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
   ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define RM_REGS_128 RM_REGS_64 \
+#define RM_REGS_96 RM_REGS_64 \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95" \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define RM_REGS_128 RM_REGS_96 \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
   ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define RM_ACC_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RM_ACC_16(d, i) RM_ACC_4(d, i), RM_ACC_4(d, i + 4), RM_ACC_4(d, i + 8), RM_ACC_4(d, i + 12)
+#define RM_ACC_ALL_16(d) RM_ACC_16(d, 0)
+#define RM_ACC_ALL_32(d) RM_ACC_32(d)
+#define RM_ACC_ALL_64(d) RM_ACC_64(d)
+#define RM_ACC_ALL_96(d) RM_ACC_64(d), RM_ACC_16(d, 64), RM_ACC_16(d, 80)
+#define RM_ACC_ALL_128(d) RM_ACC_128(d)
 #define RM_ACC_32(d) RM_ACC_16(d, 0), RM_ACC_16(d, 16)
 #define RM_ACC_64(d) RM_ACC_32(d), RM_ACC_16(d, 32), RM_ACC_16(d, 48)
 #define RM_ACC_128(d) RM_ACC_64(d), RM_ACC_16(d, 64), RM_ACC_16(d, 80), RM_ACC_16(d, 96), RM_ACC_16(d, 112)
@@ -85,12 +102,12 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, 
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #A2 ", 0;\n"                                    \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" RM_REGS_##R     \
                "}, %" #A0 ", %" #A1 ", p, 1, 1, 0, 0;\n}"                                          \
-               : RM_ACC_##R(d) : "l"(a), "l"(b), "r"(add))
+               : RM_ACC_ALL_##R(d) : "l"(a), "l"(b), "r"(add))
 #define RM_WGMMA_RS(N, R, A0, A1, A2, A3, A4, TYPE)                                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"                                          \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" RM_REGS_##R     \
                "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #A4 ", p, 1, 1, 1;\n}"             \
-               : RM_ACC_##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+               : RM_ACC_ALL_##R(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 // clang-format on
 
 /// d = a b^T (+ d where add): a [64, 16], b [kN, 16], both with the summed axis in rows of a tile.
@@ -98,11 +115,15 @@ template <class T, int kN>
 __device__ __forceinline__ void wgmma_ss(float (&d)[kN / 2], std::uint64_t a, std::uint64_t b,
                                          int add) {
   if constexpr (std::is_same_v<T, __half>) {
+    if constexpr (kN == 32) RM_WGMMA_SS(32, 16, 16, 17, 18, "f16");
     if constexpr (kN == 64) RM_WGMMA_SS(64, 32, 32, 33, 34, "f16");
     if constexpr (kN == 128) RM_WGMMA_SS(128, 64, 64, 65, 66, "f16");
+    if constexpr (kN == 192) RM_WGMMA_SS(192, 96, 96, 97, 98, "f16");
   } else {
+    if constexpr (kN == 32) RM_WGMMA_SS(32, 16, 16, 17, 18, "bf16");
     if constexpr (kN == 64) RM_WGMMA_SS(64, 32, 32, 33, 34, "bf16");
     if constexpr (kN == 128) RM_WGMMA_SS(128, 64, 64, 65, 66, "bf16");
+    if constexpr (kN == 192) RM_WGMMA_SS(192, 96, 96, 97, 98, "bf16");
   }
 }
 

@@ -1,7 +1,7 @@
 // Many query rows on Hopper: one warpgroup copies tiles by the copy engine, kWarpgroups others take
 // 64 query rows each. A warpgroup asks for the next tile's scores before it softens this one's and
-// adds its weights times v meanwhile, so that tensor cores and exponentials overlap; warpgroups take
-// turns in asking. Tiles that no row of the block sees are not read. Bound: tensor cores.
+// adds its weights times v meanwhile, so that tensor cores and exponentials overlap; warpgroups
+// take turns in asking. Tiles that no row of the block sees are not read. Bound: tensor cores.
 #pragma once
 
 #include "sdpa/kernels/sdpa_common.cuh"
@@ -9,12 +9,13 @@
 
 namespace rm::cuda_ops {
 
-/// What a block of head dim kD is made of; registers of the copying and of the other threads.
-template <int kD>
+/// What a block is made of: warpgroups of 64 rows, keys of a tile, the registers of the copying and
+/// of the other threads.
+template <int kHeadDim, int kGroups, int kTileKeys>
 struct WgmmaShape {
-  static constexpr int kWarpgroups = kD == 64 ? 3 : 2, kKeys = kD == 256 ? 64 : 128, kStages = 2;
+  static constexpr int kD = kHeadDim, kWarpgroups = kGroups, kKeys = kTileKeys, kStages = 2;
   static constexpr int kRows = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128;
-  static constexpr int kFew = kD == 64 ? 32 : 24, kMany = kD == 64 ? 160 : 240;
+  static constexpr int kFew = kWarpgroups == 3 ? 32 : 24, kMany = kWarpgroups == 3 ? 160 : 240;
   static constexpr int kQueryBytes = kRows * kD * 2, kTileBytes = kKeys * kD * 2;
   static constexpr int kMemory = 1024 + kQueryBytes + 2 * kStages * kTileBytes;
 };
@@ -28,6 +29,13 @@ struct WgmmaOrder {
 struct WgmmaTile {
   int b, h, s0, keys, tiles;
 };
+
+/// What this block takes in a round: every second round backwards, so that who got the longest gets
+/// the shortest.
+__device__ __forceinline__ int wgmma_turn(int round) {
+  const int at = round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  return round * static_cast<int>(gridDim.x) + at;
+}
 
 template <int kRows, int kKeys>
 __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOrder& order, int i) {
@@ -46,16 +54,6 @@ __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOr
   t.tiles = (last + kKeys - 1) / kKeys;
   return t;
 }
-
-/// A ring's place: its stage and the parity of its barriers.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
 
 /// Barriers of a block, 8 bytes each.
 template <int kStages>
@@ -172,17 +170,17 @@ struct WgmmaRows {
 
 /// One thread asks for every tile of the block, keys of a tile before the values of the last one,
 /// in the order in which they will be used.
-template <int kD>
+template <class Shape>
 __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder& order,
                                              const CUtensorMap* q_map, const CUtensorMap* k_map,
-                                             const CUtensorMap* v_map,
-                                             const WgmmaBarriers<2>& bars, std::uint32_t memory) {
-  using Shape = WgmmaShape<kD>;
+                                             const CUtensorMap* v_map, const WgmmaBarriers<2>& bars,
+                                             std::uint32_t memory) {
+  constexpr int kD = Shape::kD;
   const std::uint32_t k_ring = memory + Shape::kQueryBytes,
                       v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
   RingPlace<Shape::kStages> k_at, v_at;
   std::uint32_t q_parity = 0;
-  for (int i = blockIdx.x; i < order.total; i += gridDim.x) {
+  for (int round = 0, i; (i = wgmma_turn(round)) < order.total; ++round) {
     const WgmmaTile t = wgmma_tile<Shape::kRows, Shape::kKeys>(p, order, i);
     if (t.tiles == 0) continue;
     const int g = t.h / p.ratio;
@@ -219,27 +217,26 @@ __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder
   }
 }
 
-/// One warpgroup's work. kTurns: warpgroups ask for products in turns.
-template <class T, int kD, bool kTurns>
+/// One warpgroup's work. Warpgroups ask for products in turns.
+template <class T, class Shape>
 __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& order,
                                            const WgmmaBarriers<2>& bars, unsigned char* generic,
                                            std::uint32_t memory) {
-  using Shape = WgmmaShape<kD>;
-  constexpr int kKeys = Shape::kKeys;
+  constexpr int kKeys = Shape::kKeys, kD = Shape::kD;
   const std::uint32_t k_ring = memory + Shape::kQueryBytes,
                       v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
   const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32;
   const int row_of_group = uniform_warp() % 4 * 16 + lane / 4;
   const std::uint32_t q = memory + group * 64 * 128;
   const int mine = 1 + group, following = 1 + (group + 1) % Shape::kWarpgroups;
-  if (kTurns && group == 0) named_barrier_arrive(1, 256);
+  if (group == 0) named_barrier_arrive(1, 256);
   RingPlace<Shape::kStages> k_at, v_at;
   std::uint32_t q_parity = 0;
   const auto release = [&](std::uint32_t bar) {
     if (lane == 0) barrier_arrive(bar);
   };
   WgmmaRows<T, kD, kKeys> w;
-  for (int i = blockIdx.x; i < order.total; i += gridDim.x) {
+  for (int round = 0, i; (i = wgmma_turn(round)) < order.total; ++round) {
     const WgmmaTile t = wgmma_tile<Shape::kRows, kKeys>(p, order, i);
     const int s = t.s0 + group * 64 + row_of_group;
     w.clear();
@@ -271,8 +268,8 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
     if ((n + 1) * kKeys > t.keys && t.keys < p.keys) {
       // Values behind the length may be anything, also NaN: zero them.
       barrier_wait(bars.v_full(v_at.stage), v_at.parity);
-      unsigned char* tile = generic + Shape::kQueryBytes +
-                            (Shape::kStages + v_at.stage) * Shape::kTileBytes;
+      unsigned char* tile =
+          generic + Shape::kQueryBytes + (Shape::kStages + v_at.stage) * Shape::kTileBytes;
       const int first = t.keys - n * kKeys, thread = threadIdx.x - 128;
       for (int at = thread; at < (kKeys - first) * kD / 8; at += Shape::kThreads - 128) {
         const int row = first + at % (kKeys - first), piece = at / (kKeys - first);
@@ -284,13 +281,13 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
     }
     const auto step = [&](auto hidden) {
       barrier_wait(bars.k_full(k_at.stage), k_at.parity);
-      if constexpr (kTurns) named_barrier(mine, 256);
+      named_barrier(mine, 256);
       pin(w.sum);
       wgmma_fence();
       w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
       barrier_wait(bars.v_full(v_at.stage), v_at.parity);
       w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
-      if constexpr (kTurns) named_barrier_arrive(following, 256);
+      named_barrier_arrive(following, 256);
       wgmma_wait<1>();
       pin(w.score);
       release(bars.k_empty(k_at.stage));
@@ -319,13 +316,12 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
   }
 }
 
-template <class T, int kD, bool kTurns>
-__global__ void __launch_bounds__(WgmmaShape<kD>::kThreads, 1)
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads, 1)
     sdpa_wgmma(const __grid_constant__ SdpaArgs p, const __grid_constant__ WgmmaOrder order,
                const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap k_map,
                const __grid_constant__ CUtensorMap v_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = WgmmaShape<kD>;
   extern __shared__ unsigned char raw[];
   __shared__ __align__(8) std::uint64_t storage[2 + 4 * Shape::kStages];
   const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
@@ -344,11 +340,11 @@ __global__ void __launch_bounds__(WgmmaShape<kD>::kThreads, 1)
   if (uniform_warp() < 4) {
     fewer_registers<Shape::kFew>();
     if (uniform_warp() == 0 && elect_lane()) {
-      wgmma_copies<kD>(p, order, &q_map, &k_map, &v_map, bars, memory);
+      wgmma_copies<Shape>(p, order, &q_map, &k_map, &v_map, bars, memory);
     }
   } else {
     more_registers<Shape::kMany>();
-    wgmma_rows<T, kD, kTurns>(p, order, bars, raw + (memory - start), memory);
+    wgmma_rows<T, Shape>(p, order, bars, raw + (memory - start), memory);
   }
 #endif
 }

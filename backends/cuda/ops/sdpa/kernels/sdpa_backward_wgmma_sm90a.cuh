@@ -1,0 +1,352 @@
+// The gradient of attention on Hopper. A block keeps 128 rows of one side (keys and values, or
+// queries and d_o) and goes through tiles of the other: scores and d_o v^T by tensor cores, then
+// weights and their slopes in registers, which multiply the tiles again. dk and dv sum over tiles
+// in one block, dq in a second kernel, so that no sum depends on an order of arrival. Bound: tensor
+// cores.
+#pragma once
+
+#include "sdpa/kernels/sdpa_common.cuh"
+#include "sdpa/kernels/sdpa_ptx_sm90a.cuh"
+
+namespace rm::cuda_ops {
+
+/// What a launch computes. keys: dk and dv; where registers do not hold both, one after the other.
+enum class GradPart { queries, keys, dk, dv };
+
+template <int kD>
+struct GradShape {
+  static constexpr int kRows = 128, kTile = kD == 256 ? 32 : 64, kStages = 2, kThreads = 384;
+  static constexpr int kRowsBytes = kRows * kD * 2, kTileBytes = kTile * kD * 2;
+  static constexpr int kStageBytes = 2 * kTileBytes;
+  static constexpr int kStatistics = 2 * kRowsBytes + kStages * kStageBytes;  // where they lie
+  static constexpr int kMemory = 1024 + kStatistics + kStages * 2 * kTile * 4;
+};
+
+/// Rows of statistics: log-sum-exp in log2 units (+inf where a row sees nothing or is none), and
+/// delta. Padded, so that tiles of them are whole.
+inline constexpr int kGradPad = 64;
+__host__ __device__ inline int grad_padded(int rows) {
+  return (rows + kGradPad - 1) / kGradPad * kGradPad;
+}
+
+/// The statistics of every row, a warp each: [B, H, padded S] twice, from `delta` on.
+template <class T>
+__global__ void __launch_bounds__(128) sdpa_backward_statistics(const SdpaGradArgs p) {
+  const SdpaArgs& f = p.f;
+  const int padded = grad_padded(f.rows), lane = threadIdx.x % 32;
+  const std::int64_t total = static_cast<std::int64_t>(f.batch) * f.heads * padded;
+  for (std::int64_t i = blockIdx.x * 4ll + threadIdx.x / 32; i < total; i += gridDim.x * 4ll) {
+    const int s = static_cast<int>(i % padded), h = static_cast<int>(i / padded % f.heads);
+    const int b = static_cast<int>(i / padded / f.heads);
+    float sum = 0.0f, lse = __int_as_float(0x7f800000);
+    if (s < f.rows) {
+      const T* o = static_cast<const T*>(f.o) + b * f.o_batch + h * f.o_head + s * f.o_row;
+      const T* d_o =
+          static_cast<const T*>(p.d_o) + b * p.d_o_batch + h * p.d_o_head + s * p.d_o_row;
+      for (int d = lane * 8; d < f.dim; d += 256) {
+        float x[8], y[8];
+        load_vec(o + d, x), load_vec(d_o + d, y);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) sum += x[k] * y[k];
+      }
+      sum = warp_reduce<Sum>(sum);
+      const float found = f.lse[(static_cast<std::int64_t>(b) * f.heads + h) * f.rows + s];
+      if (found != minus_infinity()) lse = found * kLog2E;
+    }
+    if (lane == 0) p.delta[i] = lse, p.delta[total + i] = sum;
+  }
+}
+
+/// A block's rows and the tiles it goes through.
+struct GradBlock {
+  int b, head, row0, keys;  // head: of queries, or a key head
+  int first, tiles, turns;  // first tile of a head, their number, heads that are gone through
+};
+
+template <int kD, GradPart kPart>
+__device__ __forceinline__ GradBlock grad_block(const SdpaArgs& p) {
+  using Shape = GradShape<kD>;
+  constexpr bool kQueries = kPart == GradPart::queries;
+  const int heads = kQueries ? p.heads : p.groups;
+  GradBlock t;
+  t.b = blockIdx.y / heads, t.head = blockIdx.y % heads;
+  t.keys = keys_of(p, t.b);
+  if constexpr (kQueries) {
+    t.row0 = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kRows;  // longest first
+    const int last = visible_keys(p, t.keys, min(p.rows, t.row0 + Shape::kRows) - 1);
+    t.first = 0, t.turns = 1, t.tiles = (last + Shape::kTile - 1) / Shape::kTile;
+  } else {
+    t.row0 = blockIdx.x * Shape::kRows;
+    const std::int64_t from = p.causal ? t.row0 - p.causal_offset : 0;  // the first that sees row0
+    const int first = static_cast<int>(from < 0 ? 0 : from < p.rows ? from : p.rows);
+    t.first = first / Shape::kTile, t.turns = p.ratio;
+    t.tiles = t.row0 < t.keys ? (p.rows + Shape::kTile - 1) / Shape::kTile - t.first : 0;
+  }
+  return t;
+}
+
+struct GradMaps {
+  CUtensorMap rows_1, rows_2, tiles_1, tiles_2;  // k, v and q, d_o; or q, d_o and k, v
+};
+
+/// One thread asks for the block's rows and then for every tile.
+template <int kD, GradPart kPart>
+__device__ __forceinline__ void grad_copies(const SdpaGradArgs& p, const GradMaps& maps,
+                                            const GradBlock& t, std::uint32_t memory,
+                                            std::uint32_t bars) {
+  using Shape = GradShape<kD>;
+  constexpr bool kQueries = kPart == GradPart::queries;
+  barrier_expect(bars, 2 * Shape::kRowsBytes);
+#pragma unroll
+  for (int c = 0; c < kD / 64; ++c) {
+    const std::uint32_t to = memory + c * Shape::kRows * 128;
+    tensor_copy(to, &maps.rows_1, c * 64, t.row0, t.head, t.b, bars);
+    tensor_copy(to + Shape::kRowsBytes, &maps.rows_2, c * 64, t.row0, t.head, t.b, bars);
+  }
+  RingPlace<Shape::kStages> at;
+  const std::int64_t all = static_cast<std::int64_t>(p.f.batch) * p.f.heads * grad_padded(p.f.rows);
+  for (int turn = 0; turn < t.turns; ++turn) {
+    const int head = kQueries ? t.head / p.f.ratio : t.head * p.f.ratio + turn;
+    for (int n = t.first; n < t.first + t.tiles; ++n) {
+      const std::uint32_t full = bars + 8 + 16 * at.stage;
+      const std::uint32_t to = memory + 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
+      barrier_wait(full + 8, at.parity ^ 1);
+      barrier_expect(full, Shape::kStageBytes + (kQueries ? 0 : 2 * Shape::kTile * 4));
+#pragma unroll
+      for (int c = 0; c < kD / 64; ++c) {
+        const std::uint32_t chunk = to + c * Shape::kTile * 128;
+        tensor_copy(chunk, &maps.tiles_1, c * 64, n * Shape::kTile, head, t.b, full);
+        tensor_copy(chunk + Shape::kTileBytes, &maps.tiles_2, c * 64, n * Shape::kTile, head, t.b,
+                    full);
+      }
+      if constexpr (!kQueries) {
+        const float* from =
+            p.delta + (static_cast<std::int64_t>(t.b) * p.f.heads + head) * grad_padded(p.f.rows) +
+            n * Shape::kTile;
+        const std::uint32_t place = memory + Shape::kStatistics + at.stage * 2 * Shape::kTile * 4;
+        bulk_copy(place, from, Shape::kTile * 4, full);
+        bulk_copy(place + Shape::kTile * 4, from + all, Shape::kTile * 4, full);
+      }
+      at.next();
+    }
+  }
+}
+
+/// One warpgroup's 64 rows.
+template <class T, int kD, GradPart kPart>
+struct GradRows {
+  using Shape = GradShape<kD>;
+  static constexpr int kTile = Shape::kTile;
+  static constexpr bool kQueries = kPart == GradPart::queries;
+  static constexpr bool kFirst = kPart != GradPart::dv;  // the sums of slopes
+  static constexpr bool kSecond = kPart == GradPart::keys || kPart == GradPart::dv;
+  float first[kFirst ? kD / 2 : 2], second[kSecond ? kD / 2 : 2];
+  float score[kTile / 2], slope[kTile / 2];
+
+  /// Starts to = a b^T.
+  __device__ __forceinline__ static void ask_products(float (&to)[kTile / 2], std::uint32_t a,
+                                                      std::uint32_t b) {
+    const std::uint64_t x = tile_descriptor(a), y = tile_descriptor(b);
+#pragma unroll
+    for (int c = 0; c < kD / 64; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        wgmma_ss<T, kTile>(to, x + (c * Shape::kRows * 128 >> 4) + 2 * i,
+                           y + (c * kTile * 128 >> 4) + 2 * i, c + i);
+      }
+    }
+    wgmma_commit();
+  }
+  /// Starts to += values tile, the values rounded.
+  template <int kCount>
+  __device__ __forceinline__ static void ask_sums(float (&to)[kCount],
+                                                  const std::uint32_t (&values)[kTile / 4],
+                                                  std::uint32_t tile) {
+    const std::uint64_t b = tile_descriptor(tile, kTile * 128);
+#pragma unroll
+    for (int i = 0; i < kTile / 16; ++i) wgmma_rs<T, kD>(to, values + 4 * i, b + i * (2048 >> 4));
+    wgmma_commit();
+  }
+  __device__ __forceinline__ static void pack(std::uint32_t (&to)[kTile / 4],
+                                              const float (&from)[kTile / 2]) {
+#pragma unroll
+    for (int i = 0; i < kTile / 4; ++i) to[i] = pack_pair<T>(from[2 * i], from[2 * i + 1]);
+  }
+  /// Rows r and r + 8 of a result.
+  template <int kCount>
+  __device__ __forceinline__ static void store(const float (&from)[kCount], float scale, T* to,
+                                               std::int64_t pitch, int r, int rows, int dim) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (r + 8 * half >= rows) continue;
+#pragma unroll
+      for (int d = 0; d < kD / 8; ++d) {
+        const int column = d * 8 + static_cast<int>(threadIdx.x % 4) * 2;
+        if (column >= dim) continue;
+        *reinterpret_cast<std::uint32_t*>(to + (r + 8 * half) * pitch + column) =
+            pack_pair<T>(from[4 * d + 2 * half] * scale, from[4 * d + 2 * half + 1] * scale);
+      }
+    }
+  }
+};
+
+template <class T, int kD, GradPart kPart>
+__device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock& t,
+                                          unsigned char* generic, std::uint32_t memory,
+                                          std::uint32_t bars) {
+  using Rows = GradRows<T, kD, kPart>;
+  using Shape = GradShape<kD>;
+  constexpr int kTile = Shape::kTile;
+  constexpr bool kQueries = Rows::kQueries;
+  const SdpaArgs& f = p.f;
+  const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32, pair = lane % 4 * 2;
+  const int group0 = t.row0 + group * 64, r = group0 + uniform_warp() % 4 * 16 + lane / 4;
+  const std::uint32_t rows = memory + group * 64 * 128;
+  const float scale = f.scale * kLog2E;
+  Rows w;
+#pragma unroll
+  for (float& x : w.first) x = 0.0f;
+#pragma unroll
+  for (float& x : w.second) x = 0.0f;
+  float lse[2] = {}, delta[2] = {};
+  if constexpr (kQueries) {
+    const int padded = grad_padded(f.rows);
+    const std::int64_t all = static_cast<std::int64_t>(f.batch) * f.heads * padded,
+                       at = (static_cast<std::int64_t>(t.b) * f.heads + t.head) * padded;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const bool is = r + 8 * half < f.rows;
+      lse[half] = is ? p.delta[at + r + 8 * half] : __int_as_float(0x7f800000);
+      delta[half] = is ? p.delta[all + at + r + 8 * half] : 0.0f;
+    }
+  }
+  barrier_wait(bars, 0);
+  RingPlace<Shape::kStages> at;
+  for (int turn = 0; turn < t.turns; ++turn) {
+    const int h = kQueries ? t.head : t.head * f.ratio + turn;
+    for (int n = t.first; n < t.first + t.tiles; ++n) {
+      const std::uint32_t full = bars + 8 + 16 * at.stage;
+      const int stage = 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
+      const std::uint32_t tile = memory + stage;
+      const float* columns =
+          reinterpret_cast<const float*>(generic + Shape::kStatistics) + at.stage * 2 * kTile;
+      barrier_wait(full, at.parity);
+      if (kQueries && (n + 1) * kTile > t.keys && t.keys < f.keys) {
+        // Keys behind the length may be anything, also NaN: zero them.
+        const int from = t.keys - n * kTile, count = kTile - from;
+        for (int i = static_cast<int>(threadIdx.x) - 128; i < count * kD / 8; i += 256) {
+          const int row = from + i % count, piece = i / count;
+          *reinterpret_cast<uint4*>(generic + stage + piece / 8 * kTile * 128 + row * 128 +
+                                    piece % 8 * 16) = make_uint4(0, 0, 0, 0);
+        }
+        fence_async_proxy();
+        named_barrier(5, 256);
+      }
+      wgmma_fence();
+      Rows::ask_products(w.score, rows, tile);
+      if constexpr (Rows::kFirst) {
+        Rows::ask_products(w.slope, rows + Shape::kRowsBytes, tile + Shape::kTileBytes);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      pin(w.score);
+      const int column0 = n * kTile;
+      bool all_seen = f.mask == nullptr;
+      if constexpr (kQueries) {
+        all_seen = all_seen && column0 + kTile <= visible_keys(f, t.keys, group0);
+      } else {
+        all_seen = all_seen && group0 + 63 < visible_keys(f, t.keys, column0);
+      }
+#pragma unroll
+      for (int i = 0; i < kTile / 2; ++i) {
+        const int column = i / 4 * 8 + pair + i % 2, half = i / 2 % 2;
+        const float base = kQueries ? lse[half] : columns[column];
+        if (all_seen) {
+          w.score[i] = power_of_2(fmaf(w.score[i], scale, -base));
+        } else {
+          const int s = kQueries ? r + 8 * half : column0 + column;
+          const int j = kQueries ? column0 + column : r + 8 * half;
+          const bool seen = s < f.rows && j < visible_keys(f, t.keys, s);
+          const float x = seen ? masked_score<T>(f, w.score[i], t.b, h, s, j) : minus_infinity();
+          w.score[i] = x == minus_infinity() ? 0.0f : power_of_2(x - base);
+        }
+      }
+      std::uint32_t weights[kTile / 4], slopes[kTile / 4];
+      if constexpr (Rows::kSecond) {
+        Rows::pack(weights, w.score);
+        pin(w.second);
+        wgmma_fence();
+        Rows::ask_sums(w.second, weights, tile + Shape::kTileBytes);
+      }
+      if constexpr (Rows::kFirst) {
+        if constexpr (Rows::kSecond) {
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        pin(w.slope);
+#pragma unroll
+        for (int i = 0; i < kTile / 2; ++i) {
+          const float mean =
+              kQueries ? delta[i / 2 % 2] : columns[kTile + i / 4 * 8 + pair + i % 2];
+          w.slope[i] = w.score[i] == 0.0f ? 0.0f : w.score[i] * (w.slope[i] - mean);
+        }
+        Rows::pack(slopes, w.slope);
+        pin(w.first);
+        wgmma_fence();
+        Rows::ask_sums(w.first, slopes, tile);
+      }
+      wgmma_wait<0>();
+      if constexpr (Rows::kFirst) pin(w.first);
+      if constexpr (Rows::kSecond) pin(w.second);
+      if (lane == 0) barrier_arrive(full + 8);
+      at.next();
+    }
+  }
+  if constexpr (kQueries) {
+    Rows::store(w.first, f.scale, static_cast<T*>(p.dq) + t.b * p.dq_batch + t.head * p.dq_head,
+                p.dq_row, r, f.rows, f.dim);
+  } else {
+    if constexpr (Rows::kFirst) {
+      Rows::store(w.first, f.scale, static_cast<T*>(p.dk) + t.b * p.dk_batch + t.head * p.dk_head,
+                  p.dk_row, r, f.keys, f.dim);
+    }
+    if constexpr (Rows::kSecond) {
+      Rows::store(w.second, 1.0f, static_cast<T*>(p.dv) + t.b * p.dv_batch + t.head * p.dv_head,
+                  p.dv_row, r, f.keys, f.dim);
+    }
+  }
+}
+
+template <class T, int kD, GradPart kPart>
+__global__ void __launch_bounds__(GradShape<kD>::kThreads, 1)
+    sdpa_backward_wgmma(const __grid_constant__ SdpaGradArgs p,
+                        const __grid_constant__ GradMaps maps) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  using Shape = GradShape<kD>;
+  extern __shared__ unsigned char raw[];
+  __shared__ __align__(8) std::uint64_t storage[1 + 2 * Shape::kStages];  // rows; full, empty
+  const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
+  const std::uint32_t bars = shared_address(storage);
+  if (threadIdx.x == 0) {
+    barrier_init(bars, 1);
+    for (int s = 0; s < Shape::kStages; ++s) {
+      barrier_init(bars + 8 + 16 * s, 1);
+      barrier_init(bars + 16 + 16 * s, 8);
+    }
+    barrier_init_done();
+  }
+  __syncthreads();
+  const GradBlock t = grad_block<kD, kPart>(p.f);
+  if (uniform_warp() < 4) {
+    fewer_registers<24>();
+    if (uniform_warp() == 0 && elect_lane()) grad_copies<kD, kPart>(p, maps, t, memory, bars);
+  } else {
+    more_registers<240>();
+    grad_rows<T, kD, kPart>(p, t, raw + (memory - start), memory, bars);
+  }
+#endif
+}
+
+}  // namespace rm::cuda_ops
