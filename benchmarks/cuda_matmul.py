@@ -203,13 +203,14 @@ class Sdpa:
         o = torch.empty_like(q[0])
         space = torch.empty(self.m.workspace(q[0], k[0]), dtype=torch.uint8, device="cuda")
 
-        def ours(i: int) -> None:
+        def ours(i: int, overlap: bool = True) -> None:
             self.m.forward(q[i], k[i], v[i], o=o, causal=causal, causal_offset=keys - rows,
-                           workspace=space, stream=stream())  # fmt: skip
+                           overlap=overlap, workspace=space, stream=stream())  # fmt: skip
 
         result: dict[str, float] = interleaved(
             {
                 "ours": ours,
+                "alone": lambda i: ours(i, False),
                 "torch": lambda i: F.scaled_dot_product_attention(
                     q[i], k[i], v[i], is_causal=causal and rows > 1, enable_gqa=heads != groups
                 ),
@@ -220,6 +221,42 @@ class Sdpa:
         flops = 4 * batch * heads * rows * keys * dim * (0.5 if causal and rows > 1 else 1)
         result["tflops"] = flops / result["ours"] / 1e6
         return result | {"of_read": size / result["ours"] / self.gemv.probe()}
+
+    def backward(self, batch: int, heads: int, rows: int, dim: int, causal: bool) -> dict:
+        shape = (batch, heads, rows, dim)
+        q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=BF16) for _ in range(4))
+        o, lse = torch.empty_like(q), torch.empty(shape[:3], device="cuda")
+        self.m.forward(q, k, v, o=o, lse=lse, causal=causal, stream=stream())
+        dq, dk, dv = (torch.empty_like(q) for _ in range(3))
+        space = torch.empty(self.m.backward_workspace(q, k), dtype=torch.uint8, device="cuda")
+
+        def ours(_: int) -> None:
+            self.m.backward(d_o, q, k, v, o, lse, dq=dq, dk=dk, dv=dv, causal=causal,
+                            workspace=space, stream=stream())  # fmt: skip
+
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+        with torch.enable_grad():
+            done = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+
+        def eager(run: Run) -> float:
+            """Without a graph: autograd waits for other streams."""
+            run(0)
+            times = []
+            for _ in range(self.rounds):
+                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                run(0)
+                stop.record()
+                stop.synchronize()
+                times.append(start.elapsed_time(stop) * 1000)
+            return statistics.median(times)
+
+        result = {
+            "ours": eager(ours),
+            "torch": eager(lambda _: torch.autograd.grad(done, leaves, d_o, retain_graph=True)),
+        }
+        flops = 10 * batch * heads * rows * rows * dim * (0.5 if causal else 1)
+        return result | {"tflops": flops / result["ours"] / 1e6}
 
     def cases(self) -> dict[str, dict]:
         out: dict[str, dict] = {}
@@ -232,6 +269,9 @@ class Sdpa:
             for causal in (False, True):
                 out[f"prefill 4 x 16, 2048, D {dim}, causal {causal}"] = self.one(
                     4, 16, 16, 2048, 2048, dim, causal
+                )
+                out[f"backward 4 x 16, 2048, D {dim}, causal {causal}"] = self.backward(
+                    4, 16, 2048, dim, causal
                 )
         return out
 

@@ -13,7 +13,7 @@ import torch
 from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 
 pytestmark = pytest.mark.cuda
-LONGEST = {"sdpa_decode_sm80": 256, "sdpa_wgmma_sm90a": 256, "sdpa_flash_sm80": 128}
+LONGEST = {"sdpa_decode_sm80": 256, "sdpa_wgmma_sm90a": 256, "sdpa_flash_sm80": 256}
 KERNELS = (*LONGEST, "sdpa_naive_any")
 BACKWARD = ("sdpa_backward_wgmma_sm90a", "sdpa_backward_naive_any")
 DIMS = (8, 32, 64, 80, 96, 128, 192, 256)

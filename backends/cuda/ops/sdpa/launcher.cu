@@ -61,7 +61,7 @@ const char* decode_why_not(const Sdpa& p) {
   return tensor_why_not(p, 256);
 }
 
-const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 128); }
+const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 256); }
 
 template <class T, class Shape>
 Status launch_decode_shape(SdpaArgs a, bool overlap, Workspace workspace, Stream stream) {
@@ -86,11 +86,6 @@ Status launch_decode_shape(SdpaArgs a, bool overlap, Workspace workspace, Stream
   if (a.cluster) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(a.splits), 1, 1};
-    if (a.splits > 8) {
-      const cudaError_t e = cudaFuncSetAttribute(kernel,
-                                                 cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-      if (Status s = cuda_status("sdpa", e, "clusters of 16 blocks"); !s) return s;
-    }
   }
   const char* expected = "a launch without errors";
   if (Status s = cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a), expected);
@@ -109,36 +104,33 @@ template <class T, int kD>
 Status launch_flash_dim(const SdpaArgs& a, Stream stream) {
   constexpr int kBytes = flash_memory(kD);
   if (Status s = allow_shared_memory("sdpa", sdpa_flash<T, kD>, kBytes); !s) return s;
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, kFlashRows)),
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, flash_rows(kD))),
                   static_cast<unsigned>(a.batch * a.heads));
   sdpa_flash<T, kD><<<grid, kFlashWarps * 32, kBytes, stream>>>(a);
   return launch_status("sdpa");
 }
 
-template <class Shape64, class Shape128>
-Status launch_decode_shapes(const Sdpa& p, Workspace workspace, Stream stream) {
+Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) return launch_decode_shape<T, Shape64>(a, p.overlap, workspace, stream);
-    if (a.dim <= 128) return launch_decode_shape<T, Shape128>(a, p.overlap, workspace, stream);
+    if (a.dim <= 64) {
+      return launch_decode_shape<T, DecodeShape<64, 8, 32, 3>>(a, p.overlap, workspace, stream);
+    }
+    if (a.dim <= 128) {
+      return launch_decode_shape<T, DecodeShape<128, 8, 16, 3>>(a, p.overlap, workspace, stream);
+    }
     return launch_decode_shape<T, DecodeShape<256, 4, 16, 3>>(a, p.overlap, workspace, stream);
   });
-}
-Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
-  return launch_decode_shapes<DecodeShape<64, 8, 32, 3>, DecodeShape<128, 8, 16, 3>>(p, workspace,
-                                                                                   stream);
-}
-Status launch_decode_b(const Sdpa& p, Workspace workspace, Stream stream) {
-  return launch_decode_shapes<DecodeShape<64, 8, 16, 6>, DecodeShape<128, 4, 32, 3>>(p, workspace,
-                                                                                   stream);
 }
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    return a.dim <= 64 ? launch_flash_dim<T, 64>(a, stream) : launch_flash_dim<T, 128>(a, stream);
+    if (a.dim <= 64) return launch_flash_dim<T, 64>(a, stream);
+    if (a.dim <= 128) return launch_flash_dim<T, 128>(a, stream);
+    return launch_flash_dim<T, 256>(a, stream);
   });
 }
 
@@ -163,9 +155,9 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
      launch_wgmma},
-    {"sdpa_wgmma_b", "x", wgmma_why_not, [](const Sdpa& p) { return 1e9; }, launch_wgmma_b},
-    {"sdpa_wgmma_c", "x", wgmma_why_not, [](const Sdpa& p) { return 1e9; }, launch_wgmma_c},
-    {"sdpa_flash_sm80", "bfloat16, float16; D <= 128", flash_why_not,
+    {"sdpa_wgmma_b", "x", [](const Sdpa& p) { return p.q.shape[3] > 64 ? "x" : wgmma_why_not(p); },
+     [](const Sdpa&) { return 1e9; }, launch_wgmma_b},
+    {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
     {"sdpa_naive_any", "any problem with D <= 512",

@@ -33,16 +33,6 @@ Status launch_shape(const Sdpa& p, Stream stream) {
   return launch_status("sdpa");
 }
 
-template <class Shape64>
-Status launch_shapes(const Sdpa& p, Stream stream) {
-  return with_type(p, [&](auto type) {
-    using T = typename decltype(type)::type;
-    if (p.q.shape[3] <= 64) return launch_shape<T, Shape64>(p, stream);
-    if (p.q.shape[3] <= 128) return launch_shape<T, WgmmaShape<128, 2, 128>>(p, stream);
-    return launch_shape<T, WgmmaShape<256, 2, 64>>(p, stream);
-  });
-}
-
 }  // namespace
 
 const char* wgmma_why_not(const Sdpa& p) {
@@ -63,13 +53,19 @@ const char* wgmma_why_not(const Sdpa& p) {
 }
 
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream) {
-  return launch_shapes<WgmmaShape<64, 3, 128>>(p, stream);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (p.q.shape[3] <= 64) return launch_shape<T, WgmmaShape<64, 3, 128, 2>>(p, stream);
+    if (p.q.shape[3] <= 128) return launch_shape<T, WgmmaShape<128, 2, 128, 2>>(p, stream);
+    return launch_shape<T, WgmmaShape<256, 2, 64, 1>>(p, stream);
+  });
 }
+
 Status launch_wgmma_b(const Sdpa& p, Workspace, Stream stream) {
-  return launch_shapes<WgmmaShape<64, 2, 128>>(p, stream);
-}
-Status launch_wgmma_c(const Sdpa& p, Workspace, Stream stream) {
-  return launch_shapes<WgmmaShape<64, 2, 192>>(p, stream);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return launch_shape<T, WgmmaShape<64, 3, 128, 1>>(p, stream);
+  });
 }
 
 }  // namespace rm::cuda_ops

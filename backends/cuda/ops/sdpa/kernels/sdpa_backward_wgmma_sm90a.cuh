@@ -172,19 +172,52 @@ struct GradRows {
 #pragma unroll
     for (int i = 0; i < kTile / 4; ++i) to[i] = pack_pair<T>(from[2 * i], from[2 * i + 1]);
   }
-  /// Rows r and r + 8 of a result.
-  template <int kCount>
-  __device__ __forceinline__ static void store(const float (&from)[kCount], float scale, T* to,
-                                               std::int64_t pitch, int r, int rows, int dim) {
+  /// Scores become weights where every row sees every column. `rows_lse` is of rows g and g + 8,
+  /// `columns_lse` in memory: whichever side the queries are.
+  __device__ __forceinline__ void weigh(float scale, const float (&rows_lse)[2],
+                                        const float* columns_lse) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (r + 8 * half >= rows) continue;
+    for (int i = 0; i < kTile / 2; i += 4) {
+      float2 column{};
+      if constexpr (!kQueries) {
+        column = *reinterpret_cast<const float2*>(columns_lse + i * 2 + threadIdx.x % 4 * 2);
+      }
 #pragma unroll
-      for (int d = 0; d < kD / 8; ++d) {
-        const int column = d * 8 + static_cast<int>(threadIdx.x % 4) * 2;
-        if (column >= dim) continue;
-        *reinterpret_cast<std::uint32_t*>(to + (r + 8 * half) * pitch + column) =
-            pack_pair<T>(from[4 * d + 2 * half] * scale, from[4 * d + 2 * half + 1] * scale);
+      for (int j = 0; j < 4; ++j) {
+        const float base = kQueries ? rows_lse[j / 2] : j % 2 ? column.y : column.x;
+        score[i + j] = power_of_2(fmaf(score[i + j], scale, -base));
+      }
+    }
+  }
+  /// The same where some are not seen, or there is a mask.
+  __device__ __forceinline__ void weigh_seen(const SdpaArgs& f, const GradBlock& t, int h, int r,
+                                             int column0, const float (&rows_lse)[2],
+                                             const float* columns_lse) {
+#pragma unroll
+    for (int i = 0; i < kTile / 2; ++i) {
+      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i % 2;
+      const int row = r + i / 2 % 2 * 8;
+      const int s = kQueries ? row : column0 + column, j = kQueries ? column0 + column : row;
+      const bool seen = s < f.rows && j < visible_keys(f, t.keys, s);
+      const float x = seen ? masked_score<T>(f, score[i], t.b, h, s, j) : minus_infinity();
+      const float base = kQueries ? rows_lse[i / 2 % 2] : columns_lse[column];
+      score[i] = x == minus_infinity() ? 0.0f : power_of_2(x - base);
+    }
+  }
+  /// d_o v^T becomes the slopes of the scores.
+  __device__ __forceinline__ void find_slopes(const float (&rows_delta)[2],
+                                              const float* columns_delta) {
+#pragma unroll
+    for (int i = 0; i < kTile / 2; i += 4) {
+      float2 column{};
+      if constexpr (!kQueries) {
+        column = *reinterpret_cast<const float2*>(columns_delta + i * 2 + threadIdx.x % 4 * 2);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float mean = kQueries ? rows_delta[j / 2] : j % 2 ? column.y : column.x;
+        const float weight = score[i + j];
+        slope[i + j] = weight == 0.0f ? 0.0f : weight * (slope[i + j] - mean);
       }
     }
   }
@@ -199,7 +232,7 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
   constexpr int kTile = Shape::kTile;
   constexpr bool kQueries = Rows::kQueries;
   const SdpaArgs& f = p.f;
-  const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32, pair = lane % 4 * 2;
+  const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32;
   const int group0 = t.row0 + group * 64, r = group0 + uniform_warp() % 4 * 16 + lane / 4;
   const std::uint32_t rows = memory + group * 64 * 128;
   const float scale = f.scale * kLog2E;
@@ -258,19 +291,10 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
       } else {
         all_seen = all_seen && group0 + 63 < visible_keys(f, t.keys, column0);
       }
-#pragma unroll
-      for (int i = 0; i < kTile / 2; ++i) {
-        const int column = i / 4 * 8 + pair + i % 2, half = i / 2 % 2;
-        const float base = kQueries ? lse[half] : columns[column];
-        if (all_seen) {
-          w.score[i] = power_of_2(fmaf(w.score[i], scale, -base));
-        } else {
-          const int s = kQueries ? r + 8 * half : column0 + column;
-          const int j = kQueries ? column0 + column : r + 8 * half;
-          const bool seen = s < f.rows && j < visible_keys(f, t.keys, s);
-          const float x = seen ? masked_score<T>(f, w.score[i], t.b, h, s, j) : minus_infinity();
-          w.score[i] = x == minus_infinity() ? 0.0f : power_of_2(x - base);
-        }
+      if (all_seen) {
+        w.weigh(scale, lse, columns);
+      } else {
+        w.weigh_seen(f, t, h, r, column0, lse, columns);
       }
       std::uint32_t weights[kTile / 4], slopes[kTile / 4];
       if constexpr (Rows::kSecond) {
@@ -286,12 +310,7 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
           wgmma_wait<0>();
         }
         pin(w.slope);
-#pragma unroll
-        for (int i = 0; i < kTile / 2; ++i) {
-          const float mean =
-              kQueries ? delta[i / 2 % 2] : columns[kTile + i / 4 * 8 + pair + i % 2];
-          w.slope[i] = w.score[i] == 0.0f ? 0.0f : w.score[i] * (w.slope[i] - mean);
-        }
+        w.find_slopes(delta, columns + kTile);
         Rows::pack(slopes, w.slope);
         pin(w.first);
         wgmma_fence();
@@ -304,17 +323,18 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
       at.next();
     }
   }
+  const float scales[2] = {f.scale, f.scale}, ones[2] = {1.0f, 1.0f};
   if constexpr (kQueries) {
-    Rows::store(w.first, f.scale, static_cast<T*>(p.dq) + t.b * p.dq_batch + t.head * p.dq_head,
-                p.dq_row, r, f.rows, f.dim);
+    T* to = static_cast<T*>(p.dq) + t.b * p.dq_batch + t.head * p.dq_head;
+    store_rows<T, kD>(w.first, scales, to, p.dq_row, r, f.rows, f.dim);
   } else {
     if constexpr (Rows::kFirst) {
-      Rows::store(w.first, f.scale, static_cast<T*>(p.dk) + t.b * p.dk_batch + t.head * p.dk_head,
-                  p.dk_row, r, f.keys, f.dim);
+      T* to = static_cast<T*>(p.dk) + t.b * p.dk_batch + t.head * p.dk_head;
+      store_rows<T, kD>(w.first, scales, to, p.dk_row, r, f.keys, f.dim);
     }
     if constexpr (Rows::kSecond) {
-      Rows::store(w.second, 1.0f, static_cast<T*>(p.dv) + t.b * p.dv_batch + t.head * p.dv_head,
-                  p.dv_row, r, f.keys, f.dim);
+      T* to = static_cast<T*>(p.dv) + t.b * p.dv_batch + t.head * p.dv_head;
+      store_rows<T, kD>(w.second, ones, to, p.dv_row, r, f.keys, f.dim);
     }
   }
 }

@@ -1,7 +1,7 @@
 // Few query rows: up to 16 rows (queries of all heads that share a key head) against a part of the
 // keys a block. Each warp streams its own tiles of 16 keys through its own ring, without block
 // barriers; warps and then blocks add up: the blocks of a head are a cluster and read each other's
-// sums (sm_90, up to 16 blocks), or a second kernel joins them. The tiles are asked for before the
+// sums (sm_90, up to 8 blocks), or a second kernel joins them. The tiles are asked for before the
 // stream's previous kernel has ended. Bound: reading k and v once.
 #pragma once
 
@@ -10,7 +10,8 @@
 namespace rm::cuda_ops {
 
 inline constexpr int kDecodeRows = 16;
-inline constexpr int kDecodeCluster = 16;  // blocks of a cluster at most
+inline constexpr int kDecodeCluster =
+    8;  // blocks of a cluster at most: 16 are not always placed at once
 
 /// What a block is made of: its warps, the keys of a tile, stages of each warp's ring.
 template <int kHeadDim, int kBlockWarps, int kTileKeys, int kRing>
@@ -102,10 +103,10 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
   const auto ask = [&](int tile, int stage) {
     if (tile < end) {
       const int at = tile * kKeys, valid = min(kKeys, keys - at);
-      copy_tile<T, kD, kKeys, 32>(ring + stage * 2 * kTile, k + at * p.k_row, p.k_row, valid,
-                                        p.dim, lane);
+      copy_tile<T, kD, kKeys, 32>(ring + stage * 2 * kTile, k + at * p.k_row, p.k_row, valid, p.dim,
+                                  lane);
       copy_tile<T, kD, kKeys, 32>(ring + stage * 2 * kTile + kTile, v + at * p.v_row, p.v_row,
-                                        valid, p.dim, lane);
+                                  valid, p.dim, lane);
     }
     copy_group_end();
   };

@@ -1,28 +1,34 @@
-// Many query rows: a block takes 128 rows of one head, a warp 32 of them; tiles of kKeys keys and
-// values are shared by the block, the next tile on its way while this one is used. Key tiles that
-// no row of the block sees are not read. Bound: tensor cores.
+// Many query rows: a block takes 128 rows of one head, a warp 32 of them (of long rows 64 and 16);
+// tiles of keys and values are shared by the block, the next one on its way while this one is used.
+// Key tiles that no row of the block sees are not read. Bound: tensor cores.
 #pragma once
 
 #include "sdpa/kernels/sdpa_warp_sm80.cuh"
 
 namespace rm::cuda_ops {
 
-inline constexpr int kFlashWarps = 4, kFlashRows = 128, kFlashKeys = 64;
+inline constexpr int kFlashWarps = 4, kFlashKeys = 64;
+/// Rows of a warp in 16s: their sums are kept in registers.
+__host__ __device__ constexpr int flash_sixteens(int dim) { return dim > 128 ? 1 : 2; }
+__host__ __device__ constexpr int flash_rows(int dim) {
+  return kFlashWarps * 16 * flash_sixteens(dim);
+}
 __host__ __device__ constexpr int flash_memory(int dim) {
-  return (kFlashRows + 4 * kFlashKeys) * dim * 2;
+  return (flash_rows(dim) + 4 * kFlashKeys) * dim * 2;
 }
 
 template <class T, int kD>
 __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p) {
   constexpr int kTile = kFlashKeys * kD * 2, kThreads = kFlashWarps * 32;
+  constexpr int kM = flash_sixteens(kD), kRows = flash_rows(kD);
   extern __shared__ __align__(128) unsigned char memory[];
-  const std::uint32_t q_tile = shared_address(memory), ring = q_tile + kFlashRows * kD * 2;
+  const std::uint32_t q_tile = shared_address(memory), ring = q_tile + kRows * kD * 2;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.heads, h = blockIdx.y % p.heads, g = h / p.ratio;
-  const int row_blocks = (p.rows + kFlashRows - 1) / kFlashRows;
-  const int s0 = (row_blocks - 1 - static_cast<int>(blockIdx.x)) * kFlashRows;  // longest first
+  const int row_blocks = (p.rows + kRows - 1) / kRows;
+  const int s0 = (row_blocks - 1 - static_cast<int>(blockIdx.x)) * kRows;  // longest first
   const int keys = keys_of(p, b);
-  const int last = visible_keys(p, keys, min(p.rows, s0 + kFlashRows) - 1);
+  const int last = visible_keys(p, keys, min(p.rows, s0 + kRows) - 1);
   const int tiles = (last + kFlashKeys - 1) / kFlashKeys;
   const T* k = static_cast<const T*>(p.k) + b * p.k_batch + g * p.k_head;
   const T* v = static_cast<const T*>(p.v) + b * p.v_batch + g * p.v_head;
@@ -39,17 +45,17 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
     }
     copy_group_end();
   };
-  copy_tile<T, kD, kFlashRows, kThreads>(q_tile, q, p.q_row, p.rows - s0, p.dim, threadIdx.x);
+  copy_tile<T, kD, kRows, kThreads>(q_tile, q, p.q_row, p.rows - s0, p.dim, threadIdx.x);
   ask(0);
-  SdpaWarp<T, kD, 2, kFlashKeys> w;
+  SdpaWarp<T, kD, kM, kFlashKeys> w;
   w.clear();
-  const int row0 = warp * 32, fewest = visible_keys(p, keys, s0 + row0);
+  const int row0 = warp * 16 * kM, fewest = visible_keys(p, keys, s0 + row0);
   for (int tile = 0; tile < tiles; ++tile) {
     copy_groups_wait<0>();
     __syncthreads();  // this tile is there; the one before is no longer read
     ask(tile + 1);
     const std::uint32_t at = ring + tile % 2 * 2 * kTile;
-    float score[2][kFlashKeys / 8][4];
+    float score[kM][kFlashKeys / 8][4];
     w.scores(
         at,
         [&](int m, int step, std::uint32_t(&a)[4]) {
@@ -62,7 +68,7 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
       w.soften(score, p.scale * kLog2E);
     } else {
 #pragma unroll
-      for (int m = 0; m < 2; ++m) {
+      for (int m = 0; m < kM; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int s = s0 + row0 + m * 16 + lane / 4 + half * 8;
@@ -81,7 +87,7 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
   }
   w.finish_totals();
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
+  for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int s = s0 + row0 + m * 16 + lane / 4 + half * 8;

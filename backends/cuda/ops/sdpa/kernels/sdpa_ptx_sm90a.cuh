@@ -57,6 +57,46 @@ struct RingPlace {
   }
 };
 
+/// Words of the four lanes of a quad change places: word j of lane t becomes word t of lane j.
+__device__ __forceinline__ void transpose_quad(std::uint32_t (&w)[4]) {
+  const int lane = threadIdx.x;
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = lane & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const std::uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + bit], bit);
+      (upper ? w[i] : w[i + bit]) = got;
+    }
+  }
+}
+
+/// Rows r and r + 8 of a warpgroup's sums [64, kD] times scale, 16 bytes a lane and store. Called
+/// by whole warps; `to` and pitch are multiples of 16 bytes, dim of 8.
+template <class T, int kD>
+__device__ __forceinline__ void store_rows(const float (&from)[kD / 2], const float (&scale)[2],
+                                           T* to, std::int64_t pitch, int r, int rows, int dim) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = r + 8 * half;
+#pragma unroll
+    for (int d = 0; d < kD / 8; d += 4) {
+      std::uint32_t w[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * (d + i) + 2 * half;
+        w[i] = pack_pair<T>(from[at] * scale[half], from[at + 1] * scale[half]);
+      }
+      transpose_quad(w);
+      const int column = (d + static_cast<int>(threadIdx.x % 4)) * 8;
+      if (row < rows && column < dim) {
+        *reinterpret_cast<uint4*>(to + row * pitch + column) = make_uint4(w[0], w[1], w[2], w[3]);
+      }
+    }
+  }
+}
+
 /// Keeps the compiler from moving uses of accumulators across this point.
 template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {

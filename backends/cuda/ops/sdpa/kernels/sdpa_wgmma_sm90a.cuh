@@ -11,13 +11,15 @@ namespace rm::cuda_ops {
 
 /// What a block is made of: warpgroups of 64 rows, keys of a tile, the registers of the copying and
 /// of the other threads.
-template <int kHeadDim, int kGroups, int kTileKeys>
+template <int kHeadDim, int kGroups, int kTileKeys, int kQueries>
 struct WgmmaShape {
   static constexpr int kD = kHeadDim, kWarpgroups = kGroups, kKeys = kTileKeys, kStages = 2;
+  static constexpr int kQueryStages = kQueries;
   static constexpr int kRows = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kFew = kWarpgroups == 3 ? 32 : 24, kMany = kWarpgroups == 3 ? 160 : 240;
   static constexpr int kQueryBytes = kRows * kD * 2, kTileBytes = kKeys * kD * 2;
-  static constexpr int kMemory = 1024 + kQueryBytes + 2 * kStages * kTileBytes;
+  static constexpr int kRings = kQueryStages * kQueryBytes;  // where keys and values start
+  static constexpr int kMemory = 1024 + kRings + 2 * kStages * kTileBytes;
 };
 
 /// The blocks of rows in their order: all of a head, or, causal, the longest of a set of heads
@@ -56,15 +58,15 @@ __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOr
 }
 
 /// Barriers of a block, 8 bytes each.
-template <int kStages>
 struct WgmmaBarriers {
   std::uint32_t base;
-  __device__ __forceinline__ std::uint32_t q_full() const { return base; }
-  __device__ __forceinline__ std::uint32_t q_empty() const { return base + 8; }
-  __device__ __forceinline__ std::uint32_t k_full(int s) const { return base + 16 + 32 * s; }
-  __device__ __forceinline__ std::uint32_t k_empty(int s) const { return base + 24 + 32 * s; }
-  __device__ __forceinline__ std::uint32_t v_full(int s) const { return base + 32 + 32 * s; }
-  __device__ __forceinline__ std::uint32_t v_empty(int s) const { return base + 40 + 32 * s; }
+  static constexpr int kBytes = 96;
+  __device__ __forceinline__ std::uint32_t q_full(int s) const { return base + 16 * s; }
+  __device__ __forceinline__ std::uint32_t q_empty(int s) const { return base + 8 + 16 * s; }
+  __device__ __forceinline__ std::uint32_t k_full(int s) const { return base + 32 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t k_empty(int s) const { return base + 40 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t v_full(int s) const { return base + 48 + 32 * s; }
+  __device__ __forceinline__ std::uint32_t v_empty(int s) const { return base + 56 + 32 * s; }
 };
 
 /// The rows of one warpgroup: sums, maxima, totals.
@@ -106,7 +108,8 @@ struct WgmmaRows {
       if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2] - column) score[i] = minus_infinity();
     }
   }
-  /// Scores become weights; keep: what the sums so far are to be multiplied by.
+  /// Scores become weights, of powers of two above `top`; keep: what the sums so far are to be
+  /// multiplied by. `top` follows the maximum only when that is 2^8 above, so that it rarely moves.
   __device__ __forceinline__ void soften(float scale, float (&keep)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -116,11 +119,10 @@ struct WgmmaRows {
         high = fmaxf(high, fmaxf(score[i + 2 * half], score[i + 2 * half + 1]));
       }
       high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-      high = fmaxf(top[half], high * scale);
-      const float base = high == minus_infinity() ? 0.0f : high;
-      keep[half] = power_of_2(top[half] - base);
-      top[half] = high;
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2)) * scale;
+      keep[half] = 1.0f;
+      if (high > top[half] + 8.0f) keep[half] = power_of_2(top[half] - high), top[half] = high;
+      const float base = top[half] == minus_infinity() ? 0.0f : top[half];
       float part[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int i = 0; i < kKeys / 2; i += 4) {
@@ -139,32 +141,27 @@ struct WgmmaRows {
     for (int i = 0; i < kKeys / 4; ++i) weight[i] = pack_pair<T>(score[2 * i], score[2 * i + 1]);
   }
   __device__ __forceinline__ void scale_sums(const float (&keep)[2]) {
+    if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) sum[i] *= keep[i / 2 % 2];
   }
   /// Rows s and s + 8 of o, and their log-sum-exp.
   __device__ __forceinline__ void store(const SdpaArgs& p, const WgmmaTile& t, int s) {
+    float scale[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float all = total[half];
       all += __shfl_xor_sync(0xffffffffu, all, 1);
       all += __shfl_xor_sync(0xffffffffu, all, 2);
+      scale[half] = all == 0.0f ? 0.0f : 1.0f / all;
       const int row = s + 8 * half;
-      if (row >= p.rows) continue;
-      const float scale = all == 0.0f ? 0.0f : 1.0f / all;
-      T* o = static_cast<T*>(p.o) + t.b * p.o_batch + t.h * p.o_head + row * p.o_row;
-#pragma unroll
-      for (int d = 0; d < kD / 8; ++d) {
-        const int column = d * 8 + static_cast<int>(threadIdx.x % 4) * 2;
-        if (column >= p.dim) continue;
-        *reinterpret_cast<std::uint32_t*>(o + column) =
-            pack_pair<T>(sum[4 * d + 2 * half] * scale, sum[4 * d + 2 * half + 1] * scale);
-      }
-      if (p.lse && threadIdx.x % 4 == 0) {
+      if (p.lse && threadIdx.x % 4 == 0 && row < p.rows) {
         p.lse[(static_cast<std::int64_t>(t.b) * p.heads + t.h) * p.rows + row] =
             top[half] / kLog2E + logf(all);
       }
     }
+    T* o = static_cast<T*>(p.o) + t.b * p.o_batch + t.h * p.o_head;
+    store_rows<T, kD>(sum, scale, o, p.o_row, s, p.rows, p.dim);
   }
 };
 
@@ -173,13 +170,13 @@ struct WgmmaRows {
 template <class Shape>
 __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder& order,
                                              const CUtensorMap* q_map, const CUtensorMap* k_map,
-                                             const CUtensorMap* v_map, const WgmmaBarriers<2>& bars,
+                                             const CUtensorMap* v_map, const WgmmaBarriers& bars,
                                              std::uint32_t memory) {
   constexpr int kD = Shape::kD;
-  const std::uint32_t k_ring = memory + Shape::kQueryBytes,
+  const std::uint32_t k_ring = memory + Shape::kRings,
                       v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
   RingPlace<Shape::kStages> k_at, v_at;
-  std::uint32_t q_parity = 0;
+  RingPlace<Shape::kQueryStages> q_at;
   for (int round = 0, i; (i = wgmma_turn(round)) < order.total; ++round) {
     const WgmmaTile t = wgmma_tile<Shape::kRows, Shape::kKeys>(p, order, i);
     if (t.tiles == 0) continue;
@@ -201,12 +198,14 @@ __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder
       copy(v_map, v_ring + v_at.stage * Shape::kTileBytes, n, bars.v_full(v_at.stage));
       v_at.next();
     };
-    barrier_wait(bars.q_empty(), q_parity ^ 1);
-    q_parity ^= 1;
-    barrier_expect(bars.q_full(), Shape::kQueryBytes);
+    const std::uint32_t q_full = bars.q_full(q_at.stage);
+    const std::uint32_t q = memory + q_at.stage * Shape::kQueryBytes;
+    barrier_wait(bars.q_empty(q_at.stage), q_at.parity ^ 1);
+    q_at.next();
+    barrier_expect(q_full, Shape::kQueryBytes);
 #pragma unroll
     for (int c = 0; c < kD / 64; ++c) {
-      tensor_copy(memory + c * Shape::kRows * 128, q_map, c * 64, t.s0, t.h, t.b, bars.q_full());
+      tensor_copy(q + c * Shape::kRows * 128, q_map, c * 64, t.s0, t.h, t.b, q_full);
     }
     ask_k(t.tiles - 1);
     for (int n = t.tiles - 1; n > 0; --n) {
@@ -220,18 +219,17 @@ __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder
 /// One warpgroup's work. Warpgroups ask for products in turns.
 template <class T, class Shape>
 __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& order,
-                                           const WgmmaBarriers<2>& bars, unsigned char* generic,
+                                           const WgmmaBarriers& bars, unsigned char* generic,
                                            std::uint32_t memory) {
   constexpr int kKeys = Shape::kKeys, kD = Shape::kD;
-  const std::uint32_t k_ring = memory + Shape::kQueryBytes,
+  const std::uint32_t k_ring = memory + Shape::kRings,
                       v_ring = k_ring + Shape::kStages * Shape::kTileBytes;
   const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32;
   const int row_of_group = uniform_warp() % 4 * 16 + lane / 4;
-  const std::uint32_t q = memory + group * 64 * 128;
   const int mine = 1 + group, following = 1 + (group + 1) % Shape::kWarpgroups;
   if (group == 0) named_barrier_arrive(1, 256);
   RingPlace<Shape::kStages> k_at, v_at;
-  std::uint32_t q_parity = 0;
+  RingPlace<Shape::kQueryStages> q_at;
   const auto release = [&](std::uint32_t bar) {
     if (lane == 0) barrier_arrive(bar);
   };
@@ -253,8 +251,8 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
       w.hide(rest);
     };
     int n = t.tiles - 1;
-    barrier_wait(bars.q_full(), q_parity);
-    q_parity ^= 1;
+    const std::uint32_t q = memory + q_at.stage * Shape::kQueryBytes + group * 64 * 128;
+    barrier_wait(bars.q_full(q_at.stage), q_at.parity);
     barrier_wait(bars.k_full(k_at.stage), k_at.parity);
     wgmma_fence();
     w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
@@ -269,7 +267,7 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
       // Values behind the length may be anything, also NaN: zero them.
       barrier_wait(bars.v_full(v_at.stage), v_at.parity);
       unsigned char* tile =
-          generic + Shape::kQueryBytes + (Shape::kStages + v_at.stage) * Shape::kTileBytes;
+          generic + Shape::kRings + (Shape::kStages + v_at.stage) * Shape::kTileBytes;
       const int first = t.keys - n * kKeys, thread = threadIdx.x - 128;
       for (int at = thread; at < (kKeys - first) * kD / 8; at += Shape::kThreads - 128) {
         const int row = first + at % (kKeys - first), piece = at / (kKeys - first);
@@ -303,7 +301,8 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
     };
     for (--n; n >= 0 && (n + 1) * kKeys > fewest; --n) step(std::true_type{});
     for (; n >= 0; --n) step(std::false_type{});
-    release(bars.q_empty());
+    release(bars.q_empty(q_at.stage));
+    q_at.next();
     barrier_wait(bars.v_full(v_at.stage), v_at.parity);
     pin(w.sum);
     wgmma_fence();
@@ -323,12 +322,13 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                const __grid_constant__ CUtensorMap v_map) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char raw[];
-  __shared__ __align__(8) std::uint64_t storage[2 + 4 * Shape::kStages];
+  __shared__ __align__(8) std::uint64_t storage[WgmmaBarriers::kBytes / 8];
   const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
-  const WgmmaBarriers<Shape::kStages> bars{shared_address(storage)};
+  const WgmmaBarriers bars{shared_address(storage)};
   if (threadIdx.x == 0) {
-    barrier_init(bars.q_full(), 1);
-    barrier_init(bars.q_empty(), Shape::kWarpgroups * 4);
+    for (int s = 0; s < Shape::kQueryStages; ++s) {
+      barrier_init(bars.q_full(s), 1), barrier_init(bars.q_empty(s), Shape::kWarpgroups * 4);
+    }
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(bars.k_full(s), 1), barrier_init(bars.v_full(s), 1);
       barrier_init(bars.k_empty(s), Shape::kWarpgroups * 4);
