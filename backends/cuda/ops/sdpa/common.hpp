@@ -48,6 +48,5 @@ Status check_sdpa_tensor(const char* what, const Tensor& t, const Sdpa& p, bool 
 
 const char* wgmma_why_not(const Sdpa& p);
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream);
-Status launch_wgmma_b(const Sdpa& p, Workspace, Stream stream);
 
 }  // namespace rm::cuda_ops

@@ -155,8 +155,6 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
      launch_wgmma},
-    {"sdpa_wgmma_b", "x", [](const Sdpa& p) { return p.q.shape[3] > 64 ? "x" : wgmma_why_not(p); },
-     [](const Sdpa&) { return 1e9; }, launch_wgmma_b},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},

@@ -61,11 +61,4 @@ Status launch_wgmma(const Sdpa& p, Workspace, Stream stream) {
   });
 }
 
-Status launch_wgmma_b(const Sdpa& p, Workspace, Stream stream) {
-  return with_type(p, [&](auto type) {
-    using T = typename decltype(type)::type;
-    return launch_shape<T, WgmmaShape<64, 3, 128, 1>>(p, stream);
-  });
-}
-
 }  // namespace rm::cuda_ops
