@@ -147,10 +147,12 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
 
 #if defined(__AVX512F__)
 constexpr int kMostTile = 6;
+constexpr int64_t kFetchless = 0;
 /// Rows of the weight a tile of m rows of x takes: the sums must fit the registers.
 constexpr int rows_at_once(int) { return 4; }
 #else
 constexpr int kMostTile = 4;
+constexpr int64_t kFetchless = 2;  // tiles of x up to which the hardware's fetching is as good, too
 constexpr int rows_at_once(int m) { return m <= 2 ? 4 : 2; }
 #endif
 static_assert(kStreams == 4);
@@ -201,11 +203,13 @@ void dot_one(const DotArgs& a) {
 }
 
 /// Tiles of x after the first find a block of rows in the second-level cache. The last one has the
-/// next block fetched meanwhile: the memory must not wait for multiply-adds.
+/// next block fetched meanwhile: the memory must not wait for multiply-adds. (Few tiles of float32
+/// leave the hardware the time: 1.1 to 1.2 times as fast with 2 to 8 rows on Zen 3.)
 template <int T>
 void dot(const DotArgs& a) {
   if (a.m == 1) return dot_one<T>(a);
   const int64_t tiles = (a.m + kMostTile - 1) / kMostTile;
+  const bool alone = Weight<T>::kAhead == 0 && tiles <= kFetchless;
   const int64_t fit = kNearBytes / (kStreams * a.row_bytes + 1);
   const int64_t block = fit < 1 ? 1 : fit < a.count ? fit : a.count;
   for (int64_t j0 = 0; j0 < a.count; j0 += block) {
@@ -214,7 +218,7 @@ void dot(const DotArgs& a) {
       const Piece piece{k, piece_end(a, k), block * a.row_bytes};
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t i0 = a.m * t / tiles, m = a.m * (t + 1) / tiles - i0;
-        if (t + 1 < tiles) {
+        if (t + 1 < tiles || alone) {
           dot_rows<T, kMostTile, Fetch::none>(a, i0, m, j0, j1, piece);
         } else {
           dot_rows<T, kMostTile, Fetch::next_block>(a, i0, m, j0, j1, piece);
