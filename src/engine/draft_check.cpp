@@ -100,6 +100,14 @@ bool DraftCheck::run(int64_t room, GreedyResult& out, std::vector<char>& finishe
   return finished[0] != 0;
 }
 
+void DraftCheck::plain(const StepOutputs& outputs, const GreedyRoles& roles, int64_t token) {
+  if (followed_.tokens.empty()) return;
+  const auto logits = static_cast<size_t>(roles.logits);
+  const ir::Layout& layout = outputs.layout(logits);
+  decided_ =
+      stands_out(layout.dtype, outputs.data(logits), layout.dims.back(), token, drafting_.margin);
+}
+
 void DraftCheck::ran(double ns, const GreedyResult& out) {
   drafting_.policy->took(planned_ != nullptr ? planned_->width : 1, limits_.capacity, ns);
   const auto fresh = out.tokens.begin() + static_cast<int64_t>(drafting_.text.size() - start_);
@@ -111,7 +119,7 @@ void DraftCheck::ran(double ns, const GreedyResult& out) {
   }
   plain_next_ = false;
   if (followed_.tokens.empty()) return;
-  const bool held = drafting_.text.back() == followed_.tokens[holds_];
+  const bool held = decided_ && drafting_.text.back() == followed_.tokens[holds_];
   if (held && ++holds_ < followed_.tokens.size()) return;
   if (widths_.empty()) {
     drafting_.policy->missed(followed_, holds_);

@@ -44,6 +44,8 @@ class DraftCheck {
   bool run(int64_t room, GreedyResult& out, std::vector<char>& finished);
   /// After every run, with the time it took.
   void ran(double ns, const GreedyResult& out);
+  /// After a plain step, before `ran`: a token a check would not have decided confirms no draft.
+  void plain(const StepOutputs& outputs, const GreedyRoles& roles, int64_t token);
 
  private:
   Drafting& drafting_;
@@ -58,6 +60,7 @@ class DraftCheck {
   size_t right_ = 0;         // tokens of it that held
   Draft followed_;           // a draft that plain steps confirm or not
   size_t holds_ = 0;         // tokens of it that held so far
+  bool decided_ = true;      // the last plain token is no near tie
   bool plain_next_ = false;  // the last check ended at a tie
 };
 

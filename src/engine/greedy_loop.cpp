@@ -187,6 +187,7 @@ GreedyResult decode_greedy(Program& program, const std::vector<TensorView>& inpu
       over = drafts->run(limits.steps - before, out, finished);
     } else {
       over = plain_step(program, inputs, roles, limits, step, outputs, out, finished);
+      if (drafts) drafts->plain(outputs, roles, out.tokens.back());
     }
     auto now = std::chrono::steady_clock::now();
     if (drafts) {
