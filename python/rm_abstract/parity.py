@@ -37,7 +37,7 @@ ROUNDED_TOLERANCE = 1e-3
 ROUNDED_COSINE = 1 - 1e-5
 # The form that rounds them to 8 bits is compared with the one that does not: a product moves by
 # about 0.6 % of its size; at most 5.4 % of a tensor's largest and a cosine of 1 - 5.2e-4 were seen
-# (docs/decisions/0008-activations-of-8-bits.md). Leaving out one block of 32 in 768 is 20 %.
+# (docs/decisions/0009-activations-of-8-bits.md). Leaving out one block of 32 in 768 is 20 %.
 COARSE_TOLERANCE = 0.15
 COARSE_COSINE = 1 - 5e-3
 _HUGE = 1e30  # mask fillers such as finfo.min: compared as themselves, not part of the scale

@@ -15,7 +15,7 @@ namespace rm::passes {
 /// What group_size=auto means (docs/decisions/0007-weight-only-quantisation.md).
 constexpr int64_t auto_group(int64_t bits) { return bits == 8 ? 128 : 32; }
 
-/// What activations=auto means (docs/decisions/0008-activations-of-8-bits.md).
+/// What activations=auto means (docs/decisions/0009-activations-of-8-bits.md).
 constexpr int64_t auto_activations(int64_t) { return 8; }
 
 struct QuantizeOptions {
