@@ -12,7 +12,7 @@ from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, to
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("gemv_bulk_sm90", "gemv_naive_any")
-ALL = ("gemv_rows_sm90", *KERNELS)
+ALL = ("gemv_tensor_sm90", "gemv_rows_sm90", *KERNELS)
 
 
 def product_scale(x: torch.Tensor, w: torch.Tensor) -> float:
@@ -28,9 +28,15 @@ def test_gemv_equals_float64(
     m, rng = module("gemv"), np.random.default_rng(seed)
     torch.manual_seed(seed)
     t = DTYPES[dtype]
+    if kernel in ("gemv_tensor_sm90", "gemv_rows_sm90") and (t == torch.float32) != (
+        "rows" in kernel
+    ):
+        with pytest.raises(m.Unsupported, match="fp32"):
+            m.forward_numpy(*[to_numpy(torch.ones(1, 64, dtype=t))] * 2, kernel=kernel)
+        return
     for k in range(100):
         bulk = kernel != "gemv_naive_any"
-        rows = int(rng.integers(1, 9 if bulk else 14)) if kernel != "gemv_rows_sm90" else 1
+        rows = int(rng.integers(1, 9 if bulk else 14)) if kernel in KERNELS else 1
         n, depth = int(rng.integers(1, 700)), int(np.exp(rng.uniform(1, np.log(12000))))
         if bulk:
             depth = max(8, depth // 8 * 8)
@@ -70,7 +76,7 @@ def quantised(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", ("gemv_tensor_sm90", *KERNELS))
 def test_quantised_weights_equal_float64(
     module: Callable[[str], ModuleType], dtype: str, bits: int, kernel: str, seed: int
 ) -> None:
@@ -84,6 +90,8 @@ def test_quantised_weights_equal_float64(
         if k % 5 == 0:
             group = depth  # one scale a row
         n, rows = 8 * int(rng.integers(1, 60)), int(rng.integers(1, 9))
+        if kernel == "gemv_tensor_sm90":
+            rows = 1
         w, scales, full = quantised(rng, n, depth, group, bits, t)
         x = torch.randn(rows, depth, device="cuda").to(t)
         y = torch.full((rows, n), float("nan"), device="cuda", dtype=t)
@@ -129,6 +137,24 @@ def test_nan_and_inf_spread_as_in_torch(module: Callable[[str], ModuleType]) -> 
     for kernel in KERNELS:
         got = torch.from_numpy(m.forward_numpy(x.numpy(), w.numpy(), kernel=kernel))
         assert_close(got, x.double() @ w.double().T, 1e-5, 1.0, kernel)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_inf_spread_through_the_tensor_cores(
+    module: Callable[[str], ModuleType], bits: int, value: float, seed: int
+) -> None:
+    m, rng = module("gemv"), np.random.default_rng(seed)
+    x = torch.ones(1, 384, device="cuda").bfloat16()
+    x[0, 200] = value
+    if bits == 16:
+        w, scales = torch.randn(24, 384, device="cuda").bfloat16(), None
+        full = w.double()
+    else:
+        w, scales, full = quantised(rng, 24, 384, 128, bits, torch.bfloat16)
+    y = torch.zeros(1, 24, device="cuda").bfloat16()
+    m.forward(x, w, scales, y=y, kernel="gemv_tensor_sm90")
+    assert_close(y, x.double() @ full.T, 2.0**-8, product_scale(x[:, :128], full[:, :128]), "y")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

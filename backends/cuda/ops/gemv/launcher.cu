@@ -20,9 +20,11 @@ Status launch_naive(const Gemv& p, Workspace, Stream stream) {
 }
 
 constexpr KernelRow<Gemv> kRows[] = {
-    {"gemv_rows_sm90", "M = 1, weights of x's dtype, rows of whole 16-byte vectors up to 48 KiB",
-     gemv_rows_why_not, [](const Gemv& p) { return 0.6 + 0.9 * move_us(weight_bytes(p)); },
-     launch_gemv_rows},
+    {"gemv_rows_sm90", "M = 1, fp32, rows of whole 16-byte vectors up to 48 KiB", gemv_rows_why_not,
+     [](const Gemv& p) { return 0.9 * move_us(weight_bytes(p)); }, launch_gemv_rows},
+    {"gemv_tensor_sm90", "M = 1, 16-bit x that fits beside the tiles; else as gemv_bulk_sm90",
+     gemv_tensor_why_not, [](const Gemv& p) { return 0.8 * move_us(weight_bytes(p)); },
+     launch_gemv_tensor},
     {"gemv_bulk_sm90", "M <= 8, rows of whole 16-byte vectors; groups of 128, 256, .. or a row",
      gemv_bulk_why_not, [](const Gemv& p) { return move_us(weight_bytes(p)); }, launch_gemv_bulk},
     {"gemv_naive_any", "any K, any group", [](const Gemv&) -> const char* { return nullptr; },

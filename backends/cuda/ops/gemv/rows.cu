@@ -32,20 +32,17 @@ Status launch(GemvArgs a, bool overlap, Stream stream) {
 
 const char* gemv_rows_why_not(const Gemv& p) {
   if (p.x.shape[0] != 1) return "more than one row of x";
-  if (gemv_bits(p) != 0) return "w is quantised";
+  if (p.w.dtype != DType::f32) return "w is not fp32";
   if (gemv_k(p) * size_of(p.x.dtype) > 48 * 1024) return "x does not fit beside the tiles";
   return gemv_bulk_why_not(p);
 }
 
 Status launch_gemv_rows(const Gemv& p, Workspace, Stream stream) {
   const GemvArgs a = gemv_args(p);
-  return dispatch_float(p.x.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    const int row_bytes = a.k * static_cast<int>(sizeof(T));
-    if (row_bytes <= kGemvRowsTile / 4) return launch<T, 4>(a, p.overlap, stream);
-    if (row_bytes <= kGemvRowsTile / 2) return launch<T, 2>(a, p.overlap, stream);
-    return launch<T, 1>(a, p.overlap, stream);
-  });
+  const int row_bytes = a.k * static_cast<int>(sizeof(float));
+  if (row_bytes <= kGemvRowsTile / 4) return launch<float, 4>(a, p.overlap, stream);
+  if (row_bytes <= kGemvRowsTile / 2) return launch<float, 2>(a, p.overlap, stream);
+  return launch<float, 1>(a, p.overlap, stream);
 }
 
 }  // namespace rm::cuda_ops

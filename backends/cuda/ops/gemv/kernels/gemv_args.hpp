@@ -19,6 +19,11 @@ struct GemvArgs {
   int x_smem_pitch, x_resident;      // x stays in shared memory, else its piece comes with w's
   int x_small;                       // resident x is loaded, not copied
   int sums_bytes, group_shift;       // log2 of group; 30 where one scale covers a row
+  // gemv_tensor_sm90
+  int row_bytes, steps, seg_shift;  // of w; steps of a row; log2 of the segments of a step
+  int depth, together;              // stages of a warp; a tile's rows are one copy
+  int buffers, buffer_shift, stages_at;
+  int plain;  // no epilogue
 };
 
 }  // namespace rm::cuda_ops

@@ -15,7 +15,7 @@ inline constexpr int kGemvBuffers = 8;  // groups of rows that may be unfinished
 struct GemvMemory {
   unsigned char* base;
   std::uint32_t full, x_bar;
-  int sums, x, stage;  // offsets
+  int sums, x, x_sums, stage;  // offsets
   __device__ int* counter(int buffer) const { return reinterpret_cast<int*>(base + 512) + buffer; }
   __device__ volatile int* generation(int buffer) const {
     return reinterpret_cast<volatile int*>(base + 768) + buffer;
