@@ -1,5 +1,6 @@
 // The gradient table of layer_norm and rms_norm. dweight and dbias are summed in a fixed order.
 #include "norm/common.hpp"
+#include "norm/kernels/norm_backward_sm80.cuh"
 #include "norm/kernels/norm_naive_any.cuh"
 #include "norm/kernels/norm_vector_sm80.cuh"
 
@@ -7,11 +8,6 @@ namespace rm::cuda_ops {
 namespace {
 
 bool wants_columns(const NormBackward& p) { return p.dweight || p.dbias; }
-
-NormShape shape_of(const NormBackward& p) {
-  const Rows r = rows_of(p.h);
-  return norm_shape(r.rows, r.n, p.h.dtype, true);
-}
 
 NormBackwardArgs args_of(const NormBackward& p, Workspace workspace) {
   NormBackwardArgs a{};
@@ -38,33 +34,75 @@ const char* vector_why_not(const NormBackward& p) {
   return nullptr;
 }
 
+const char* teams_why_not(const NormBackward& p) {
+  if (p.h.shape[p.h.rank - 1] * size_of(p.h.dtype) > 16 * 1024) {
+    return "the row does not fit a team's registers (16 KiB)";
+  }
+  return vector_why_not(p);
+}
+
 double vector_cost(const NormBackward& p) {
   return move_us(static_cast<double>(numel(p.h)) * size_of(p.h.dtype) * (3 + (p.dsum ? 1 : 0)));
 }
 
-template <bool kRms>
-Status launch_vector_kind(const NormBackward& p, const NormBackwardArgs& a, Stream stream) {
-  const NormShape s = shape_of(p);
-  dispatch_float(p.h.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    dispatch_shape(s, [&](auto warp, auto per) {
-      if constexpr (decltype(per)::value <= 4) {
-        norm_backward_vector<T, kRms, decltype(warp)::value, decltype(per)::value>
-            <<<static_cast<unsigned>(s.blocks), s.threads, 0, stream>>>(a);
-      }
-    });
-    if (wants_columns(p)) {
-      norm_columns_vector<T><<<static_cast<unsigned>(ceil_div(a.n, 32)), dim3(32, 32), 0, stream>>>(
-          a, static_cast<int>(s.blocks));
-    }
-  });
-  return launch_status(name_of(p.kind));
+/// The columns' sums begin to start while the last rows' kernel ends.
+template <class T>
+Status launch_columns(const NormBackward& p, const NormBackwardArgs& a, std::int64_t shares,
+                      Stream stream) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.n, 32)));
+  config.blockDim = dim3(32, 32);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = compute_capability() >= 90 ? 1 : 0;
+  return cuda_status(
+      name_of(p.kind),
+      cudaLaunchKernelEx(&config, norm_columns_vector<T>, a, static_cast<int>(shares)),
+      "a launch without errors");
 }
 
 Status launch_vector(const NormBackward& p, Workspace workspace, Stream stream) {
   const NormBackwardArgs a = args_of(p, workspace);
-  return p.kind == Norm::rms ? launch_vector_kind<true>(p, a, stream)
-                             : launch_vector_kind<false>(p, a, stream);
+  const NormTeams s = norm_long_rows(a.rows, a.n, p.h.dtype);
+  return dispatch_float(p.h.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    auto* kernel =
+        p.kind == Norm::rms ? norm_backward_vector<T, true, 4> : norm_backward_vector<T, false, 4>;
+    kernel<<<static_cast<unsigned>(s.blocks), s.warps * 32, 0, stream>>>(a);
+    if (Status st = launch_status(name_of(p.kind)); !st || !wants_columns(p)) return st;
+    return launch_columns<T>(p, a, s.blocks, stream);
+  });
+}
+
+template <class T, bool kRms, int kPer>
+Status launch_teams_per(const NormBackward& p, const NormBackwardArgs& a, const NormTeams& s,
+                        Stream stream) {
+  auto* kernel = norm_backward_teams<T, kRms, kPer>;
+  const int threads = s.teams * s.warps * 32, bytes = a.partial ? threads * kPer * kVec<T> * 8 : 0;
+  if (Status st = allow_shared_memory(name_of(p.kind), kernel, 64 * 1024); !st) return st;
+  kernel<<<static_cast<unsigned>(s.blocks), threads, bytes, stream>>>(a, s.warps, s.teams);
+  return launch_status(name_of(p.kind));
+}
+
+template <class T, bool kRms>
+Status launch_teams_kind(const NormBackward& p, const NormBackwardArgs& a, Stream stream) {
+  const NormTeams s = norm_teams(a.rows, a.n, p.h.dtype);
+  const Status st = s.per == 1 ? launch_teams_per<T, kRms, 1>(p, a, s, stream)
+                               : launch_teams_per<T, kRms, 2>(p, a, s, stream);
+  if (!st || !wants_columns(p)) return st;
+  return launch_columns<T>(p, a, s.blocks, stream);
+}
+
+Status launch_teams(const NormBackward& p, Workspace workspace, Stream stream) {
+  const NormBackwardArgs a = args_of(p, workspace);
+  return dispatch_float(p.h.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return p.kind == Norm::rms ? launch_teams_kind<T, true>(p, a, stream)
+                               : launch_teams_kind<T, false>(p, a, stream);
+  });
 }
 
 Status launch_naive(const NormBackward& p, Workspace workspace, Stream stream) {
@@ -87,6 +125,8 @@ Status launch_naive(const NormBackward& p, Workspace workspace, Stream stream) {
 }
 
 constexpr KernelRow<NormBackward> kRows[] = {
+    {"norm_teams_sm80", "rows of whole 16-byte vectors up to 16 KiB", teams_why_not,
+     [](const NormBackward& p) { return 0.9 * vector_cost(p); }, launch_teams},
     {"norm_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not, vector_cost,
      launch_vector},
     {"norm_naive_any", "any row", [](const NormBackward&) -> const char* { return nullptr; },
@@ -125,9 +165,10 @@ std::span<const KernelRow<NormBackward>> norm_backward_rows() { return kRows; }
 
 std::size_t norm_backward_workspace(const NormBackward& p) {
   if (!wants_columns(p) || p.h.rank == 0 || numel(p.h) == 0) return 0;
-  const Rows h = rows_of(p.h);  // enough for either row
-  return std::max<std::size_t>(static_cast<std::size_t>(shape_of(p).blocks * h.n) * 8,
-                               static_cast<std::size_t>(h.rows) * 8);
+  const Rows h = rows_of(p.h);  // enough for any row of the table
+  const std::int64_t shares = std::max(norm_long_rows(h.rows, h.n, p.h.dtype).blocks,
+                                       norm_teams(h.rows, h.n, p.h.dtype).blocks);
+  return static_cast<std::size_t>(std::max(shares * h.n, h.rows)) * 8;
 }
 
 Status norm_backward(const NormBackward& p, const char* kernel, Workspace workspace,

@@ -52,32 +52,58 @@ inline bool vector_ready(const Tensor& t) {
   return is_aligned(t.data, rows_of(t).pitch, t.dtype, 16);
 }
 
-/// How the vector kernels spread a row: a warp or a block a row, `per` vectors a thread.
-/// Backward keeps sums of weight gradients in registers: fewer vectors a thread, fewer blocks.
+/// How the forward kernel spreads a row: a warp or a block a row, `per` vectors a thread.
 struct NormShape {
   bool warp;
   int per, threads;  // threads of a block
   std::int64_t blocks;
 };
 
-inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, bool backward) {
+inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   NormShape s{};
   const bool few =
       rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
-  s.warp = !few && vectors <= (backward ? 64 : 256);
+  s.warp = !few && vectors <= 256;
   if (s.warp) {
     s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = few ? 1 : !backward ? 4 : vectors <= 512 ? 1 : vectors <= 1024 ? 2 : 4;
+    s.per = few ? 1 : 4;
     s.threads =
         static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
   const int teams_a_block = s.warp ? 4 : 1;
-  const auto resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
-                        std::max(1, (backward ? 1024 : 2048) / s.threads);
+  const auto resident =
+      static_cast<std::int64_t>(std::max(1, multiprocessors())) * std::max(1, 2048 / s.threads);
   s.blocks = std::max<std::int64_t>(1, std::min(ceil_div(rows, teams_a_block), resident));
+  return s;
+}
+
+/// How backward's teams are cut: warps of a team, teams of a block, vectors a thread, blocks.
+struct NormTeams {
+  int warps, teams, per;
+  std::int64_t blocks;
+};
+
+inline NormTeams norm_teams(std::int64_t rows, std::int64_t n, DType t) {
+  const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
+  NormTeams s{};
+  s.per = vectors <= 32 || (vectors > 64 && vectors <= 96) ? 1 : 2;
+  if (rows < 256 && vectors <= 512) s.per = 1;  // latency counts: all threads a row
+  s.warps = static_cast<int>(ceil_div(vectors, 32 * s.per));
+  s.teams = std::clamp((s.per == 1 ? 24 : 16) / s.warps, 1, s.warps == 1 ? 24 : 15);
+  const std::int64_t cards = std::max(1, multiprocessors());
+  while (s.teams > 1 && rows <= cards * (s.teams - 1)) --s.teams;
+  s.blocks = std::max<std::int64_t>(1, std::min(ceil_div(rows, s.teams), cards));
+  return s;
+}
+
+/// Backward's rows that are longer than teams can hold: a block a row, four vectors a thread.
+inline NormTeams norm_long_rows(std::int64_t rows, std::int64_t n, DType t) {
+  const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
+  NormTeams s{static_cast<int>(std::clamp<std::int64_t>(ceil_div(vectors, 128), 1, 16)), 1, 4, 0};
+  s.blocks = std::min<std::int64_t>(rows, std::max(1, multiprocessors()) * (32 / s.warps));
   return s;
 }
 

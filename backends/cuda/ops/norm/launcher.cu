@@ -39,7 +39,7 @@ double vector_cost(const NormForward& p) {
 template <bool kRms>
 Status launch_vector_kind(const NormForward& p, Stream stream) {
   const NormForwardArgs a = args_of(p);
-  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, false);
+  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype);
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {

@@ -110,11 +110,10 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
 }
 
 /// dx of each row; each block's share of dweight and dbias goes to its own row of p.partial.
-template <class T, bool kRms, bool kWarp, int kPer>
-__global__ void __launch_bounds__(kWarp ? 128 : 512)
-    norm_backward_vector(const NormBackwardArgs p) {
+template <class T, bool kRms, int kPer>
+__global__ void __launch_bounds__(512) norm_backward_vector(const NormBackwardArgs p) {
   constexpr int V = kVec<T>;
-  const Team<kWarp> team;
+  const Team<false> team;
   float dw[kPer][V] = {}, db[kPer][V] = {};
   const float inv_n = 1.0f / static_cast<float>(p.n);
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
@@ -188,21 +187,12 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512)
   }
   if (p.partial == nullptr) return;
   float* mine = p.partial + blockIdx.x * 2 * static_cast<std::int64_t>(p.n);
-  const int warps = kWarp ? blockDim.x / 32 : 1, warp = kWarp ? threadIdx.x / 32 : 0;
-  for (int turn = 0; turn < warps; ++turn) {  // the warps of a block add up, one after the other
-    if (turn == warp) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        const int i = (team.thread + k * team.threads) * V;
-        if (i >= p.n) continue;
+  for (int k = 0; k < kPer; ++k) {
+    const int i = (team.thread + k * team.threads) * V;
+    if (i >= p.n) continue;
 #pragma unroll
-        for (int j = 0; j < V; ++j) {
-          mine[i + j] = dw[k][j] + (turn > 0 ? mine[i + j] : 0.0f);
-          if (p.dbias) mine[p.n + i + j] = db[k][j] + (turn > 0 ? mine[p.n + i + j] : 0.0f);
-        }
-      }
-    }
-    if (kWarp) __syncthreads();
+    for (int j = 0; j < V; ++j) mine[i + j] = dw[k][j], mine[p.n + i + j] = db[k][j];
   }
 }
 
@@ -210,6 +200,9 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512)
 template <class T>
 __global__ void __launch_bounds__(1024) norm_columns_vector(const NormBackwardArgs p, int shares) {
   __shared__ float part[2][32][33];
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");  // the shares' kernel has ended
+#endif
   const int column = blockIdx.x * 32 + threadIdx.x;
   float dw = 0.0f, db = 0.0f;
   if (column < p.n) {
