@@ -8,71 +8,64 @@ namespace rm::cuda_ops {
 namespace {
 
 /// Cuts the problem; the number of warps, 0 where none fits.
-int plan(GemvArgs& a, int pairs, int memory, int most_warps, int depth, int chunk) {
-  const int segs = a.m == 1 ? 8 : 4;
-  const int step = 64 * segs, rows = 16 / segs * pairs, planes = a.bits == 0 ? 1 : 16 / a.bits;
-  a.seg_shift = std::countr_zero(static_cast<unsigned>(segs));
+int plan(GemvArgs& a, int pairs, int memory, int most_warps, int tile) {
+  const int rows = 2 * pairs, step = 512, planes = a.bits == 0 ? 1 : 16 / a.bits;
   a.row_bytes =
       static_cast<int>(a.bits == 0 ? a.k * 2ll : a.k * static_cast<long long>(a.bits) / 8);
   a.steps = static_cast<int>(ceil_div(a.row_bytes, step));
-  chunk = std::max(step, chunk / rows / step * step);
-  a.chunks = static_cast<int>(ceil_div(a.row_bytes, chunk));
+  a.chunks = static_cast<int>(ceil_div(a.row_bytes, std::max(step, tile / rows / step * step)));
   a.chunk_bytes = a.chunks == 1
                       ? a.row_bytes
                       : static_cast<int>(ceil_div(ceil_div(a.row_bytes, a.chunks), step) * step);
   a.chunks = static_cast<int>(ceil_div(a.row_bytes, a.chunk_bytes));
   a.together = a.chunks == 1 && (a.w_pitch == a.row_bytes || a.n == 1);
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
-  a.x_smem_pitch = static_cast<int>(a.steps * step * planes + (segs == 1 ? 64 : 0));
+  a.x_smem_pitch = a.steps * step * planes;
   // the last step may read beyond a row that is no whole number of steps
-  a.scales_at = static_cast<int>(ceil_div(rows * a.chunk_bytes + step, 128) * 128);
-  a.stage_bytes = a.scales_at;
-  if (a.bits == 0) a.stage_bytes = static_cast<int>(ceil_div(rows * a.chunk_bytes, 128) * 128);
+  a.stage_bytes = static_cast<int>(ceil_div(rows * a.chunk_bytes, 128) * 128);
   if (a.bits != 0) {
+    a.scales_at = static_cast<int>(ceil_div(rows * a.chunk_bytes + step, 128) * 128);
     const long long groups = a.chunk_bytes * 8ll / a.bits / a.group + 2;
-    a.stage_bytes += static_cast<int>(ceil_div(groups * rows * 2, 128) * 128);
+    a.stage_bytes = static_cast<int>(ceil_div(a.scales_at + groups * rows * 2, 128) * 128);
   }
-  a.depth = depth;
-  const int x_bytes = a.m * a.x_smem_pitch + (a.bits == 0 ? 0 : a.steps * 32);
-  for (int warps = std::min(most_warps, 64 / depth); warps > 1; --warps) {
+  const int x_bytes = a.x_smem_pitch + (a.bits == 0 ? 0 : a.steps * 32);
+  for (int warps = most_warps; warps > 1; --warps) {
     a.slots = std::min(a.chunks, warps);
     a.buffers = static_cast<int>(
         std::bit_ceil(static_cast<unsigned>(std::clamp(warps / a.chunks + 1, 2, kGemvBuffers))));
     a.buffer_shift = std::countr_zero(static_cast<unsigned>(a.buffers));
-    a.sums_bytes = (a.chunks == 1 ? warps : a.buffers * a.slots) * a.m * rows * segs * 4;
-    a.sums_bytes = static_cast<int>(ceil_div(a.sums_bytes, 16) * 16);
+    a.sums_bytes = (a.chunks == 1 ? warps : a.buffers * a.slots) * rows * 32;
     a.stages_at = static_cast<int>(ceil_div(1024 + a.sums_bytes + x_bytes, 128) * 128);
     // one step behind the last stage may be read
-    if (a.stages_at + warps * depth * a.stage_bytes + step > memory) continue;
+    if (a.stages_at + warps * a.stage_bytes + step > memory) continue;
     a.turn_step = warps / a.chunks, a.chunk_step = warps % a.chunks;
     return warps;
   }
   return 0;
 }
 
-template <class T, int kBits, int kPairs, int kSets>
+template <class T, int kBits, int kPairs>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
-  auto* kernel = gemv_tensor<T, kBits, kPairs, kSets>;
-  const bool half = gemv_takes_half(a.n * a.w_pitch, a.m * a.k * 2ll);
+  auto* kernel = gemv_tensor<T, kBits, kPairs>;
+  const bool half = gemv_takes_half(a.n * a.w_pitch, a.k * 2ll);
   const int memory = half ? kGemvHalfMemory : kGemvMemory;
-  const int warps = plan(a, kPairs, memory, half ? kGemvHalfWarps : kGemvMaxWarps, 1, 8192);
+  const int warps = plan(a, kPairs, memory, half ? kGemvHalfWarps : gemv_tensor_warps(kBits),
+                         half || kBits == 0 ? 8192 : 12288);
   if (warps < 2) return unsupported("[gemv] gemv_tensor_sm90: its tiles do not fit shared memory");
   if (Status s = allow_shared_memory("gemv", kernel, memory); !s) return s;
-  const int rows = (16 >> a.seg_shift) * kPairs;
-  const int bytes = a.stages_at + warps * a.depth * a.stage_bytes + (64 << a.seg_shift);
-  return launch_overlapped(
-      kernel, std::min<std::int64_t>(ceil_div(a.n, rows), std::max(1, multiprocessors())),
-      warps * 32, bytes, overlap, stream, a);
+  const std::int64_t groups = ceil_div(a.n, 2 * kPairs);
+  return launch_overlapped(kernel, std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
+                           warps * 32, a.stages_at + warps * a.stage_bytes + 512, overlap, stream,
+                           a);
 }
 
 template <class T>
 Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   const EpilogueArgs& e = a.epilogue;
   a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
-  if (a.bits == 8) return launch<T, 8, 4, 1>(a, overlap, stream);
-  if (a.bits == 4) return launch<T, 4, 4, 1>(a, overlap, stream);
-  return a.k <= 1024 ? launch<T, 0, 2, 1>(a, overlap, stream)
-                     : launch<T, 0, 1, 1>(a, overlap, stream);
+  if (a.bits == 8) return launch<T, 8, 4>(a, overlap, stream);
+  if (a.bits == 4) return launch<T, 4, 4>(a, overlap, stream);
+  return a.k <= 1024 ? launch<T, 0, 2>(a, overlap, stream) : launch<T, 0, 1>(a, overlap, stream);
 }
 
 }  // namespace

@@ -20,10 +20,9 @@ struct GemvArgs {
   int x_small;                       // resident x is loaded, not copied
   int sums_bytes, group_shift;       // log2 of group; 30 where one scale covers a row
   // gemv_tensor_sm90
-  int row_bytes, steps, seg_shift;  // of w; steps of a row; log2 of the segments of a step
-  int depth, together;              // stages of a warp; a tile's rows are one copy
+  int row_bytes, steps;  // of w; steps of 512 bytes in a row
+  int together, plain;   // a tile's rows are one copy; no epilogue
   int buffers, buffer_shift, stages_at;
-  int plain;  // no epilogue
 };
 
 }  // namespace rm::cuda_ops
