@@ -14,7 +14,7 @@ from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 
 pytestmark = pytest.mark.cuda
 LONGEST = {"sdpa_decode_sm80": 256, "sdpa_wgmma_sm90a": 256, "sdpa_flash_sm80": 256}
-KERNELS = (*LONGEST, "sdpa_naive_any")
+KERNELS = (*LONGEST, "sdpa_tiles_any", "sdpa_naive_any")
 BACKWARD = ("sdpa_backward_wgmma_sm90a", "sdpa_backward_naive_any")
 DIMS = (8, 32, 64, 80, 96, 128, 192, 256)
 
@@ -95,7 +95,7 @@ def test_attention_equals_float64(
 ) -> None:
     m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
-    if dtype == "float32" and kernel != "sdpa_naive_any":
+    if dtype == "float32" and not kernel.endswith("_any"):
         pytest.skip("tensor-core kernels take 16-bit dtypes")
     for k in range(100):
         batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 4))
@@ -103,6 +103,8 @@ def test_attention_equals_float64(
         rows = int(rng.integers(1, 1 + 16 // ratio)) if decode else int(rng.integers(1, 400))
         keys = int(rng.integers(1, 1800 if decode else 500))
         dim = int(rng.choice([d for d in DIMS if d <= LONGEST.get(kernel, 0)] or [1]))
+        if kernel == "sdpa_tiles_any":
+            dim, rows, keys = int(rng.integers(1, 257)), min(rows, 200), min(keys, 300)
         if kernel == "sdpa_naive_any":
             dim, rows, keys = int(rng.integers(1, 130)), min(rows, 40), min(keys, 100)
         p = problem(k, rng, t, batch, groups, ratio, rows, keys, dim, kernel != "sdpa_wgmma_sm90a")

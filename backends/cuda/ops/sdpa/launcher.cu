@@ -3,6 +3,7 @@
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
 #include "sdpa/kernels/sdpa_flash_sm80.cuh"
 #include "sdpa/kernels/sdpa_naive_any.cuh"
+#include "sdpa/kernels/sdpa_tiles_any.cuh"
 
 namespace rm::cuda_ops {
 namespace {
@@ -144,6 +145,31 @@ Status launch_naive(const Sdpa& p, Workspace, Stream stream) {
   return launch_status("sdpa");
 }
 
+template <class T, int kD>
+Status launch_tiles_dim(const SdpaArgs& a, Stream stream) {
+  if (Status s = allow_shared_memory("sdpa", sdpa_tiles<T, kD>, tiles_memory(kD)); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, kTilesRows)),
+                  static_cast<unsigned>(a.batch * a.heads));
+  sdpa_tiles<T, kD><<<grid, kTilesThreads, tiles_memory(kD), stream>>>(a);
+  return launch_status("sdpa");
+}
+
+Status launch_tiles(const Sdpa& p, Workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  return dispatch_float(p.q.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (a.dim <= 64) return launch_tiles_dim<T, 64>(a, stream);
+    if (a.dim <= 128) return launch_tiles_dim<T, 128>(a, stream);
+    return launch_tiles_dim<T, 256>(a, stream);
+  });
+}
+
+const char* plain_tiles_why_not(const Sdpa& p) {
+  if (p.q.shape[3] > 256) return "the head dim is above 256";
+  if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
+}
+
 double key_bytes(const Sdpa& p) { return static_cast<double>(numel(p.k)) * 2 * size_of(p.k.dtype); }
 double flops(const Sdpa& p) {
   return 4.0 * static_cast<double>(numel(p.q)) * static_cast<double>(p.k.shape[2]);
@@ -158,6 +184,8 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
+    {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
+     [](const Sdpa& p) { return 15 + flops(p) / 20e6; }, launch_tiles},
     {"sdpa_naive_any", "any problem with D <= 512",
      [](const Sdpa&) -> const char* { return nullptr; },
      [](const Sdpa& p) { return 20 + flops(p) / 1e6; }, launch_naive},
