@@ -13,6 +13,9 @@ from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, to
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("", "gemm_cublaslt_library", "gemm_cublaslt_ewise", "gemm_tiled_any")
+WGMMA = tuple(f"gemm_wgmma_{tile}_sm90a" for tile in
+              ("256x2", "256", "128x2", "128", "128t", "128tx2", "64", "128k2", "128k4", "64k2",
+               "64k4"))  # fmt: skip
 
 
 def axis(rng: np.random.Generator, longest: int) -> int:
@@ -23,15 +26,17 @@ def axis(rng: np.random.Generator, longest: int) -> int:
 class Problem:
     """A random problem; `expected` is its float64 value."""
 
-    def __init__(self, rng: np.random.Generator, t: torch.dtype, k: int) -> None:
+    def __init__(
+        self, rng: np.random.Generator, t: torch.dtype, k: int, aligned: bool = False
+    ) -> None:
         self.m, self.n, self.k = axis(rng, 500), axis(rng, 500), axis(rng, 1500)
         self.lead = [(), (3,), (2, 2)][int(rng.integers(0, 3))] if k % 3 == 0 else ()
         self.trans_a, self.trans_b = bool(rng.integers(0, 2)), bool(rng.integers(0, 2))
         shared = bool(self.lead) and bool(rng.integers(0, 2))
         pad = int(rng.integers(0, 2)) * 8
         lead_b = () if shared else self.lead
-        self.a = self.make((*self.lead, self.m, self.k), self.trans_a, pad, t)
-        self.b = self.make((*lead_b, self.k, self.n), self.trans_b, pad, t)
+        self.a = self.make((*self.lead, self.m, self.k), self.trans_a, pad, t, aligned)
+        self.b = self.make((*lead_b, self.k, self.n), self.trans_b, pad, t, aligned)
         kinds = ["none", "column", "row", "scalar"]
         self.kind = kinds[k % 4]
         sizes = {"column": self.n, "row": self.m, "scalar": 1}
@@ -45,8 +50,12 @@ class Problem:
         self.c = torch.full(shape, float("nan"), device="cuda", dtype=t)
 
     @staticmethod
-    def make(shape: tuple[int, ...], trans: bool, pad: int, t: torch.dtype) -> torch.Tensor:
+    def make(
+        shape: tuple[int, ...], trans: bool, pad: int, t: torch.dtype, aligned: bool
+    ) -> torch.Tensor:
+        """Rows of a wider tensor; aligned: on 16 bytes, whatever their length."""
         stored = (*shape[:-2], shape[-1], shape[-2]) if trans else shape
+        pad += -stored[-1] % 8 if aligned else 0
         wide = torch.randn(*stored[:-1], stored[-1] + pad, device="cuda").to(t)
         return wide[..., : stored[-1]]
 
@@ -72,20 +81,22 @@ def workspace(m: ModuleType) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", KERNELS + WGMMA)
 def test_gemm_equals_float64(
     module: Callable[[str], ModuleType], dtype: str, kernel: str, seed: int
 ) -> None:
     m, rng = module("gemm"), np.random.default_rng(seed)
     torch.manual_seed(seed)
+    if kernel in WGMMA and (dtype == "float32" or torch.cuda.get_device_capability()[0] != 9):
+        pytest.skip("wgmma is for 16-bit floats on Hopper")
     space, ran = workspace(m), 0
     for k in range(120):
-        p = Problem(rng, DTYPES[dtype], k)
+        p = Problem(rng, DTYPES[dtype], k, kernel in WGMMA)
         try:
             m.forward(p.a, p.b, p.bias, p.residual, c=p.c, aux=p.aux, workspace=space,
                       kernel=kernel, **p.options())  # fmt: skip
         except m.Unsupported:
-            assert kernel.startswith("gemm_cublaslt")
+            assert kernel.startswith("gemm_cublaslt") or p.activation == "tanh"
             continue
         ran += 1
         a, b = p.plain()
@@ -107,10 +118,26 @@ def test_gemm_equals_float64(
 def test_gradients_equal_float64(
     module: Callable[[str], ModuleType], dtype: str, seed: int
 ) -> None:
-    m, rng, t = module("gemm"), np.random.default_rng(seed), DTYPES[dtype]
+    check_gradients(module("gemm"), dtype, seed, 100)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gradients_in_one_launch_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, seed: int
+) -> None:
+    m = module("gemm")
+    for number, (kernel, _) in enumerate(m.backward_kernels()):
+        check_gradients(m, dtype, seed + number, 24, aligned=True, kernel=kernel)
+    check_gradients(m, dtype, seed, 6, aligned=True, tune=True)
+
+
+def check_gradients(
+    m: ModuleType, dtype: str, seed: int, count: int, aligned: bool = False, **how: Any
+) -> None:
+    rng, t, ran = np.random.default_rng(seed), DTYPES[dtype], 0
     torch.manual_seed(seed)
-    for k in range(100):
-        p = Problem(rng, t, k)
+    for k in range(count):
+        p = Problem(rng, t, k, aligned)
         if p.trans_a and p.a.ndim != p.b.ndim:
             continue
         a, b = (x.double().requires_grad_() for x in (p.a, p.b))
@@ -135,8 +162,13 @@ def test_gradients_equal_float64(
                                  activation=p.activation),
             dtype=torch.uint8, device="cuda",
         )  # fmt: skip
-        m.backward(dc, p.a, p.b, aux if p.activation != "none" else None, da=got[0], db=got[1],
-                   dbias=dbias, workspace=space, **options)  # fmt: skip
+        try:
+            m.backward(dc, p.a, p.b, aux if p.activation != "none" else None, da=got[0],
+                       db=got[1], dbias=dbias, workspace=space, **options, **how)  # fmt: skip
+        except m.Unsupported:
+            assert how.get("kernel", "").endswith("sm90a")  # dt's rows do not lie on 16 bytes
+            continue
+        ran += 1
         rows = dt.numel() // p.n
         for name, mine, right, depth in zip(
             ("da", "db", "dbias"), got, wanted, (p.n, rows, dt.numel()), strict=False
@@ -144,8 +176,9 @@ def test_gradients_equal_float64(
             scale = float(right.abs().max()) + 1
             if name == "dbias":
                 scale += float(dt.norm())  # a sum of rounded dt, which may cancel
-            what = f"problem {k}, {name}, {p.m} x {p.n} x {p.k}, {options}, seed {seed}"
+            what = f"problem {k}, {name}, {p.m} x {p.n} x {p.k}, {options}, {how}, seed {seed}"
             assert_close(mine, right, tolerance(dtype, depth, 3) + 2.0**-18, scale, what)
+    assert ran >= count // 4
 
 
 def test_tf32_is_close_and_only_when_asked_for(module: Callable[[str], ModuleType]) -> None:

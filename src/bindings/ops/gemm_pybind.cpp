@@ -69,13 +69,13 @@ GemmBackward backward_problem(py::handle dc, py::handle a, py::handle b, const O
 void backward(py::handle dc, py::handle a, py::handle b, py::handle aux, py::handle da,
               py::handle db, py::handle dbias, bool trans_a, bool trans_b, bool tf32,
               const std::string& bias_kind, const std::string& activation, float slope, float scale,
-              py::handle workspace, bool tune, std::uintptr_t stream) {
+              py::handle workspace, bool tune, std::uintptr_t stream, const char* kernel) {
   const OptionalTensor x(kOp, "aux", aux), ga(kOp, "da", da), gb(kOp, "db", db),
       gv(kOp, "dbias", dbias);
   GemmBackward p = backward_problem(dc, a, b, {trans_a, trans_b, tf32, tune}, gv.get(), bias_kind,
                                     activation, slope, scale);
   p.epilogue.aux = x.get(), p.da = ga.get(), p.db = gb.get(), p.dbias = gv.get();
-  check(gemm_backward(p, workspace_of(kOp, workspace), stream_of(stream)));
+  check(gemm_backward(p, kernel, workspace_of(kOp, workspace), stream_of(stream)));
 }
 
 std::size_t backward_workspace(py::handle dc, py::handle a, py::handle b, bool has_bias,
@@ -129,7 +129,7 @@ py::tuple backward_numpy(py::handle dc, py::handle a, py::handle b, py::handle a
     const auto n = p.dc.shape[rank - (p.epilogue.bias_kind == BiasKind::row ? 2 : 1)];
     p.dbias = call.keep(call.output({scalar ? 1 : static_cast<py::ssize_t>(n)}, dtype_of(dc)));
   }
-  check(gemm_backward(p, call.workspace(gemm_backward_workspace(p)), nullptr));
+  check(gemm_backward(p, "", call.workspace(gemm_backward_workspace(p)), nullptr));
   return py::make_tuple(call.download(*p.da), call.download(*p.db),
                         p.dbias ? py::object(call.download(*p.dbias)) : py::none());
 }
@@ -152,6 +152,8 @@ PYBIND11_MODULE(_ops_gemm, m) {
   add_exceptions(m);
   m.def(
       "kernels", [] { return describe(gemm_rows()); }, "[(name, range)] of the kernels.");
+  m.def("backward_kernels", gemm_pair_rows,
+        "[(name, range)] of the ways to make da and db: in one launch, or apart.");
   m.def(
       "library",
       [] {
@@ -182,6 +184,7 @@ PYBIND11_MODULE(_ops_gemm, m) {
         py::arg("trans_b") = false, py::arg("tf32") = false, py::arg("bias_kind") = "column",
         py::arg("activation") = "none", py::arg("slope") = 0.01f, py::arg("scale") = 1.0f,
         py::arg("workspace") = py::none(), py::arg("tune") = false, py::arg("stream") = 0,
+        py::arg("kernel") = "",
         "Gradients da, db, dbias (where given) of forward with the same options; aux as forward "
         "stored it,\nneeded with an activation. The residual's gradient is dc. Sums have a fixed "
         "order in our kernels.");

@@ -40,6 +40,8 @@ std::size_t gemm_workspace(const Gemm& p);
 Status gemm(const Gemm& p, const char* kernel, Workspace workspace, Stream stream);
 
 std::size_t gemm_backward_workspace(const GemmBackward& p);
-Status gemm_backward(const GemmBackward& p, Workspace workspace, Stream stream);
+/// `kernel`: how da and db are made, a name of gemm_pair_rows(); "" chooses.
+Status gemm_backward(const GemmBackward& p, const char* kernel, Workspace workspace, Stream stream);
+std::vector<std::pair<const char*, const char*>> gemm_pair_rows();  // (name, range)
 
 }  // namespace rm::cuda_ops

@@ -51,7 +51,13 @@ template <class T, int kV>
 void launch_slope_vector(const GemmSlopeArgs& a, Stream stream) {
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n, 32 * kV)),
                   static_cast<unsigned>(ceil_div(a.rows, a.block_rows)));
-  gemm_slope<T, kV><<<grid, dim3(32, 8), 0, stream>>>(a);
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(32, 8), config.stream = stream;
+  config.attrs = &overlap, config.numAttrs = compute_capability() >= 90 ? 1 : 0;
+  cudaLaunchKernelEx(&config, gemm_slope<T, kV>, a);  // the caller reads the status
 }
 
 template <class T>
@@ -64,16 +70,12 @@ void launch_slope(const GemmBackward& p, const GemmSlopeArgs& a, Stream stream) 
   vector ? launch_slope_vector<T, V>(a, stream) : launch_slope_vector<T, 1>(a, stream);
 }
 
-/// dbias from the partial sums of columns, or from dt's rows.
+/// dbias from dt's rows; sums of columns are left to the products' launch.
 template <class T>
 void launch_bias(const GemmBackward& p, const Parts& parts, const Tensor& dt, float* partial,
                  Stream stream) {
+  if (p.epilogue.bias_kind == BiasKind::column) return;
   T* out = static_cast<T*>(p.dbias->data);
-  if (p.epilogue.bias_kind == BiasKind::column) {
-    gemm_column_sums<T><<<static_cast<unsigned>(ceil_div(parts.n, 32)), dim3(32, 8), 0, stream>>>(
-        partial, out, parts.n, parts.row_blocks);
-    return;
-  }
   const Matrix m = matrix_of(dt);
   for (std::int64_t b = 0; b < m.batch; ++b) {  // a sum for each row
     gemm_sums<T, float><<<static_cast<unsigned>(ceil_div(m.rows, 8)), 256, 0, stream>>>(
@@ -162,6 +164,17 @@ Status check(const GemmBackward& p, Workspace workspace) {
 
 }  // namespace
 
+Status launch_column_sums(DType dtype, const ColumnSums& sums, Stream stream) {
+  if (sums.columns == 0) return {};
+  dispatch_float(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    gemm_column_sums<T>
+        <<<static_cast<unsigned>(ceil_div(sums.columns, 32)), dim3(32, 8), 0, stream>>>(
+            sums.partial, static_cast<T*>(sums.out), sums.columns, sums.count);
+  });
+  return launch_status("gemm");
+}
+
 std::size_t gemm_backward_workspace(const GemmBackward& p) {
   const Parts parts = parts_of(p);
   Gemm any;
@@ -169,7 +182,8 @@ std::size_t gemm_backward_workspace(const GemmBackward& p) {
   return parts.dt_bytes + parts.partial_bytes + gemm_workspace(any);
 }
 
-Status gemm_backward(const GemmBackward& p, Workspace workspace, Stream stream) {
+Status gemm_backward(const GemmBackward& p, const char* kernel, Workspace workspace,
+                     Stream stream) {
   if (Status s = check(p, workspace); !s) return s;
   const Parts parts = parts_of(p);
   auto* memory = static_cast<char*>(workspace.data);
@@ -192,20 +206,27 @@ Status gemm_backward(const GemmBackward& p, Workspace workspace, Stream stream) 
   } else if (p.b.rank != p.a.rank) {
     return unsupported("[gemm] expected b with a's leading axes where a is transposed, got none");
   }
+  Gemm for_a, for_b;
   if (p.da) {
     Tensor da = *p.da;
     if (da.rank != a.rank) {
       if (Status s = flatten(*p.da, "da", &da); !s) return s;
     }
-    const Gemm g = p.trans_a ? product(p, p.b, p.trans_b, dt, true, da)
-                             : product(p, dt, false, p.b, !p.trans_b, da);
-    if (Status s = gemm(g, "", rest, stream); !s) return s;
+    for_a = p.trans_a ? product(p, p.b, p.trans_b, dt, true, da)
+                      : product(p, dt, false, p.b, !p.trans_b, da);
   }
   if (p.db) {
-    const Gemm g = p.trans_b ? product(p, dt, true, a, p.trans_a, *p.db)
-                             : product(p, a, !p.trans_a, dt, false, *p.db);
-    return gemm(g, "", rest, stream);
+    for_b = p.trans_b ? product(p, dt, true, a, p.trans_a, *p.db)
+                      : product(p, a, !p.trans_a, dt, false, *p.db);
   }
+  ColumnSums sums{};
+  if (p.dbias && p.epilogue.bias_kind == BiasKind::column && numel(p.dc) > 0) {
+    sums = {partial, p.dbias->data, static_cast<int>(parts.n), static_cast<int>(parts.row_blocks)};
+  }
+  if (p.da && p.db) return gemm_pair(for_a, for_b, sums, kernel, rest, stream);
+  if (Status s = launch_column_sums(p.dc.dtype, sums, stream); !s) return s;
+  if (p.da) return gemm(for_a, "", rest, stream);
+  if (p.db) return gemm(for_b, "", rest, stream);
   return {};
 }
 

@@ -26,6 +26,15 @@ Status launch_library(const Gemm& p, Workspace workspace, Stream stream);
 Status launch_library_ewise(const Gemm& p, Workspace workspace, Stream stream);
 Status launch_epilogue(const Gemm& p, Stream stream);
 
+/// What a measured choice depends on, and whether c is no operand, so that launches may be timed.
+std::string choice_key(const Gemm& p, std::size_t workspace_bytes);
+bool may_repeat(const Gemm& p);
+
+/// Two products, neither of which needs the other's result, and sums where there are columns.
+Status gemm_pair(const Gemm& first, const Gemm& second, const ColumnSums& sums, const char* kernel,
+                 Workspace workspace, Stream stream);
+Status launch_column_sums(DType dtype, const ColumnSums& sums, Stream stream);
+
 inline constexpr std::size_t kLibraryWorkspace = 32u << 20;  // what cuBLAS asks for on Hopper
 
 }  // namespace rm::cuda_ops

@@ -3,6 +3,7 @@
 #include "gemm/kernels/gemm_epilogue_any.cuh"
 #include "gemm/kernels/gemm_tiled_any.cuh"
 #include "gemm/timing.hpp"
+#include "gemm/wgmma.hpp"
 
 namespace rm::cuda_ops {
 namespace {
@@ -35,12 +36,44 @@ Status launch_tiled(const Gemm& p, Workspace, Stream stream) {
   return launch_status("gemm");
 }
 
+/// Waves of tiles over the multiprocessors; a tile's time is what its products take.
+double wgmma_us(const Gemm& p, int columns, int parts) {
+  const GemmShape s = gemm_shape(p);
+  const std::int64_t tiles = ceil_div(s.m, 128) * ceil_div(s.n, columns) * s.batch * parts;
+  const std::int64_t waves = ceil_div(tiles, std::max(1, multiprocessors()));
+  const double depth = static_cast<double>(s.k) / parts * (columns == 64 ? 1.5 : 1.0);
+  return 4 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / 2.8e6);
+}
+
+template <int kColumns, int kCluster, bool kSplit, bool kTurns = false>
+constexpr KernelRow<Gemm> wgmma_row(const char* name, const char* range) {
+  return {name, range, wgmma_why_not,
+          [](const Gemm& p) {
+            return wgmma_us(p, kColumns, kSplit ? kCluster : 1) + 0.1 * (kCluster - 1);
+          },
+          [](const Gemm& p, Workspace, Stream stream) {
+            return launch_wgmma(p, {kColumns, kCluster, {kSplit, false}, kTurns}, stream);
+          }};
+}
+
 constexpr KernelRow<Gemm> kRows[] = {
     {"gemm_cublaslt_library",
      "bias a column, none / relu / gelu_tanh, aux of gelu_tanh; a residual without activation",
      library_why_not, library_us, launch_library},
     {"gemm_cublaslt_ewise", "any epilogue, in a pass of its own", library_ewise_why_not,
      [](const Gemm& p) { return library_us(p) + epilogue_us(p); }, launch_library_ewise},
+    wgmma_row<256, 2, false>("gemm_wgmma_256x2_sm90a",
+                             "16-bit floats, any epilogue; tiles of 128 x 256, clusters of two"),
+    wgmma_row<256, 1, false>("gemm_wgmma_256_sm90a", "the same by single blocks"),
+    wgmma_row<128, 2, false>("gemm_wgmma_128x2_sm90a", "the same, tiles of 128 x 128"),
+    wgmma_row<128, 1, false>("gemm_wgmma_128_sm90a", "the same by single blocks"),
+    wgmma_row<128, 1, false, true>("gemm_wgmma_128t_sm90a", "the same, epilogues beside products"),
+    wgmma_row<128, 2, false, true>("gemm_wgmma_128tx2_sm90a", "the same by clusters of two"),
+    wgmma_row<64, 1, false>("gemm_wgmma_64_sm90a", "the same, tiles of 128 x 64"),
+    wgmma_row<128, 2, true>("gemm_wgmma_128k2_sm90a", "few tiles, long K: two parts of K"),
+    wgmma_row<128, 4, true>("gemm_wgmma_128k4_sm90a", "the same, four parts"),
+    wgmma_row<64, 2, true>("gemm_wgmma_64k2_sm90a", "the same, two parts, tiles of 128 x 64"),
+    wgmma_row<64, 4, true>("gemm_wgmma_64k4_sm90a", "the same, four parts"),
     {"gemm_tiled_any", "any problem", [](const Gemm&) -> const char* { return nullptr; },
      [](const Gemm& p) { return 5 + flop_us(p, 8); }, launch_tiled},
 };
@@ -75,7 +108,30 @@ Status check(const Gemm& p) {
   return check_epilogue("gemm", p.epilogue, p.c);
 }
 
-/// What a measured choice depends on.
+/// The measured row, measuring it now if need be.
+Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out) {
+  const std::string key = choice_key(p, workspace.bytes);
+  *out = p.library->known_row(key);
+  if (*out >= 0 || !p.tune || !may_repeat(p) || is_capturing(stream)) return {};
+  double least = 0;
+  for (const auto& row : kRows) {
+    if (row.why_not(p) == nullptr && (least == 0 || row.cost_us(p) < least)) least = row.cost_us(p);
+  }
+  float best = 0;
+  for (std::size_t i = 0; i < std::size(kRows); ++i) {
+    if (kRows[i].why_not(p) || kRows[i].cost_us(p) > 8 * least) continue;
+    float us = 0;
+    const Status s = time_launches(
+        stream, [&](Stream on) { return kRows[i].launch(p, workspace, on); }, &us);
+    if (s.code == Code::device_error) return s;
+    if (s && (*out < 0 || us < best)) *out = static_cast<int>(i), best = us;
+  }
+  if (*out >= 0) p.library->remember_row(key, *out);
+  return {};
+}
+
+}  // namespace
+
 std::string choice_key(const Gemm& p, std::size_t workspace_bytes) {
   const GemmShape s = gemm_shape(p);
   const Epilogue& e = s.epilogue;
@@ -101,30 +157,6 @@ bool may_repeat(const Gemm& p) {  // c is no operand: the launches may be timed 
   return p.c.data != p.a.data && p.c.data != p.b.data &&
          (p.epilogue.residual == nullptr || p.epilogue.residual->data != p.c.data);
 }
-
-/// The measured row, measuring it now if need be.
-Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out) {
-  const std::string key = choice_key(p, workspace.bytes);
-  *out = p.library->known_row(key);
-  if (*out >= 0 || !p.tune || !may_repeat(p) || is_capturing(stream)) return {};
-  double least = 0;
-  for (const auto& row : kRows) {
-    if (row.why_not(p) == nullptr && (least == 0 || row.cost_us(p) < least)) least = row.cost_us(p);
-  }
-  float best = 0;
-  for (std::size_t i = 0; i < std::size(kRows); ++i) {
-    if (kRows[i].why_not(p) || kRows[i].cost_us(p) > 8 * least) continue;
-    float us = 0;
-    const Status s = time_launches(
-        stream, [&] { return kRows[i].launch(p, workspace, stream); }, &us);
-    if (s.code == Code::device_error) return s;
-    if (s && (*out < 0 || us < best)) *out = static_cast<int>(i), best = us;
-  }
-  if (*out >= 0) p.library->remember_row(key, *out);
-  return {};
-}
-
-}  // namespace
 
 GemmShape gemm_shape(const Gemm& p) {
   GemmShape s;

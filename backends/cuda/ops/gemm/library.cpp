@@ -219,8 +219,8 @@ void GemmLibrary::State::time(const LibraryProduct& p, const LibraryOperands& o,
     float us = 0;
     const Status s = time_launches(
         stream,
-        [&]() -> Status {
-          const int code = launch(p, o, plan, i, w, stream);
+        [&](Stream on) -> Status {
+          const int code = launch(p, o, plan, i, w, on);
           return code == 0 ? Status{} : failed(code, "run an algorithm it offered");
         },
         &us);

@@ -15,6 +15,13 @@ struct GemmArgs {
   EpilogueArgs epilogue;
 };
 
+/// out[n] = sum over i < count of partial[i, n].
+struct ColumnSums {
+  const float* partial;
+  void* out;
+  int columns, count;
+};
+
 /// dt = dc * activation'(aux), and the columns' sums of blocks of rows.
 struct GemmSlopeArgs {
   const void *dc, *aux;

@@ -2,8 +2,10 @@
 // activation in backward, sums of a bias gradient. Bound by memory.
 #pragma once
 
+#include "_shim/async_shim.cuh"
 #include "_shim/epilogue_shim.cuh"
 #include "gemm/kernels/gemm_args.hpp"
+#include "gemm/kernels/gemm_fast_any.cuh"
 
 namespace rm::cuda_ops {
 
@@ -26,6 +28,10 @@ __global__ void __launch_bounds__(256) gemm_epilogue(const GemmArgs p) {
 template <class T, int kV>
 __global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
   __shared__ float part[8][32 * kV + 1];
+#if __CUDA_ARCH__ >= 900
+  wait_for_previous();
+  launch_dependents();
+#endif
   const std::int64_t n = (blockIdx.x * 32ll + threadIdx.x) * kV;
   const std::int64_t first = blockIdx.y * static_cast<std::int64_t>(p.block_rows);
   float sum[kV] = {};
@@ -40,9 +46,7 @@ __global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
       if (p.dt) {
         load_vec<T, kV>(static_cast<const T*>(p.aux) + batch * p.aux_batch + m * p.aux_pitch + n,
                         x);
-#pragma unroll
-        for (int j = 0; j < kV; ++j)
-          d[j] *= activate_slope<sizeof(T) == 2>(p.activation, x[j], p.slope);
+        multiply_slopes<sizeof(T) == 2>(p.activation, d, x, p.slope);
         store_vec<T, kV>(static_cast<T*>(p.dt) + row * p.dt_pitch + n, d);
       }
 #pragma unroll

@@ -1,0 +1,111 @@
+// Barriers between blocks of a cluster, loads of boxes by tensor maps, and the accesses to shared
+// memory around them: thin over PTX, sm_90a.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace rm::cuda_ops {
+
+/// barrier_wait that ends the kernel with an error rather than hang for ever.
+__device__ __forceinline__ void ring_wait(std::uint32_t bar, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  for (int i = 0; !done; ++i) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    if (i > 1 << 26) __trap();
+  }
+}
+
+/// The same for what other blocks of the cluster have written to their shared memory.
+__device__ __forceinline__ void cluster_wait(std::uint32_t bar, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  for (int i = 0; !done; ++i) {
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    if (i > 1 << 26) __trap();
+  }
+}
+
+__device__ __forceinline__ float4 load_in_block(std::uint32_t address, std::uint32_t rank) {
+  float4 v;
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_shared(std::uint32_t address, const float* v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]),
+               "f"(v[2]), "f"(v[3])
+               : "memory");
+}
+
+/// kRelease: with what this thread has written or seen written; that takes about a microsecond.
+template <bool kRelease>
+__device__ __forceinline__ void arrive_in_block(std::uint32_t bar, std::uint32_t rank) {
+  if constexpr (kRelease) {
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+        "r"(rank)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+        "r"(rank)
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void load_box(std::uint32_t dst, const CUtensorMap* map,
+                                         std::uint32_t bar, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%3, %4, %5}], [%2];" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+/// To the same place in all blocks of the mask, completing on each one's barrier.
+__device__ __forceinline__ void load_box_all(std::uint32_t dst, const CUtensorMap* map,
+                                             std::uint32_t bar, int x, int y, int z,
+                                             unsigned mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(static_cast<std::uint16_t>(mask))
+      : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_matrix_x4(std::uint32_t row, std::uint32_t a, std::uint32_t b,
+                                                std::uint32_t c, std::uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace rm::cuda_ops
