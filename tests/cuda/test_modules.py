@@ -28,6 +28,7 @@ MODULES = (
     "reduction",
     "optim",
     "sampling",
+    "conv2d",
 )
 ALLOWED = re.compile(
     r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|cudart|cublas|cublasLt)\.so\.\d+|ld-linux-.*)$"
@@ -47,6 +48,7 @@ CALLS = {
     "reduction": "m.forward_numpy(x, 'sum', axes=[1])",
     "sdpa": "m.forward_numpy(x[None, None], x[None, None], x[None, None])",
     "sampling": "m.forward_numpy(x, temperature=0.0)",
+    "conv2d": "m.forward_numpy(x[None, None], x[None, None])",
     "gemm": "m.forward_numpy(x, x, trans_b=True)",
     "cross_entropy": "m.forward_numpy(x, numpy.zeros(2, 'int64'))",
 }

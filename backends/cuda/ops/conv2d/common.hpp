@@ -1,0 +1,80 @@
+// A convolution, or the gradient of its input, as one kind of problem, and what runs it.
+#pragma once
+
+#include "_shim/dispatch_shim.hpp"
+#include "conv2d/api.hpp"
+#include "conv2d/kernels/conv2d_args.hpp"
+
+namespace rm::cuda_ops {
+
+struct ConvProblem {
+  ConvArgs args;
+  DType dtype = DType::f32;
+  bool tf32 = false;
+  bool warpgroups = false;  // of the tensor-core kernels: conv2d_warpgroup_sm90's
+};
+
+struct ConvWeightProblem {
+  ConvWeightArgs args;
+  DType dtype = DType::f32;
+  bool warpgroups = false;
+};
+
+// gemm.cu
+const char* conv_gemm_why_not(const ConvProblem& p);
+double conv_gemm_us(const ConvProblem& p);
+std::size_t conv_gemm_workspace(const ConvProblem& p);
+Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream);
+/// src to [outer * inner, h, wd, groups, padded].
+Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream);
+
+// weight.cu
+const char* conv_weight_gemm_why_not(const ConvWeightProblem& p);
+double conv_weight_gemm_us(const ConvWeightProblem& p);
+std::size_t conv_weight_gemm_workspace(const ConvWeightProblem& p);
+Status launch_conv_weight_gemm(const ConvWeightProblem& p, Workspace workspace, Stream stream);
+
+// launcher.cu
+bool is_depthwise(const ConvArgs& a);
+double conv_depthwise_us(const ConvProblem& p);
+double conv_naive_us(const ConvProblem& p);
+Status launch_conv_depthwise(const ConvProblem& p, Stream stream);
+Status launch_conv_naive(const ConvProblem& p, Stream stream);
+
+inline std::string conv_text(const Tensor& t) {
+  std::string out = "[";
+  for (int d = 0; d < t.rank; ++d) out += (d ? ", " : "") + std::to_string(t.shape[d]);
+  return out + "] of " + name_of(t.dtype);
+}
+
+/// Shapes, dtypes and sizes of a convolution; `y` names the result's tensor.
+Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const ConvShape& s);
+
+inline void strides_of(const Tensor& t, std::int64_t (&out)[4]) {
+  for (int d = 0; d < 4; ++d) out[d] = t.stride[d];
+}
+
+/// The part of a workspace from `used` on, which grows to whole 256-byte pieces.
+inline void* take(const Workspace& w, std::size_t& used, std::size_t bytes) {
+  void* at = static_cast<char*>(w.data) + used;
+  used += (bytes + 255) / 256 * 256;
+  return at;
+}
+inline std::size_t whole(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+inline Status check_workspace(std::size_t needed, const Workspace& w) {
+  if (w.bytes >= needed) return {};
+  return invalid("[conv2d] expected a workspace of " + std::to_string(needed) + " bytes, got " +
+                 std::to_string(w.bytes) + "; try workspace() or backward_workspace()");
+}
+
+/// Channels dense, whole vectors, every place on 16 bytes.
+inline bool conv_in_vectors(const void* data, const std::int64_t (&stride)[4],
+                            std::int64_t channels, DType t) {
+  const std::int64_t vector = 16 / size_of(t);
+  return channels % vector == 0 && stride[1] == 1 && stride[0] % vector == 0 &&
+         stride[2] % vector == 0 && stride[3] % vector == 0 &&
+         reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+
+}  // namespace rm::cuda_ops

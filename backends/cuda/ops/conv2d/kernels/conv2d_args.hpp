@@ -1,0 +1,90 @@
+// What the kernels of conv2d get. Forward and dx are one computation: output element (n, o, h, w)
+// is a sum over input channels and taps, the input read at h * mul + off + tap * step, where that
+// is a multiple of div and, divided by it, inside. Forward: mul = stride, off = -padding, step =
+// dilation, div = 1; dx: mul = 1, off = padding, step = -dilation, div = stride.
+#pragma once
+
+#include <cstdint>
+
+namespace rm::cuda_ops {
+
+struct ConvMap {
+  int mul[2], off[2], step[2], div[2];
+};
+
+/// q such that n / d == q for 0 <= n < 2^31, without a division (Granlund and Montgomery 1994).
+struct FastDivisor {
+  std::uint32_t d = 1, multiplier = 0, shift = 0;
+  FastDivisor() = default;
+  explicit FastDivisor(std::uint32_t divisor) : d(divisor) {
+    while ((1ull << shift) < d) ++shift;
+    multiplier = static_cast<std::uint32_t>(((1ull << 32) * ((1ull << shift) - d)) / d + 1);
+  }
+#ifdef __CUDACC__
+  __device__ __forceinline__ std::uint32_t quotient(std::uint32_t n) const {
+    return (__umulhi(n, multiplier) + n) >> shift;
+  }
+#endif
+};
+
+struct ConvArgs {
+  const void *x, *w, *bias, *residual;
+  void *y, *aux;
+  std::int64_t x_stride[4], y_stride[4];  // N, C, H, W
+  /// of a weight: output channel of a group, input channel, KH, KW; and from group to group
+  std::int64_t w_stride[4], w_group;
+  int n, groups, in, out;  // batch; channels of a group
+  int h, wd, oh, ow, kh, kw;
+  ConvMap map;
+  int activation;
+  float slope;
+  bool channels_last;  // y's channels are dense
+};
+
+/// dw[o, c, kh, kw] = sum over n, oh, ow of dy * x at the place that forward read.
+struct ConvWeightArgs {
+  const void *x, *dy;
+  void* dw;
+  std::int64_t x_stride[4], dy_stride[4], dw_stride[4];
+  int n, groups, in, out;
+  int h, wd, oh, ow, kh, kw;
+  ConvMap map;
+};
+
+/// ConvArgs as a product: rows are output places, columns output channels of a group, depth is taps
+/// by `padded` channels. x has dense channels, its groups `padded` apart; w's rows are dense.
+struct ConvGemmArgs {
+  ConvArgs conv;
+  const void *x, *w;
+  std::int64_t x_stride[3], w_pitch;  // of N, H, W; of an output channel
+  float* parts;                       // [splits][rows][G * out] where splits > 1
+  int rows, padded, tiles_m, tiles_n, splits, steps, steps_per_split;
+  FastDivisor by_ow, by_oh;
+  bool vectors;  // y, bias, residual, aux in 16-byte vectors along channels
+};
+
+/// dw as a product: rows are output channels of a group, columns taps by `padded` channels, depth
+/// is output places. dy and x have dense channels, groups `out_padded` and `padded` apart.
+struct ConvWeightGemmArgs {
+  const void *x, *dy;
+  std::int64_t x_stride[3], dy_stride[3];
+  float* parts;  // [splits][G][out][taps][padded]
+  int places, groups, out, out_padded, padded, h, wd, kh, kw;
+  int tiles_m, tiles_n, splits, steps, steps_per_split;
+  ConvMap map;
+  FastDivisor by_ow, by_oh;
+};
+
+/// dst [N, H, W, G, padded] dense = src at (n, g * in + c, h, w), zeros beyond the `in` channels of
+/// a group; with aux: times the activation's slope there.
+struct ConvPackArgs {
+  const void *src, *aux;
+  void* dst;
+  /// n counts outer * inner: outer by outer_stride, inner by stride[0]
+  std::int64_t stride[4], outer_stride, group_stride;
+  int outer, inner, h, wd, groups, in, padded;
+  int activation;
+  float slope;
+};
+
+}  // namespace rm::cuda_ops
