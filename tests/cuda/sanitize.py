@@ -1,0 +1,205 @@
+"""Small problems of every operator and kernel, for compute-sanitizer.
+
+    for tool in memcheck racecheck initcheck; do
+        compute-sanitizer --tool $tool --error-exitcode 1 python tests/cuda/sanitize.py
+    done
+
+Host arrays in and out, so that only the operators' kernels run, and every result is read. With
+names (`sanitize.py softmax gemm`) only those modules. Not a test: values are not looked at.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+RNG = np.random.default_rng(0)
+TYPES = ("float32", "bfloat16", "float16")
+
+
+def array(*shape: int, dtype: str = "bfloat16") -> np.ndarray:
+    x = RNG.standard_normal(shape).astype("float32")
+    if dtype == "bfloat16":
+        return (x.view(np.uint32) >> 16).astype(np.uint16)
+    return x.astype(dtype)
+
+
+def ids(count: int, below: int) -> np.ndarray:
+    return RNG.integers(0, below, count)
+
+
+def ewise() -> Iterator[Call]:
+    code = [40, 0, 0, 1, -1, 14, 0, 3, -1, -1, 42, 0, 4, 2, -1]
+    for n in (64, 37):
+        x, z = array(5, n, dtype="float32"), array(5, n, dtype="float32")
+        yield "forward_numpy", (code, [], [x, x[0], z]), {"dtype": x.dtype}
+        yield "backward_numpy", (code, [], [x, x, z], z), {}
+
+
+def norm() -> Iterator[Call]:
+    for t in TYPES:
+        for n in (64, 37, 2048):
+            x, w = array(9, n, dtype=t), array(n, dtype=t)
+            yield "forward_numpy", (x, w, w, x), {"return_sum": True}
+            yield "backward_numpy", (x, x, w), {"has_bias": True}
+
+
+def rmsnorm() -> Iterator[Call]:
+    for n in (64, 37):
+        x, w = array(9, n), array(n)
+        yield "forward_numpy", (x, w, None, x), {"return_sum": True}
+        yield "backward_numpy", (x, x, w), {}
+
+
+def softmax() -> Iterator[Call]:
+    for t in TYPES:
+        for n in (64, 37, 4096):
+            x = array(5, n, dtype=t)
+            yield "forward_numpy", (x,), {}
+            yield "backward_numpy", (x, x), {"log": n == 64}
+
+
+def cross_entropy() -> Iterator[Call]:
+    for n in (640, 37):
+        x, target, f = array(5, n), ids(5, n), array(5, dtype="float32")
+        yield "forward_numpy", (x, target), {}
+        yield "backward_numpy", (f, x, target, f), {}
+
+
+def gemv() -> Iterator[Call]:
+    for m in (1, 3):
+        for n, k in ((256, 512), (37, 40)):
+            yield "forward_numpy", (array(m, k), array(n, k), None, array(n)), {}
+            w = RNG.integers(-127, 127, (n, k)).astype("int8")
+            yield "forward_numpy", (array(m, k), w, array(1, n)), {}
+
+
+def gemm() -> Iterator[Call]:
+    for m, n, k in ((64, 48, 32), (17, 33, 9), (256, 128, 128)):
+        a, b = array(m, k), array(k, n)
+        yield "forward_numpy", (a, b, array(n)), {"activation": "silu", "return_aux": True}
+        yield "backward_numpy", (array(m, n), a, b, array(m, n)), {
+            "has_bias": True, "activation": "gelu",
+        }  # fmt: skip
+
+
+def sdpa() -> Iterator[Call]:
+    for s, t in ((33, 33), (1, 300), (64, 128)):
+        q, k, v = array(2, 4, s, 64), array(2, 2, t, 64), array(2, 2, t, 64)
+        yield "forward_numpy", (q, k, v), {"causal": s == t}
+        o, lse = load("sdpa").forward_numpy(q, k, v, causal=s == t)
+        yield "backward_numpy", (array(2, 4, s, 64), q, k, v, o, lse), {"causal": s == t}
+
+
+def conv2d() -> Iterator[Call]:
+    for c, o, groups, image in ((16, 24, 1, 9), (3, 8, 1, 12), (16, 16, 16, 7), (12, 6, 3, 6)):
+        for layout in ("nchw", "nhwc"):
+            x, w = (2, c, image, image), (o, c // groups, 3, 3)
+            y = (2, o, image, image)
+            if layout == "nhwc":
+                x, w, y = ((s[0], *s[2:], s[1]) for s in (x, w, y))
+            options = {"padding": (1, 1), "groups": groups, "layout": layout, "activation": "silu"}
+            args = array(*x), array(*w)
+            yield "forward_numpy", (*args, array(o)), options
+            yield "backward_numpy", (array(*y), *args, array(*y)), options | {"has_bias": True}
+    x, w = array(1, 256, 4, 4), array(64, 256, 3, 3)  # a sum in parts
+    yield "forward_numpy", (x, w), {"padding": (1, 1)}
+
+
+def sampling() -> Iterator[Call]:
+    for n in (37, 9000):
+        x, u = array(3, n), np.array([0.1, 0.5, 0.9], "float32")
+        yield "forward_numpy", (x,), {"temperature": 0.0}
+        yield "forward_numpy", (x, u), {"top_k": 20, "top_p": 0.8}
+
+
+def copy() -> Iterator[Call]:
+    for shape in ((33, 40), (5, 7), (2, 3, 64)):
+        yield "forward_numpy", (array(*shape),), {"axes": list(range(len(shape)))[::-1]}
+
+
+def rope() -> Iterator[Call]:
+    for d in (64, 6):
+        x, cos = array(2, 3, 5, d), array(1, 1, 5, d)
+        yield "forward_numpy", (x, cos, cos), {}
+        yield "backward_numpy", (x, cos, cos), {"interleaved": True}
+
+
+def kv_append() -> Iterator[Call]:
+    new, cache = array(2, 2, 3, 64), array(2, 2, 16, 64)
+    yield "forward_numpy", (new, new, cache, cache, np.array([4, 15], "int32")), {}
+
+
+def embedding() -> Iterator[Call]:
+    for n in (64, 37):
+        yield "forward_numpy", (array(30, n), ids(9, 30)), {}
+        yield "backward_numpy", (array(9, n), ids(9, 30)), {"vocabulary": 30}
+
+
+def reduction() -> Iterator[Call]:
+    for shape, axes in (((33, 64), [1]), ((33, 64), [0]), ((5, 7, 9), [0, 2]), ((40000,), [0])):
+        for kind in ("sum", "argmax"):
+            yield "forward_numpy", (array(*shape), kind), {"axes": axes}
+
+
+def optim() -> Iterator[Call]:
+    for n in (64, 37):
+        p, m, v = array(n), array(n, dtype="float32"), np.ones(n, "float32")
+        yield "step_numpy", (p, p, m, v), {"kind": "adamw", "lr": 0.1}
+        yield "step_numpy", (p, p), {"kind": "sgd", "lr": 0.1}
+
+
+MODULES: dict[str, Callable[[], Iterator[Call]]] = {
+    "ewise": ewise, "layernorm": norm, "rmsnorm": rmsnorm, "softmax": softmax,
+    "cross_entropy": cross_entropy, "gemv": gemv, "gemm": gemm, "sdpa": sdpa, "conv2d": conv2d,
+    "sampling": sampling, "copy": copy, "rope": rope, "kv_append": kv_append,
+    "embedding": embedding, "reduction": reduction, "optim": optim,
+}  # fmt: skip
+
+
+def load(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"_ops_{name}")
+    except ModuleNotFoundError:
+        return importlib.import_module(f"rm_abstract.ops._ops_{name}")
+
+
+def run(name: str) -> str:
+    """Every kernel of the operator on each problem that it takes."""
+    m, ran = load(name), {}
+    for function, args, options in MODULES[name]():
+        table = getattr(m, "backward_kernels", m.kernels) if "back" in function else m.kernels
+        call = getattr(m, function)
+        for kernel in ("", *(row for row, _ in table())):
+            chosen = {"kernel": kernel} if kernel else {}
+            try:
+                call(*args, **options, **chosen)
+            except m.Unsupported:
+                continue
+            except TypeError:
+                if not kernel:
+                    raise
+                continue  # a function without a choice of kernels
+            ran[kernel] = ran.get(kernel, 0) + 1
+    return ", ".join(f"{kernel or 'chosen'} {count}" for kernel, count in ran.items())
+
+
+def main() -> None:
+    failed = False
+    for name in sys.argv[1:] or MODULES:
+        try:
+            print(f"{name}: {run(name)}", flush=True)
+        except Exception as error:
+            failed = True
+            print(f"{name}: {type(error).__name__}: {error}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
