@@ -104,11 +104,14 @@ def reduction_cases(dtype: torch.dtype) -> list[Case]:
         shape = [1 if d in axes else size for d, size in enumerate((n, 4096))]
         t = torch.int64 if kind == "argmax" else dtype
         y = torch.empty(shape, device="cuda", dtype=t)
+        size = m.workspace(x[0], kind, y=y)
+        space = torch.empty(size, device="cuda", dtype=torch.uint8)
         call = getattr(torch, kind if kind != "max" else "amax")
         dim = axes[0] if kind == "argmax" else axes
         out.append(
             pair(f"{kind} over axes {axes} {tag}",
-                 64 * MIB, lambda k, kind=kind, y=y: m.forward(x[k], kind, y=y, stream=stream()),
+                 64 * MIB, lambda k, kind=kind, y=y, space=space:
+                 m.forward(x[k], kind, y=y, workspace=space, stream=stream()),
                  lambda t, call=call, dim=dim: call(t, dim), lambda k: (x[k],))
         )  # fmt: skip
     return out

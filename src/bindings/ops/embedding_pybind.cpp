@@ -39,7 +39,8 @@ py::array forward_numpy(py::handle table, py::handle ids, const char* kernel) {
   return call.download(p.y);
 }
 
-py::array backward_numpy(py::handle dy, py::handle ids, py::ssize_t vocabulary, const char* kernel) {
+py::array backward_numpy(py::handle dy, py::handle ids, py::ssize_t vocabulary,
+                         const char* kernel) {
   HostCall call(kOp);
   EmbeddingBackward p;
   p.dy = call.upload("dy", dy), p.ids = call.upload("ids", ids);
@@ -67,9 +68,10 @@ PYBIND11_MODULE(_ops_embedding, m) {
         "gives a row of NaN and\nreads nothing. On `stream`. Raises InvalidArgument, Unsupported, "
         "NoDevice, DeviceError.");
   m.def("backward_workspace", backward_workspace, py::arg("ids"), "Bytes that backward needs.");
-  m.def("backward", backward, py::arg("dy"), py::arg("ids"), py::kw_only(), py::arg("dtable"),
-        py::arg("workspace") = py::none(), py::arg("stream") = 0, py::arg("kernel") = "",
-        "dtable [V, N] (overwritten): the rows of dy added where their ids point, in a fixed order.");
+  m.def(
+      "backward", backward, py::arg("dy"), py::arg("ids"), py::kw_only(), py::arg("dtable"),
+      py::arg("workspace") = py::none(), py::arg("stream") = 0, py::arg("kernel") = "",
+      "dtable [V, N] (overwritten): the rows of dy added where their ids point, in a fixed order.");
   m.def("forward_numpy", forward_numpy, py::arg("table"), py::arg("ids"), py::kw_only(),
         py::arg("kernel") = "", "forward over host arrays; bfloat16 is uint16 bit patterns.");
   m.def("backward_numpy", backward_numpy, py::arg("dy"), py::arg("ids"), py::kw_only(),

@@ -8,8 +8,8 @@ using namespace rm::ops_bindings;
 using namespace rm::cuda_ops;
 constexpr const char* kOp = "kv_append";
 
-void forward(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache, py::handle positions,
-             std::uintptr_t stream, const char* kernel) {
+void forward(py::handle k, py::handle v, py::handle k_cache, py::handle v_cache,
+             py::handle positions, std::uintptr_t stream, const char* kernel) {
   check(kv_append({device_tensor(kOp, "k", k), device_tensor(kOp, "v", v),
                    device_tensor(kOp, "k_cache", k_cache), device_tensor(kOp, "v_cache", v_cache),
                    device_tensor(kOp, "positions", positions)},

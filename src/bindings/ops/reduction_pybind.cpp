@@ -20,10 +20,15 @@ Reduce kind_of(const std::string& name) {
   return Reduce::sum;
 }
 
-void forward(py::handle x, const std::string& kind, py::handle y, std::uintptr_t stream,
-             const char* kernel) {
+void forward(py::handle x, const std::string& kind, py::handle y, py::handle workspace,
+             std::uintptr_t stream, const char* kernel) {
   check(reduction({device_tensor(kOp, "x", x), device_tensor(kOp, "y", y), kind_of(kind)}, kernel,
-                  stream_of(stream)));
+                  workspace_of(kOp, workspace), stream_of(stream)));
+}
+
+std::size_t workspace_bytes(py::handle x, const std::string& kind, py::handle y) {
+  return reduction_workspace(
+      {device_tensor(kOp, "x", x), device_tensor(kOp, "y", y), kind_of(kind)});
 }
 
 py::array forward_numpy(py::handle x, const std::string& kind, const std::vector<int>& axes,
@@ -38,7 +43,7 @@ py::array forward_numpy(py::handle x, const std::string& kind, const std::vector
   }
   const bool arg = p.kind == Reduce::argmax || p.kind == Reduce::argmin;
   p.y = call.output(shape, arg ? py::dtype::of<std::int64_t>() : dtype_of(x));
-  check(reduction(p, kernel, nullptr));
+  check(reduction(p, kernel, call.workspace(reduction_workspace(p)), nullptr));
   return call.download(p.y);
 }
 
@@ -49,13 +54,20 @@ PYBIND11_MODULE(_ops_reduction, m) {
   add_exceptions(m);
   m.def(
       "kernels", [] { return describe(reduction_rows()); }, "[(name, range)] of the kernels.");
-  m.def("forward", forward, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("y"),
-        py::arg("stream") = 0, py::arg("kernel") = "",
-        "y = x reduced over the axes in which y has size 1. kind: sum, mean, prod, max, min (y of x's "
-        "dtype,\naccumulated in fp32), argmax, argmin (y int64: the first index over the reduced "
-        "axes). DLPack\ntensors on the device, float32, bfloat16 or float16, any strides. NaN wins. On "
-        "`stream`. Raises\nInvalidArgument, Unsupported, NoDevice, DeviceError.");
-  m.def("forward_numpy", forward_numpy, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("axes"),
-        py::arg("kernel") = "",
-        "forward over a host array, reduced axes kept with size 1; bfloat16 is uint16 bit patterns.");
+  m.def(
+      "forward", forward, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("y"),
+      py::arg("workspace") = py::none(), py::arg("stream") = 0, py::arg("kernel") = "",
+      "y = x reduced over the axes in which y has size 1. kind: sum, mean, prod, max, min (y of "
+      "x's "
+      "dtype,\naccumulated in fp32), argmax, argmin (y int64: the first index over the reduced "
+      "axes). DLPack\ntensors on the device, float32, bfloat16 or float16, any strides. NaN wins. "
+      "`workspace`: workspace() bytes, with which\nseveral blocks share a result where there are "
+      "few; less is legal. On `stream`. Raises\nInvalidArgument, Unsupported, NoDevice, "
+      "DeviceError.");
+  m.def("workspace", workspace_bytes, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("y"),
+        "Bytes that let forward spread few results over the device.");
+  m.def(
+      "forward_numpy", forward_numpy, py::arg("x"), py::arg("kind"), py::kw_only(), py::arg("axes"),
+      py::arg("kernel") = "",
+      "forward over a host array, reduced axes kept with size 1; bfloat16 is uint16 bit patterns.");
 }

@@ -24,10 +24,14 @@ Tensor broadcast(const Tensor& t, const Tensor& x) {
   return out;
 }
 
-void run(py::handle x, py::handle cos, py::handle sin, py::handle y, bool interleaved, bool backward,
-         std::uintptr_t stream, const char* kernel) {
-  Rope p{device_tensor(kOp, "x", x), device_tensor(kOp, "cos", cos), device_tensor(kOp, "sin", sin),
-         device_tensor(kOp, "y", y), interleaved, backward};
+void run(py::handle x, py::handle cos, py::handle sin, py::handle y, bool interleaved,
+         bool backward, std::uintptr_t stream, const char* kernel) {
+  Rope p{device_tensor(kOp, "x", x),
+         device_tensor(kOp, "cos", cos),
+         device_tensor(kOp, "sin", sin),
+         device_tensor(kOp, "y", y),
+         interleaved,
+         backward};
   p.cos = broadcast(p.cos, p.x), p.sin = broadcast(p.sin, p.x);
   check(rope(p, kernel, stream_of(stream)));
 }
@@ -53,21 +57,21 @@ PYBIND11_MODULE(_ops_rope, m) {
   m.def(
       "forward",
       [](py::handle x, py::handle cos, py::handle sin, py::handle y, bool interleaved,
-         std::uintptr_t stream, const char* kernel) {
-        run(x, cos, sin, y, interleaved, false, stream, kernel);
-      },
+         std::uintptr_t stream,
+         const char* kernel) { run(x, cos, sin, y, interleaved, false, stream, kernel); },
       py::arg("x"), py::arg("cos"), py::arg("sin"), py::kw_only(), py::arg("y"),
       py::arg("interleaved") = false, py::arg("stream") = 0, py::arg("kernel") = "",
-      "y = x cos + rotate(x) sin. DLPack tensors on the device: x, y [B, H, S, D] float32, bfloat16 "
-      "or\nfloat16, any strides with a dense last axis (y may be x); cos, sin broadcast to x, of x's "
+      "y = x cos + rotate(x) sin. DLPack tensors on the device: x, y [B, H, S, D] float32, "
+      "bfloat16 "
+      "or\nfloat16, any strides with a dense last axis (y may be x); cos, sin broadcast to x, of "
+      "x's "
       "dtype or\nfloat32. rotate: [-x2, x1] of the halves, or of neighbouring pairs "
       "(interleaved). On `stream`.\nRaises InvalidArgument, Unsupported, NoDevice, DeviceError.");
   m.def(
       "backward",
       [](py::handle dy, py::handle cos, py::handle sin, py::handle dx, bool interleaved,
-         std::uintptr_t stream, const char* kernel) {
-        run(dy, cos, sin, dx, interleaved, true, stream, kernel);
-      },
+         std::uintptr_t stream,
+         const char* kernel) { run(dy, cos, sin, dx, interleaved, true, stream, kernel); },
       py::arg("dy"), py::arg("cos"), py::arg("sin"), py::kw_only(), py::arg("dx"),
       py::arg("interleaved") = false, py::arg("stream") = 0, py::arg("kernel") = "",
       "dx from dy; dx may be dy.");

@@ -42,12 +42,14 @@ __device__ __forceinline__ void walk_offsets(const Walk<kTensors>& w, std::int64
                                              std::int64_t (&out)[kTensors]) {
 #pragma unroll
   for (int t = 0; t < kTensors; ++t) out[t] = 0;
-  for (int d = w.rank - 1; d >= 0; --d) {
-    const std::int64_t at = index % w.shape[d];
-    index /= w.shape[d];
+  for (int d = w.rank - 1; d > 0; --d) {
+    const std::int64_t rest = index / w.shape[d], at = index - rest * w.shape[d];
+    index = rest;
 #pragma unroll
     for (int t = 0; t < kTensors; ++t) out[t] += at * w.stride[t][d];
   }
+#pragma unroll
+  for (int t = 0; t < kTensors; ++t) out[t] += index * w.stride[t][0];
 }
 #endif
 

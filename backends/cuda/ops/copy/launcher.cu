@@ -27,7 +27,8 @@ const char* vector_why_not(const Copy& p) {
   const Walk<2> w = walk_of(p);
   const int size = size_of(p.x.dtype), per = 16 / size;
   if (w.rank == 0) return "a single element";
-  if (reinterpret_cast<std::uintptr_t>(p.x.data) % 16 || reinterpret_cast<std::uintptr_t>(p.y.data) % 16)
+  if (reinterpret_cast<std::uintptr_t>(p.x.data) % 16 ||
+      reinterpret_cast<std::uintptr_t>(p.y.data) % 16)
     return "x or y is not 16-byte aligned";
   for (int t = 0; t < 2; ++t) {
     if (w.stride[t][w.rank - 1] != 1) return "the last axis is not dense in both";
@@ -63,24 +64,42 @@ const char* tiled_why_not(const Copy& p) {
   return dense_axis(w) < 0 ? "x is dense along no other axis" : nullptr;
 }
 
+/// Packs of `per` elements along x's dense axis a and along y's, the last one, start on 8 bytes.
+bool tiles_in_packs(const Copy& p, const Walk<2>& w, int a, int per) {
+  const int last = w.rank - 1;
+  if (reinterpret_cast<std::uintptr_t>(p.x.data) % 8 ||
+      reinterpret_cast<std::uintptr_t>(p.y.data) % 8)
+    return false;
+  if (w.shape[a] % per || w.shape[last] % per) return false;
+  for (int d = 0; d < w.rank; ++d) {
+    if ((d != a && w.stride[0][d] % per) || (d != last && w.stride[1][d] % per)) return false;
+  }
+  return true;
+}
+
 Status launch_tiled(const Copy& p, Workspace, Stream stream) {
   const Walk<2> w = walk_of(p);
   const int a = dense_axis(w), last = w.rank - 1;
-  const std::int64_t blocks = w.total / w.shape[a] / w.shape[last] * ceil_div(w.shape[a], 32) *
-                              ceil_div(w.shape[last], 32);
+  const std::int64_t blocks = w.total / w.shape[a] / w.shape[last] *
+                              ceil_div(w.shape[a], kCopyTile) * ceil_div(w.shape[last], kCopyTile);
   with_element(size_of(p.x.dtype), [&](auto e) {
     using E = decltype(e);
-    copy_tiles<E><<<static_cast<unsigned>(blocks), dim3(32, 8), 0, stream>>>(
-        w, a, static_cast<const E*>(p.x.data), static_cast<E*>(p.y.data));
+    constexpr int V = 8 / static_cast<int>(sizeof(E));
+    const E* x = static_cast<const E*>(p.x.data);
+    E* y = static_cast<E*>(p.y.data);
+    if (tiles_in_packs(p, w, a, V)) {
+      copy_tiles<E, V><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(w, a, x, y);
+    } else {
+      copy_tiles<E, 1><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(w, a, x, y);
+    }
   });
   return launch_status("copy");
 }
 
 Status launch_naive(const Copy& p, Workspace, Stream stream) {
   const Walk<2> w = walk_of(p);
-  with_element(size_of(p.x.dtype), [&](auto e) {
-    launch_elements<decltype(e)>(w, p.x.data, p.y.data, stream);
-  });
+  with_element(size_of(p.x.dtype),
+               [&](auto e) { launch_elements<decltype(e)>(w, p.x.data, p.y.data, stream); });
   return launch_status("copy");
 }
 
@@ -89,8 +108,8 @@ double cost(const Copy& p, double factor) {
 }
 
 constexpr KernelRow<Copy> kRows[] = {
-    {"copy_vector_sm80", "the last axis dense in both, rows of whole 16-byte vectors", vector_why_not,
-     [](const Copy& p) { return cost(p, 1); }, launch_vector},
+    {"copy_vector_sm80", "the last axis dense in both, rows of whole 16-byte vectors",
+     vector_why_not, [](const Copy& p) { return cost(p, 1); }, launch_vector},
     {"copy_tiled_any", "y dense along its last axis, x along another", tiled_why_not,
      [](const Copy& p) { return cost(p, 1.3); }, launch_tiled},
     {"copy_naive_any", "any strides", [](const Copy&) -> const char* { return nullptr; },

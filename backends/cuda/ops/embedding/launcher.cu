@@ -13,17 +13,19 @@ bool legal_ids(const Tensor& ids) {
 Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool dense_table) {
   if (table.rank != 2 || !is_float(table.dtype) || table.shape[1] > 0x7fffffff ||
       (table.shape[1] > 1 && table.stride[1] != 1) || (dense_table && !is_contiguous(table))) {
-    return invalid("[embedding] expected a table [V, N] of float32, bfloat16 or float16 with dense "
-                   "rows, got " +
-                   std::string(name_of(table.dtype)) + " of rank " + std::to_string(table.rank));
+    return invalid(
+        "[embedding] expected a table [V, N] of float32, bfloat16 or float16 with dense "
+        "rows, got " +
+        std::string(name_of(table.dtype)) + " of rank " + std::to_string(table.rank));
   }
   bool like = rows.rank == ids.rank + 1 && rows.dtype == table.dtype && is_contiguous(rows) &&
               rows.shape[rows.rank - 1] == table.shape[1];
   for (int d = 0; like && d < ids.rank; ++d) like = rows.shape[d] == ids.shape[d];
   if (!legal_ids(ids) || !like) {
-    return invalid("[embedding] expected dense ids [*] of int32 or int64 and dense rows [*, N] of the "
-                   "table's dtype, got " +
-                   std::string(name_of(ids.dtype)) + " and " + name_of(rows.dtype));
+    return invalid(
+        "[embedding] expected dense ids [*] of int32 or int64 and dense rows [*, N] of the "
+        "table's dtype, got " +
+        std::string(name_of(ids.dtype)) + " and " + name_of(rows.dtype));
   }
   return {};
 }
@@ -42,7 +44,7 @@ Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
   dispatch_float(p.table.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int V = kVector ? 16 / static_cast<int>(sizeof(T)) : 1;
-    const auto blocks = static_cast<unsigned>(ceil_div(a.count * (a.n / V), 256));
+    const auto blocks = static_cast<unsigned>(ceil_div(a.count * (a.n / V), 256 * kEmbeddingPacks));
     embedding_rows<T, V><<<blocks, 256, 0, stream>>>(a);
   });
   return launch_status("embedding");
@@ -50,7 +52,8 @@ Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
 
 const char* vector_why_not(const EmbeddingForward& p) {
   if (p.table.shape[1] * size_of(p.table.dtype) % 16 != 0) return "rows are not whole vectors";
-  if (!is_aligned(p.table.data, p.table.stride[0], p.table.dtype, 16)) return "rows are not aligned";
+  if (!is_aligned(p.table.data, p.table.stride[0], p.table.dtype, 16))
+    return "rows are not aligned";
   return is_aligned(p.y.data, 0, p.y.dtype, 16) ? nullptr : "y is not aligned";
 }
 
@@ -61,7 +64,8 @@ double forward_cost(const EmbeddingForward& p, double factor) {
 constexpr KernelRow<EmbeddingForward> kForward[] = {
     {"embedding_vector_sm80", "rows of whole 16-byte vectors", vector_why_not,
      [](const EmbeddingForward& p) { return forward_cost(p, 1); }, launch_forward<true>},
-    {"embedding_naive_any", "any problem", [](const EmbeddingForward&) -> const char* { return nullptr; },
+    {"embedding_naive_any", "any problem",
+     [](const EmbeddingForward&) -> const char* { return nullptr; },
      [](const EmbeddingForward& p) { return forward_cost(p, 3); }, launch_forward<false>},
 };
 
@@ -114,12 +118,14 @@ Status embedding_backward(const EmbeddingBackward& p, const char* kernel, Worksp
                    std::to_string(workspace.bytes) + "; try backward_workspace()");
   }
   if (numel(p.dtable) == 0) return {};
-  const cudaError_t e = cudaMemsetAsync(
-      p.dtable.data, 0, static_cast<std::size_t>(numel(p.dtable)) * size_of(p.dtable.dtype), stream);
+  const cudaError_t e =
+      cudaMemsetAsync(p.dtable.data, 0,
+                      static_cast<std::size_t>(numel(p.dtable)) * size_of(p.dtable.dtype), stream);
   if (e != cudaSuccess) return cuda_status("embedding", e, "a cleared gradient");
   if (numel(p.dy) == 0) return {};
   const KernelRow<EmbeddingBackward>* row = nullptr;
-  if (Status s = select_row<EmbeddingBackward>("embedding", kBackward, p, kernel, &row); !s) return s;
+  if (Status s = select_row<EmbeddingBackward>("embedding", kBackward, p, kernel, &row); !s)
+    return s;
   return row->launch(p, workspace, stream);
 }
 

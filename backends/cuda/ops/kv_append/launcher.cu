@@ -19,7 +19,7 @@ Status launch(const KvAppend& p, Workspace, Stream stream) {
   a.batch = static_cast<int>(p.k.shape[0]), a.groups = static_cast<int>(p.k.shape[1]);
   a.rows = static_cast<int>(p.k.shape[2]), a.per_row = static_cast<int>(p.k.shape[3]) / per;
   a.slots = static_cast<int>(p.k_cache.shape[2]);
-  const std::int64_t total = 2 * numel(p.k) / per;
+  const std::int64_t total = numel(p.k) / per;
   kv_append_rows_any<E><<<static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream>>>(a);
   return launch_status("kv_append");
 }

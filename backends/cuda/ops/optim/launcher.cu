@@ -18,34 +18,42 @@ bool in_vectors(const Optim& p) {
 
 DType state_type(const Optim& p) { return p.tensors[0].m ? p.tensors[0].m->dtype : DType::f32; }
 
-OptimArgs settings_of(const Optim& p) {
-  OptimArgs a{};
+OptimSettings settings_of(const Optim& p) {
+  OptimSettings a{};
   a.kind = static_cast<int>(p.kind), a.beta1 = p.beta1, a.beta2 = p.beta2;
-  a.step = static_cast<double>(p.step), a.lr = static_cast<float>(p.lr);
-  a.eps = static_cast<float>(p.eps), a.weight_decay = static_cast<float>(p.weight_decay);
+  a.first_share = static_cast<float>(1.0 - p.beta1), a.second_beta = static_cast<float>(p.beta2);
+  a.second_share = static_cast<float>(1.0 - p.beta2);
+  a.lr = static_cast<float>(p.lr), a.eps = static_cast<float>(p.eps);
+  a.weight_decay = static_cast<float>(p.weight_decay), a.decay_factor = a.lr * a.weight_decay;
   a.momentum = static_cast<float>(p.momentum), a.nesterov = p.nesterov;
   if (p.device_step) {
     a.device_step = p.device_step->data;
     a.step_is_float = p.device_step->dtype == DType::f32;
+  } else {
+    a.factors = optim_factors(a, static_cast<double>(p.step));
   }
   return a;
 }
 
-template <class T, class S, int kV>
+template <class T, class S, int kV, int kTensors>
 Status launch_all(const Optim& p, Stream stream) {
-  OptimArgs a = settings_of(p);
+  OptimArgs<kTensors> a{};
+  a.settings = settings_of(p);
+  // short blocks hide behind each other; with two operands of 16 bits their beginnings do not
+  const bool light = sizeof(T) == 2 && p.tensors[0].m == nullptr;
+  const int elements = a.settings.elements = light ? 4 * kOptimElements : kOptimElements;
   std::int64_t blocks = 0;
   const auto flush = [&]() -> Status {
     if (a.tensors == 0) return {};
     a.first_block[a.tensors] = static_cast<int>(blocks);
-    optim_step<T, S, kV><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(a);
+    optim_step<T, S, kV, kTensors><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(a);
     a.tensors = 0, blocks = 0;
     return launch_status("optim");
   };
   for (const OptimTensors& t : p.tensors) {
-    const std::int64_t size = numel(t.param), wanted = ceil_div(size, kOptimElements);
+    const std::int64_t size = numel(t.param), wanted = ceil_div(size, elements);
     if (size == 0) continue;
-    if (a.tensors == kOptimTensors || blocks + wanted > 0x7fffffff) {
+    if (a.tensors == kTensors || blocks + wanted > 0x7fffffff) {
       if (Status s = flush(); !s) return s;
     }
     const int i = a.tensors++;
@@ -57,12 +65,18 @@ Status launch_all(const Optim& p, Stream stream) {
   return flush();
 }
 
+template <class T, class S, int kV>
+Status launch_some(const Optim& p, Stream stream) {
+  if (p.tensors.size() == 1) return launch_all<T, S, kV, 1>(p, stream);
+  return launch_all<T, S, kV, kOptimTensors>(p, stream);
+}
+
 template <int kV>
 Status launch(const Optim& p, Workspace, Stream stream) {
   return dispatch_float(p.tensors[0].param.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (state_type(p) == DType::f32) return launch_all<T, float, kV>(p, stream);
-    return launch_all<T, T, kV>(p, stream);
+    if (state_type(p) == DType::f32) return launch_some<T, float, kV>(p, stream);
+    return launch_some<T, T, kV>(p, stream);
   });
 }
 

@@ -1,5 +1,5 @@
-// y = reduction of x over any axes; y has x's rank, reduced axes of size 1. sum, mean, prod, max, min
-// accumulate in fp32 (NaN wins in max and min); argmax and argmin give the first index over the
+// y = reduction of x over any axes; y has x's rank, reduced axes of size 1. sum, mean, prod, max,
+// min accumulate in fp32 (NaN wins in max and min); argmax and argmin give the first index over the
 // reduced axes taken in order, as int64. Over nothing: 0, NaN, 1, -inf, +inf; arg* is an error.
 #pragma once
 
@@ -17,6 +17,9 @@ struct Reduction {
 };
 
 std::span<const KernelRow<Reduction>> reduction_rows();
-Status reduction(const Reduction& p, const char* kernel, Stream stream);
+
+/// Bytes with which several blocks share an element of y where there are few; less is legal.
+std::size_t reduction_workspace(const Reduction& p);
+Status reduction(const Reduction& p, const char* kernel, Workspace workspace, Stream stream);
 
 }  // namespace rm::cuda_ops

@@ -20,61 +20,128 @@ ReductionArgs args_of(const Reduction& p) {
   }
   a.kept = walk_of<2>({&kept, &out});
   a.reduced = walk_of<1>({&reduced});
+  a.divisor = p.kind == Reduce::mean ? static_cast<float>(a.reduced.total) : 1.0f;
   return a;
 }
 
-/// fn(integral_constant<Reduce, kind>).
+/// fn(integral_constant<Reduce, kind>); a mean is a sum with a divisor.
 template <class Fn>
 void with_kind(Reduce kind, Fn&& fn) {
   switch (kind) {
 #define RM_CASE(name) \
   case Reduce::name:  \
     return fn(std::integral_constant<Reduce, Reduce::name>{});
-    RM_CASE(sum)
-    RM_CASE(mean)
     RM_CASE(prod)
     RM_CASE(max)
     RM_CASE(min)
     RM_CASE(argmax)
     RM_CASE(argmin)
 #undef RM_CASE
+    default:
+      return fn(std::integral_constant<Reduce, Reduce::sum>{});
   }
 }
 
 template <class Fn>
-Status launch_with(const Reduction& p, Fn&& fn) {
-  const ReductionArgs a = args_of(p);
-  dispatch_float(p.x.dtype, [&](auto type) { with_kind(p.kind, [&](auto kind) { fn(a, type, kind); }); });
+Status launch_with(const Reduction& p, const ReductionArgs& a, Fn&& fn) {
+  dispatch_float(p.x.dtype,
+                 [&](auto type) { with_kind(p.kind, [&](auto kind) { fn(a, type, kind); }); });
   return launch_status("reduction");
 }
 
+/// fn launches with a second axis of the grid of `splits`, whose parts are then joined.
+template <class Fn>
+Status launch_split(const Reduction& p, std::int64_t splits, Workspace workspace, Fn&& fn) {
+  ReductionArgs a = args_of(p);
+  if (workspace.bytes < static_cast<std::size_t>(splits * a.kept.total) * sizeof(Best)) splits = 1;
+  if (splits > 1) a.parts = static_cast<Best*>(workspace.data);
+  return launch_with(p, a, [&](const ReductionArgs& with, auto type, auto kind) {
+    fn(with, type, kind, static_cast<unsigned>(splits));
+  });
+}
+
+template <class T, Reduce kKind>
+void launch_finish(const ReductionArgs& a, unsigned splits, Stream stream) {
+  if (splits == 1) return;
+  reduce_finish<T, kKind>
+      <<<static_cast<unsigned>(ceil_div(a.kept.total, 32)), dim3(32, 8), 0, stream>>>(
+          a, static_cast<int>(splits));
+}
+
 Status launch_axes(const Reduction& p, Workspace, Stream stream) {
-  return launch_with(p, [&](const ReductionArgs& a, auto type, auto kind) {
+  return launch_with(p, args_of(p), [&](const ReductionArgs& a, auto type, auto kind) {
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.kept.total, 1 << 20));
-    reduce_axes<typename decltype(type)::type, decltype(kind)::value><<<blocks, 256, 0, stream>>>(a);
+    reduce_axes<typename decltype(type)::type, decltype(kind)::value>
+        <<<blocks, 256, 0, stream>>>(a);
   });
 }
 
-Status launch_rows(const Reduction& p, Workspace, Stream stream) {
-  return launch_with(p, [&](const ReductionArgs& a, auto type, auto kind) {
-    using T = typename decltype(type)::type;
-    constexpr Reduce kKind = decltype(kind)::value;
-    if (a.reduced.total <= 2048 && a.kept.total > 512) {
-      const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(a.kept.total, 8), 1 << 20));
-      reduce_rows<T, kKind, true><<<blocks, 256, 0, stream>>>(a);
-    } else {
-      const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.kept.total, 1 << 20));
-      reduce_rows<T, kKind, false><<<blocks, 256, 0, stream>>>(a);
-    }
-  });
+/// Blocks along the reduced axes: enough for all multiprocessors, each with enough to do.
+std::int64_t splits_for(std::int64_t blocks, std::int64_t reduced, std::int64_t least) {
+  const std::int64_t wanted =
+      ceil_div(4 * std::max(1, multiprocessors()), std::max<std::int64_t>(1, blocks));
+  return std::clamp<std::int64_t>(std::min(wanted, reduced / least), 1, 264);
+}
+bool warp_a_row(const ReductionArgs& a) {
+  return (a.reduced.total <= 2048 && a.kept.total > 512) ||
+         (a.reduced.total <= 16384 && a.kept.total >= 2048);
+}
+std::int64_t row_splits(const Reduction& p, const ReductionArgs& a) {
+  return warp_a_row(a) ? 1
+                       : splits_for(a.kept.total, a.reduced.total, 8192 / size_of(p.x.dtype) * 2);
 }
 
-Status launch_columns(const Reduction& p, Workspace, Stream stream) {
-  return launch_with(p, [&](const ReductionArgs& a, auto type, auto kind) {
-    const auto blocks = static_cast<unsigned>(ceil_div(a.kept.total, 32));
-    reduce_columns<typename decltype(type)::type, decltype(kind)::value>
-        <<<blocks, dim3(32, 8), 0, stream>>>(a);
-  });
+Status launch_rows(const Reduction& p, Workspace workspace, Stream stream) {
+  return launch_split(
+      p, row_splits(p, args_of(p)), workspace,
+      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
+        using T = typename decltype(type)::type;
+        constexpr Reduce kKind = decltype(kind)::value;
+        if (warp_a_row(a)) {
+          const auto blocks =
+              static_cast<unsigned>(std::min<std::int64_t>(ceil_div(a.kept.total, 8), 1 << 20));
+          reduce_rows<T, kKind, true><<<blocks, 256, 0, stream>>>(a);
+        } else {
+          const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.kept.total, 1 << 20));
+          reduce_rows<T, kKind, false><<<dim3(blocks, splits), 256, 0, stream>>>(a);
+          launch_finish<T, kKind>(a, splits, stream);
+        }
+      });
+}
+
+/// Elements of x a thread takes at once along the last kept axis.
+int column_vector(const Reduction& p, const ReductionArgs& a) {
+  const int per = 16 / size_of(p.x.dtype), last = a.kept.rank - 1;
+  if (reinterpret_cast<std::uintptr_t>(p.x.data) % 16 != 0 || a.kept.shape[last] % per != 0)
+    return 1;
+  for (int d = 0; d < last; ++d) {
+    if (a.kept.stride[0][d] % per != 0) return 1;
+  }
+  for (int d = 0; d < a.reduced.rank; ++d) {
+    if (a.reduced.stride[0][d] % per != 0) return 1;
+  }
+  return a.kept.total / per < 64 ? 1 : per;
+}
+std::int64_t column_splits(const Reduction& p, const ReductionArgs& a) {
+  return splits_for(ceil_div(a.kept.total, 32 * column_vector(p, a)), a.reduced.total, 64);
+}
+
+Status launch_columns(const Reduction& p, Workspace workspace, Stream stream) {
+  return launch_split(p, column_splits(p, args_of(p)), workspace,
+                      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
+                        using T = typename decltype(type)::type;
+                        constexpr Reduce kKind = decltype(kind)::value;
+                        constexpr int V = 16 / static_cast<int>(sizeof(T));
+                        const int per = column_vector(p, a);
+                        const dim3 grid(static_cast<unsigned>(ceil_div(a.kept.total, 32 * per)),
+                                        splits);
+                        if (per == V) {
+                          reduce_columns<T, kKind, V><<<grid, dim3(32, 8), 0, stream>>>(a);
+                        } else {
+                          reduce_columns<T, kKind, 1><<<grid, dim3(32, 8), 0, stream>>>(a);
+                        }
+                        launch_finish<T, kKind>(a, splits, stream);
+                      });
 }
 
 const char* rows_why_not(const Reduction& p) {
@@ -117,9 +184,10 @@ Status check(const Reduction& p) {
     shapes = p.y.shape[d] == p.x.shape[d] || p.y.shape[d] == 1;
   }
   if (!is_float(p.x.dtype) || p.y.dtype != (arg ? DType::i64 : p.x.dtype) || !shapes) {
-    return invalid("[reduction] expected x of float32, bfloat16 or float16 and y of its dtype (int64 "
-                   "for argmax, argmin) with reduced axes of size 1, got " +
-                   std::string(name_of(p.x.dtype)) + " and " + name_of(p.y.dtype));
+    return invalid(
+        "[reduction] expected x of float32, bfloat16 or float16 and y of its dtype (int64 "
+        "for argmax, argmin) with reduced axes of size 1, got " +
+        std::string(name_of(p.x.dtype)) + " and " + name_of(p.y.dtype));
   }
   if (arg && numel(p.x) == 0 && numel(p.y) > 0) {
     return invalid("[reduction] expected something to search, got an empty axis");
@@ -131,12 +199,20 @@ Status check(const Reduction& p) {
 
 std::span<const KernelRow<Reduction>> reduction_rows() { return kRows; }
 
-Status reduction(const Reduction& p, const char* kernel, Stream stream) {
+std::size_t reduction_workspace(const Reduction& p) {
+  if (!check(p) || numel(p.x) == 0) return 0;
+  const ReductionArgs a = args_of(p);
+  std::int64_t splits = rows_why_not(p) ? 1 : row_splits(p, a);
+  if (!columns_why_not(p)) splits = std::max(splits, column_splits(p, a));
+  return splits > 1 ? static_cast<std::size_t>(splits * a.kept.total) * sizeof(Best) : 0;
+}
+
+Status reduction(const Reduction& p, const char* kernel, Workspace workspace, Stream stream) {
   if (Status s = check(p); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<Reduction>* row = nullptr;
   if (Status s = select_row<Reduction>("reduction", kRows, p, kernel, &row); !s) return s;
-  return row->launch(p, {}, stream);
+  return row->launch(p, workspace, stream);
 }
 
 }  // namespace rm::cuda_ops

@@ -17,14 +17,14 @@ Status launch(const Rope& p, Workspace, Stream stream) {
   }
   a.half = static_cast<int>(p.x.shape[3] / 2);
   a.interleaved = p.interleaved, a.backward = p.backward;
-  const std::int64_t total = numel(p.x) / 2 / kV;
-  const auto blocks = static_cast<unsigned>(ceil_div(total, 256));
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
+    constexpr int V = std::min(kV, 16 / static_cast<int>(sizeof(T)));
+    const auto blocks = static_cast<unsigned>(ceil_div(numel(p.x) / 2 / V, 256));
     if (p.cos.dtype == DType::f32) {
-      rope_pairs<T, float, kV><<<blocks, 256, 0, stream>>>(a);
+      rope_pairs<T, float, V><<<blocks, 256, 0, stream>>>(a);
     } else {
-      rope_pairs<T, T, kV><<<blocks, 256, 0, stream>>>(a);
+      rope_pairs<T, T, V><<<blocks, 256, 0, stream>>>(a);
     }
   });
   return launch_status("rope");
@@ -34,7 +34,8 @@ const char* vector_why_not(const Rope& p) {
   if (p.interleaved) return "pairs are interleaved";
   if (p.x.shape[3] % 16 != 0) return "the halves are not whole vectors";
   for (const Tensor* t : {&p.x, &p.cos, &p.sin, &p.y}) {
-    if (reinterpret_cast<std::uintptr_t>(t->data) % 32 != 0) return "a tensor is not 32-byte aligned";
+    if (reinterpret_cast<std::uintptr_t>(t->data) % 32 != 0)
+      return "a tensor is not 32-byte aligned";
     for (int d = 0; d < 3; ++d) {
       if (t->shape[d] > 1 && t->stride[d] % 8 != 0) return "rows are not whole vectors";
     }
@@ -63,7 +64,8 @@ Status check(const Rope& p) {
     if (!same_shape(*t, p.x) || t->stride[3] != 1 || (table && t->dtype != p.cos.dtype) ||
         (t->dtype != p.x.dtype && !(table && t->dtype == DType::f32))) {
       return invalid(
-          "[rope] expected cos, sin and y of x's shape (cos and sin may broadcast) with a dense last "
+          "[rope] expected cos, sin and y of x's shape (cos and sin may broadcast) with a dense "
+          "last "
           "axis, of x's dtype (cos and sin also float32), got " +
           std::string(name_of(t->dtype)) + " of rank " + std::to_string(t->rank) + "; try expand");
     }

@@ -1,4 +1,4 @@
-// Elements as integers of their size: 16-byte pieces, 32 x 32 tiles through shared memory where x's
+// Elements as integers of their size: 16-byte pieces, 64 x 64 tiles through shared memory where x's
 // dense axis is not y's, or one by one.
 #pragma once
 
@@ -28,14 +28,27 @@ __global__ void __launch_bounds__(256) copy_elements(const Walk<2> w, const E* x
   }
 }
 
-/// y is dense along the walk's last axis, x along axis `a`; blocks of 32 x 8 threads.
-template <class E>
+inline constexpr int kCopyTile = 64;
+
+/// kV neighbouring elements, a power of two of bytes.
+template <class E, int kV>
+struct alignas(sizeof(E) * kV) CopyPack {
+  E v[kV];
+};
+
+/// y is dense along the walk's last axis, x along axis `a`; tiles of 64 x 64, kV elements a load
+/// and a store (kV > 1: both axes and all strides in whole packs).
+template <class E, int kV>
 __global__ void __launch_bounds__(256) copy_tiles(const Walk<2> w, int a, const E* x, E* y) {
-  __shared__ E tile[32][33];
-  const int last = w.rank - 1;
-  const std::int64_t tiles_a = (w.shape[a] + 31) / 32, tiles_l = (w.shape[last] + 31) / 32;
+  using P = CopyPack<E, kV>;
+  // an odd number of 4-byte words a row, where elements are smaller than 8 bytes
+  __shared__ E tile[kCopyTile][kCopyTile + (sizeof(E) < 4 ? 4 / sizeof(E) : 1)];
+  constexpr int kAcross = kCopyTile / kV, kRows = 256 / kAcross;
+  const int last = w.rank - 1, column = threadIdx.x % kAcross * kV, row0 = threadIdx.x / kAcross;
+  const std::int64_t tiles_a = (w.shape[a] + kCopyTile - 1) / kCopyTile;
+  const std::int64_t tiles_l = (w.shape[last] + kCopyTile - 1) / kCopyTile;
   std::int64_t rest = blockIdx.x;
-  const std::int64_t l0 = rest % tiles_l * 32, a0 = rest / tiles_l % tiles_a * 32;
+  const std::int64_t l0 = rest % tiles_l * kCopyTile, a0 = rest / tiles_l % tiles_a * kCopyTile;
   rest /= tiles_l * tiles_a;
   std::int64_t from = 0, to = 0;
   for (int d = last - 1; d >= 0; --d) {
@@ -44,14 +57,29 @@ __global__ void __launch_bounds__(256) copy_tiles(const Walk<2> w, int a, const 
     to += rest % w.shape[d] * w.stride[1][d];
     rest /= w.shape[d];
   }
-  for (int i = threadIdx.y; i < 32; i += 8) {
-    const std::int64_t l = l0 + i, k = a0 + threadIdx.x;
-    if (l < w.shape[last] && k < w.shape[a]) tile[i][threadIdx.x] = x[from + l * w.stride[0][last] + k];
+  P pack[kCopyTile / kRows];
+#pragma unroll
+  for (int i = 0; i < kCopyTile / kRows; ++i) {
+    const std::int64_t l = l0 + row0 + i * kRows, k = a0 + column;
+    if (l < w.shape[last] && k < w.shape[a]) {
+      pack[i] = *reinterpret_cast<const P*>(x + from + l * w.stride[0][last] + k);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kCopyTile / kRows; ++i) {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) tile[row0 + i * kRows][column + j] = pack[i].v[j];
   }
   __syncthreads();
-  for (int i = threadIdx.y; i < 32; i += 8) {
-    const std::int64_t k = a0 + i, l = l0 + threadIdx.x;
-    if (l < w.shape[last] && k < w.shape[a]) y[to + k * w.stride[1][a] + l] = tile[threadIdx.x][i];
+#pragma unroll
+  for (int i = 0; i < kCopyTile / kRows; ++i) {
+    const std::int64_t k = a0 + row0 + i * kRows, l = l0 + column;
+    P out;
+#pragma unroll
+    for (int j = 0; j < kV; ++j) out.v[j] = tile[column + j][row0 + i * kRows];
+    if (l < w.shape[last] && k < w.shape[a]) {
+      *reinterpret_cast<P*>(y + to + k * w.stride[1][a] + l) = out;
+    }
   }
 }
 

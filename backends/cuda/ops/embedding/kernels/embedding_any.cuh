@@ -1,5 +1,5 @@
-// Forward: a thread moves kV elements of a row. Backward: the occurrences of an id form a list in
-// their order (built by `embedding_links`), and the first one's block adds the rows of the list.
+// Forward: a thread moves kV elements of some rows. Backward: the occurrences of an id form a list
+// in their order (built by `embedding_links`), and the first one's block adds the rows of the list.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -21,20 +21,33 @@ __device__ __forceinline__ std::int64_t id_of(const EmbeddingArgs& p, std::int64
                     : static_cast<const std::int32_t*>(p.ids)[i];
 }
 
+inline constexpr int kEmbeddingPacks = 4;  // a thread's packs of kV elements
+
 template <class T, int kV>
 __global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
   const int per_row = p.n / kV;
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i >= p.count * per_row) return;
-  const std::int64_t row = i / per_row, at = (i - row * per_row) * kV, id = id_of(p, row);
-  Pack<T, kV> v;
-  if (id >= 0 && id < p.vocabulary) {
-    v = *reinterpret_cast<const Pack<T, kV>*>(static_cast<const T*>(p.table) + id * p.table_pitch + at);
-  } else {
+  const std::int64_t first = blockIdx.x * 256ll * kEmbeddingPacks + threadIdx.x;
+  Pack<T, kV> v[kEmbeddingPacks];
 #pragma unroll
-    for (int j = 0; j < kV; ++j) v.v[j] = from_float<T>(__int_as_float(0x7fffffff));
+  for (int u = 0; u < kEmbeddingPacks; ++u) {
+    const std::int64_t i = first + u * 256;
+    if (i >= p.count * per_row) break;
+    const std::int64_t row = i / per_row, at = (i - row * per_row) * kV, id = id_of(p, row);
+    if (id >= 0 && id < p.vocabulary) {
+      v[u] = *reinterpret_cast<const Pack<T, kV>*>(static_cast<const T*>(p.table) +
+                                                   id * p.table_pitch + at);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kV; ++j) v[u].v[j] = from_float<T>(__int_as_float(0x7fffffff));
+    }
   }
-  *reinterpret_cast<Pack<T, kV>*>(static_cast<T*>(p.y) + row * p.n + at) = v;
+  // y is dense: its packs lie as they are counted
+#pragma unroll
+  for (int u = 0; u < kEmbeddingPacks; ++u) {
+    const std::int64_t i = first + u * 256;
+    if (i < p.count * per_row)
+      *reinterpret_cast<Pack<T, kV>*>(static_cast<T*>(p.y) + i * kV) = v[u];
+  }
 }
 
 /// One warp an occurrence looks through the others, 32 at a time.

@@ -1,5 +1,8 @@
-// Blocks of 256 threads take 4096 elements of one tensor; up to 32 tensors a launch. Bound: memory.
+// Blocks of 256 threads take 4096 or more elements of one tensor; up to 32 tensors a launch, or
+// one, which spares a small launch the long arguments. Bound: memory.
 #pragma once
+
+#include <cmath>
 
 #include "_shim/device_shim.cuh"
 
@@ -7,39 +10,40 @@ namespace rm::cuda_ops {
 
 inline constexpr int kOptimTensors = 32, kOptimElements = 4096;
 
-struct OptimArgs {
-  void* param[kOptimTensors];
-  const void* grad[kOptimTensors];
-  void *m[kOptimTensors], *v[kOptimTensors];
-  std::int64_t size[kOptimTensors];
-  int first_block[kOptimTensors + 1];  // a tensor's blocks
-  int tensors, kind;                   // Optimiser
-  double beta1, beta2, step;
-  float lr, eps, weight_decay, momentum;
-  bool nesterov;
-  const void* device_step;
-  bool step_is_float;
-};
-
 struct OptimFactors {
   float step_size, root_correction;
 };
+struct OptimSettings {
+  int kind;      // Optimiser
+  int elements;  // of a block
+  bool nesterov, step_is_float;
+  float lr, decay_factor, eps, weight_decay, momentum;
+  float first_share, second_beta, second_share;  // 1 - beta1, beta2, 1 - beta2
+  double beta1, beta2;
+  const void* device_step;
+  OptimFactors factors;  // where the step is known before the launch
+};
 
-/// lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), in double, once a block.
-__device__ __forceinline__ OptimFactors optim_factors(const OptimArgs& p) {
-  double t = p.step;
-  if (p.device_step) {
-    t = p.step_is_float ? static_cast<double>(*static_cast<const float*>(p.device_step))
-                        : static_cast<double>(*static_cast<const std::int64_t*>(p.device_step));
-  }
+template <int kTensors>
+struct OptimArgs {
+  OptimSettings settings;
+  int tensors, first_block[kTensors + 1];  // a tensor's blocks
+  void* param[kTensors];
+  const void* grad[kTensors];
+  void *m[kTensors], *v[kTensors];
+  std::int64_t size[kTensors];
+};
+
+/// lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), in double.
+__host__ __device__ inline OptimFactors optim_factors(const OptimSettings& p, double t) {
   if (p.kind == 0) return {p.lr, 1.0f};
   const double first = p.beta1 > 0 ? -expm1(t * log(p.beta1)) : 1.0;
   const double second = p.beta2 > 0 ? -expm1(t * log(p.beta2)) : 1.0;
   return {static_cast<float>(p.lr / first), static_cast<float>(1.0 / sqrt(second))};
 }
 
-__device__ __forceinline__ void optim_element(const OptimArgs& p, const OptimFactors& f, float& x,
-                                              float g, float& m, float& v) {
+__device__ __forceinline__ void optim_element(const OptimSettings& p, const OptimFactors& f,
+                                              float& x, float g, float& m, float& v) {
   if (p.kind == 0) {
     g += p.weight_decay * x;
     if (p.momentum != 0.0f) {
@@ -52,40 +56,67 @@ __device__ __forceinline__ void optim_element(const OptimArgs& p, const OptimFac
   if (p.kind == 1) {
     g += p.weight_decay * x;
   } else {
-    x -= p.lr * p.weight_decay * x;
+    x -= p.decay_factor * x;
   }
-  const float b2 = static_cast<float>(p.beta2);
-  m += static_cast<float>(1.0 - p.beta1) * (g - m);
-  v = b2 * v + static_cast<float>(1.0 - p.beta2) * g * g;
+  m += p.first_share * (g - m);
+  v = p.second_beta * v + p.second_share * g * g;
   x -= f.step_size * m / (sqrtf(v) * f.root_correction + p.eps);
 }
 
-template <class T, class S, int kV>
-__global__ void __launch_bounds__(256) optim_step(const __grid_constant__ OptimArgs p) {
+template <class T, class S, int kV, int kTensors>
+__global__ void __launch_bounds__(256)
+    optim_step(const __grid_constant__ OptimArgs<kTensors> args) {
   __shared__ OptimFactors shared;
-  if (threadIdx.x == 0) shared = optim_factors(p);
+  const OptimSettings& p = args.settings;
+  if (p.device_step && threadIdx.x == 0) {  // once a block: double precision is slow
+    shared = optim_factors(
+        p, p.step_is_float ? static_cast<double>(*static_cast<const float*>(p.device_step))
+                           : static_cast<double>(*static_cast<const std::int64_t*>(p.device_step)));
+  }
   int t = 0;
-  while (static_cast<int>(blockIdx.x) >= p.first_block[t + 1]) ++t;
-  __syncthreads();
-  const OptimFactors f = shared;
+  if constexpr (kTensors > 1) {
+    for (int last = args.tensors; last - t > 1;) {  // the last tensor that begins at or before it
+      const int middle = (t + last) / 2;
+      (args.first_block[middle] <= static_cast<int>(blockIdx.x) ? t : last) = middle;
+    }
+  }
+  if (p.device_step) __syncthreads();
+  const OptimFactors f = p.device_step ? shared : p.factors;
   const std::int64_t first =
-      (static_cast<std::int64_t>(blockIdx.x) - p.first_block[t]) * kOptimElements;
-  const std::int64_t last = min(p.size[t], first + kOptimElements);
-  T* param = static_cast<T*>(p.param[t]);
-  const T* grad = static_cast<const T*>(p.grad[t]);
-  S *m_all = static_cast<S*>(p.m[t]), *v_all = static_cast<S*>(p.v[t]);
-#pragma unroll 2
-  for (std::int64_t i = first + threadIdx.x * kV; i < last; i += 256 * kV) {
-    float x[kV], g[kV], m[kV] = {}, v[kV] = {};
-    load_vec<T, kV>(param + i, x);
-    load_vec<T, kV>(grad + i, g);
-    if (m_all) load_vec<S, kV>(m_all + i, m);
-    if (v_all) load_vec<S, kV>(v_all + i, v);
+      (static_cast<std::int64_t>(blockIdx.x) - args.first_block[t]) * p.elements;
+  const std::int64_t last = min(args.size[t], first + p.elements);
+  T* param = static_cast<T*>(args.param[t]);
+  const T* grad = static_cast<const T*>(args.grad[t]);
+  S *m_all = static_cast<S*>(args.m[t]), *v_all = static_cast<S*>(args.v[t]);
+  // loads of all of them first; registers of more would leave too few threads
+  constexpr int kAtOnce = kV == 1 ? 4 : sizeof(T) == 4 ? 2 : 1;
+#pragma unroll(kAtOnce == 1 ? 2 : 1)
+  for (std::int64_t i = first + threadIdx.x * kV; i < last; i += kAtOnce * 256 * kV) {
+    Pack<T, kV> x_in[kAtOnce], g_in[kAtOnce];
+    Pack<S, kV> m_in[kAtOnce] = {}, v_in[kAtOnce] = {};
 #pragma unroll
-    for (int j = 0; j < kV; ++j) optim_element(p, f, x[j], g[j], m[j], v[j]);
-    store_vec<T, kV>(param + i, x);
-    if (m_all) store_vec<S, kV>(m_all + i, m);
-    if (v_all) store_vec<S, kV>(v_all + i, v);
+    for (int u = 0; u < kAtOnce; ++u) {
+      const std::int64_t at = i + u * 256 * kV;
+      if (at >= last) break;
+      x_in[u] = *reinterpret_cast<const Pack<T, kV>*>(param + at);
+      g_in[u] = *reinterpret_cast<const Pack<T, kV>*>(grad + at);
+      if (m_all) m_in[u] = *reinterpret_cast<const Pack<S, kV>*>(m_all + at);
+      if (v_all) v_in[u] = *reinterpret_cast<const Pack<S, kV>*>(v_all + at);
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const std::int64_t at = i + u * 256 * kV;
+      if (at >= last) break;
+      float x[kV], m[kV], v[kV];
+#pragma unroll
+      for (int j = 0; j < kV; ++j) {
+        x[j] = to_float(x_in[u].v[j]), m[j] = to_float(m_in[u].v[j]), v[j] = to_float(v_in[u].v[j]);
+        optim_element(p, f, x[j], to_float(g_in[u].v[j]), m[j], v[j]);
+      }
+      store_vec<T, kV>(param + at, x);
+      if (m_all) store_vec<S, kV>(m_all + at, m);
+      if (v_all) store_vec<S, kV>(v_all + at, v);
+    }
   }
 }
 

@@ -20,11 +20,22 @@ __global__ void __launch_bounds__(256) rope_pairs(const RopeArgs p) {
   const std::int64_t total = p.shape[0] * p.shape[1] * p.shape[2] * per_row;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= total) return;
-  const std::int64_t row = i / per_row;
-  const int d = static_cast<int>(i - row * per_row) * kV;
-  const std::int64_t s = row % p.shape[2], h = row / p.shape[2] % p.shape[1],
-                     b = row / p.shape[2] / p.shape[1];
-  const auto at = [&](int t) { return b * p.stride[t][0] + h * p.stride[t][1] + s * p.stride[t][2]; };
+  std::int64_t row, s, h, b;
+  int d;
+  if (total < 1ll << 32) {  // 32-bit divisions are much cheaper
+    const auto j = static_cast<std::uint32_t>(i), n = static_cast<std::uint32_t>(per_row);
+    const auto rows = static_cast<std::uint32_t>(p.shape[2]),
+               heads = static_cast<std::uint32_t>(p.shape[1]);
+    const std::uint32_t r = j / n, outer = r / rows;
+    d = static_cast<int>(j - r * n) * kV;
+    s = r - outer * rows, b = outer / heads, h = outer - static_cast<std::uint32_t>(b) * heads;
+  } else {
+    row = i / per_row, d = static_cast<int>(i - row * per_row) * kV;
+    s = row % p.shape[2], h = row / p.shape[2] % p.shape[1], b = row / p.shape[2] / p.shape[1];
+  }
+  const auto at = [&](int t) {
+    return b * p.stride[t][0] + h * p.stride[t][1] + s * p.stride[t][2];
+  };
   const T* x = static_cast<const T*>(p.x) + at(0);
   const C* cos = static_cast<const C*>(p.cos) + at(1);
   const C* sin = static_cast<const C*>(p.sin) + at(2);

@@ -1,4 +1,4 @@
-// A row of logits in tiles: 512 threads of up to 8 blocks (a cluster, sm_90) take 64 neighbouring
+// A row of logits in tiles: 1024 threads of up to 8 blocks (a cluster, sm_90) take 32 neighbouring
 // elements each; a cluster reads its row once and holds it in shared memory. The k-th logit and the
 // end of the nucleus are found by radix selection over the bits of the logits, 11 at a time. Bound:
 // latency of the passes.
@@ -10,7 +10,7 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kSamplingThreads = 512, kSamplingPer = 64, kSamplingBins = 2048;
+inline constexpr int kSamplingThreads = 1024, kSamplingPer = 32, kSamplingBins = 2048;
 inline constexpr int kSamplingBlocks = 8;  // the largest portable cluster
 
 struct SamplingArgs {
@@ -209,12 +209,7 @@ struct Sampler {
   }
 
   __device__ void add_to_bin(int digit, Mass w) {
-    const int leader = __shfl_sync(0xffffffffu, digit, 0);
-    unsigned low = static_cast<unsigned>(w) & 0x1ffffu, high = static_cast<unsigned>(w >> 17);
-    if (__all_sync(0xffffffffu, digit == leader)) {  // masked and flat rows fall into one bin
-      low = __reduce_add_sync(0xffffffffu, low), high = __reduce_add_sync(0xffffffffu, high);
-      if (threadIdx.x % 32 != 0) return;
-    }
+    const unsigned low = static_cast<unsigned>(w) & 0x1ffffu, high = static_cast<unsigned>(w >> 17);
     if (low) atomicAdd(&s.bins[digit].low, low);
     if (high) atomicAdd(&s.bins[digit].high, high);
   }
@@ -227,11 +222,20 @@ struct Sampler {
     for (int t = 0; t < tiles; ++t) {
       for (int b = threadIdx.x; b < kSamplingBins; b += kSamplingThreads) s.bins[b] = {0, 0};
       __syncthreads();
+      int run = 0;  // neighbours of one digit are added first: masked and flat rows have one digit
+      Mass run_sum = 0;
       each(t, [&](int i, float v) {
         const std::uint32_t key = sampling_key<T>(v);
         const Mass w = key >> shift >> bits == prefix ? weight(i, v, key) : 0;
-        if (__any_sync(0xffffffffu, w != 0)) add_to_bin(key >> shift & ((1 << bits) - 1), w);
+        if (w == 0) return;
+        const int digit = static_cast<int>(key >> shift & ((1u << bits) - 1));
+        if (digit != run) {
+          add_to_bin(run, run_sum);
+          run = digit, run_sum = 0;
+        }
+        run_sum += w;
       });
+      add_to_bin(run, run_sum);
       __syncthreads();
       if constexpr (!kCluster) {
 #pragma unroll
