@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in [name for name in os.environ if name.startswith("RM_") and name not in KEPT]:
     del os.environ[name]
+
+# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit it: the tests
+# that interrupt would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SEED = int(os.environ.get("RM_SEED", random.SystemRandom().randrange(2**31)))
 os.environ["RM_SEED"] = str(SEED)  # workers that share the tests draw the same

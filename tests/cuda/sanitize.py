@@ -81,7 +81,7 @@ def gemv() -> Iterator[Call]:
 
 
 def gemm() -> Iterator[Call]:
-    for m, n, k in ((64, 48, 32), (17, 33, 9), (256, 128, 128)):
+    for m, n, k in ((64, 48, 32), (17, 33, 9), (256, 128, 128), (136, 264, 520)):
         a, b = array(m, k), array(k, n)
         yield "forward_numpy", (a, b, array(n)), {"activation": "silu", "return_aux": True}
         yield "backward_numpy", (array(m, n), a, b, array(m, n)), {
@@ -90,11 +90,11 @@ def gemm() -> Iterator[Call]:
 
 
 def sdpa() -> Iterator[Call]:
-    for s, t in ((33, 33), (1, 300), (64, 128)):
-        q, k, v = array(2, 4, s, 64), array(2, 2, t, 64), array(2, 2, t, 64)
+    for s, t, d in ((33, 33, 64), (1, 300, 64), (64, 128, 64), (70, 130, 128), (70, 130, 256)):
+        q, k, v = array(2, 4, s, d), array(2, 2, t, d), array(2, 2, t, d)
         yield "forward_numpy", (q, k, v), {"causal": s == t}
         o, lse = load("sdpa").forward_numpy(q, k, v, causal=s == t)
-        yield "backward_numpy", (array(2, 4, s, 64), q, k, v, o, lse), {"causal": s == t}
+        yield "backward_numpy", (array(2, 4, s, d), q, k, v, o, lse), {"causal": s == t}
 
 
 def conv2d() -> Iterator[Call]:

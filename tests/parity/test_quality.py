@@ -63,4 +63,4 @@ def test_compile_prints_perplexity_before_and_after(tiny_llama: Path, tmp_path: 
     # Trained on such text, in shorter pieces: random weights are at 260. Four bits change it by a
     # few percent.
     assert own < 40 and own != compiled and abs(compiled / own - 1) < 0.1
-    assert "precision int4, groups of 64: 29 weights" in done.stdout
+    assert "precision int4, groups of 64, activations int8: 29 weights" in done.stdout

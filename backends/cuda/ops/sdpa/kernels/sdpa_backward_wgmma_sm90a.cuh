@@ -319,7 +319,7 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
       wgmma_wait<0>();
       if constexpr (Rows::kFirst) pin(w.first);
       if constexpr (Rows::kSecond) pin(w.second);
-      if (lane == 0) barrier_arrive(full + 8);
+      if (!kQueries || lane == 0) barrier_arrive(full + 8);
       at.next();
     }
   }
@@ -353,7 +353,8 @@ __global__ void __launch_bounds__(GradShape<kD>::kThreads, 1)
     barrier_init(bars, 1);
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(bars + 8 + 16 * s, 1);
-      barrier_init(bars + 16 + 16 * s, 8);
+      // Every thread reads its columns' statistics; tiles are read by warpgroups as one.
+      barrier_init(bars + 16 + 16 * s, kPart == GradPart::queries ? 8 : 256);
     }
     barrier_init_done();
   }
