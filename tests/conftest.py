@@ -19,7 +19,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in [name for name in os.environ if name.startswith("RM_") and name not in KEPT]:
     del os.environ[name]
 
-# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit it: the tests
+# A shell starts what runs in the background with Ctrl-C ignored, and processes inherit it: tests
 # that interrupt would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
