@@ -117,6 +117,20 @@ def test_attention_equals_float64(
         assert_close(lse, wanted_lse, 2.0**-16, 8.0, what + ", lse")
 
 
+@pytest.mark.parametrize("keys", [1000, 4096])
+def test_many_decoding_heads_take_the_kernel_that_splits_keys(
+    module: Callable[[str], ModuleType], keys: int
+) -> None:
+    m = module("sdpa")
+    q = torch.randn(16, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(16, 8, keys, 128, device="cuda").to(q.dtype) for _ in range(2))
+    space = torch.empty(m.workspace(q, k), dtype=torch.uint8, device="cuda")
+    chosen, forced = torch.empty_like(q), torch.empty_like(q)
+    m.forward(q, k, v, o=chosen, workspace=space)
+    m.forward(q, k, v, o=forced, workspace=space, kernel="sdpa_decode_sm80")
+    assert torch.equal(chosen, forced)  # kernels add in different orders
+
+
 def assert_within(
     got: torch.Tensor, wanted: torch.Tensor, terms: torch.Tensor, bound: float, smallest: float,
     what: str,

@@ -175,6 +175,18 @@ double flops(const Sdpa& p) {
   return 4.0 * static_cast<double>(numel(p.q)) * static_cast<double>(p.k.shape[2]);
 }
 
+/// Blocks compute whole tiles of query rows, and each goes through all keys by itself.
+double tiles_us(const Sdpa& p) {
+  const double rows = static_cast<double>(std::max<std::int64_t>(1, p.q.shape[2]));
+  const double whole = static_cast<double>(ceil_div(p.q.shape[2], kTilesRows) * kTilesRows) / rows;
+  const double alone = static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 600;
+  return 15 + std::max(flops(p) * whole / 20e6, alone);
+}
+/// A warp goes through all keys of a query row by itself.
+double naive_us(const Sdpa& p) {
+  return 20 + std::max(flops(p) / 1e6, static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
+}
+
 constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_decode_sm80", "bfloat16, float16; up to 16 query rows a key head, D <= 256",
      decode_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); }, launch_decode},
@@ -185,10 +197,9 @@ constexpr KernelRow<Sdpa> kRows[] = {
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
     {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
-     [](const Sdpa& p) { return 15 + flops(p) / 20e6; }, launch_tiles},
+     tiles_us, launch_tiles},
     {"sdpa_naive_any", "any problem with D <= 512",
-     [](const Sdpa&) -> const char* { return nullptr; },
-     [](const Sdpa& p) { return 20 + flops(p) / 1e6; }, launch_naive},
+     [](const Sdpa&) -> const char* { return nullptr; }, naive_us, launch_naive},
 };
 
 }  // namespace
