@@ -3,7 +3,7 @@
 // Activations become integers of 16 bits that share a scale where the weight's elements do, so that
 // the products of a group are exact integers and each group costs one conversion. 4-bit weights
 // multiply the high and the low byte apart.
-#include "ops/gemm/simd.hpp"
+#include "ops/quant/isa_half.hpp"
 #include "ops/quant/kernels.hpp"
 
 namespace rm::cpu::quant::RM_ISA {
@@ -14,14 +14,6 @@ constexpr float kLimit = 32639.f;       // 256 * 127 + 127: the high byte fits a
 constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr int64_t kAhead = 1024;        // prefetch distance, bytes
 
-RM_INLINE float half_to_float(uint16_t h) {
-#if defined(__F16C__)
-  return _cvtsh_ss(h);
-#else
-  uint16_t lanes[kLanes] = {h};
-  return F16::load(lanes)[0];
-#endif
-}
 RM_INLINE uint16_t float_to_half(float x) {
   uint16_t lanes[kLanes];
   F16::store(lanes, Vec{} + x);

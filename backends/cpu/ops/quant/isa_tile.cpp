@@ -4,7 +4,7 @@
 // A 32-bit lane of a vector is four neighbouring elements of one row, so a vector times four
 // elements of x that all lanes share adds up eight rows without a horizontal sum; a block of 32
 // costs one conversion and one multiplication by the scales of eight rows.
-#include "ops/gemm/simd.hpp"
+#include "ops/quant/isa_half.hpp"
 #include "ops/quant/tile.hpp"
 
 namespace rm::cpu::quant::RM_ISA {
@@ -14,15 +14,6 @@ using namespace gemm::RM_ISA;
 constexpr float kLimit = 127.f;
 constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr int64_t kAhead = 3072;        // prefetch distance, bytes
-
-RM_INLINE float half_to_float(uint16_t h) {
-#if defined(__F16C__)
-  return _cvtsh_ss(h);
-#else
-  uint16_t lanes[kLanes] = {h};
-  return F16::load(lanes)[0];
-#endif
-}
 
 // ---- activations
 // ----------------------------------------------------------------------------------

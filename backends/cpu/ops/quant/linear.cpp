@@ -195,7 +195,7 @@ void QuantLinear::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* m
       dot_rows(o, s, columns, out);
     }
     for (int t = 0; t < kStreams; ++t) {
-      store(o, s.acc + t * g.m * nr, (chunk0 + t * each + i) * nr, nr);
+      store_columns(q_, tiles_, type_, o, s.acc + t * g.m * nr, (chunk0 + t * each + i) * nr, nr);
     }
   }
   // Fewer chunks than streams are left, or columns than a chunk: neighbours are the streams.
@@ -209,7 +209,7 @@ void QuantLinear::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* m
       }
       dot_rows(o, s, columns, out);
     }
-    store(o, s.acc, n0, cols);
+    store_columns(q_, tiles_, type_, o, s.acc, n0, cols);
   }
 }
 
@@ -232,14 +232,6 @@ void QuantLinear::dot_rows(const Operands& o, const Scratch& s, const int64_t* c
     for (int t = 0; t < kStreams; ++t) a.out[t] = out[t] + i * tiles_.nr;
     k_.dot[q_.bits == 8 ? 0 : 1](a);
   }
-}
-
-void QuantLinear::store(const Operands& o, const float* acc, int64_t n, int64_t cols) const {
-  const gemm::GemmProblem& g = q_.gemm;
-  const auto at = [&](const char* p) { return p ? p + n * element_bytes_ : nullptr; };
-  tiles_.store[type_][g.activation]({acc, g.m, cols, 1.f, at(o.bias), at(o.residual),
-                                     g.row[gemm::kResidual], o.c + n * element_bytes_,
-                                     g.row[gemm::kC]});
 }
 
 }  // namespace rm::cpu::quant

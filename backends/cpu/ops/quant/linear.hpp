@@ -37,7 +37,6 @@ class QuantLinear {
   void run(const Operands& o, int64_t chunk0, int64_t chunk1, char* memory) const;
   void dot_rows(const Operands& o, const Scratch& s, const int64_t* columns,
                 float* const* out) const;
-  void store(const Operands& o, const float* acc, int64_t n, int64_t cols) const;
 
   QuantProblem q_;
   const QuantSet& k_;

@@ -70,14 +70,14 @@ void TiledLinear::run(const Operands& o, int64_t panel0, int64_t panel1, char* m
   for (int64_t i = 0; i < half; ++i) {
     const int64_t n[] = {(panel0 + i) * nr, (panel0 + half + i) * nr};
     tiles(o, s, n, 2, nr / kTile);
-    store(o, s.acc, n[0], nr);
-    store(o, s.acc + g.m * nr, n[1], nr);
+    store_columns(q_, tiles_, type_, o, s.acc, n[0], nr);
+    store_columns(q_, tiles_, type_, o, s.acc + g.m * nr, n[1], nr);
   }
   for (int64_t panel = panel0 + 2 * half; panel < panel1; ++panel) {
     const int64_t n[] = {panel * nr}, cols = std::min(nr, g.n - n[0]);
     tiles(o, s, n, 1, cols / kTile);
     rows(o, s, n[0], cols / kTile * kTile, cols);
-    store(o, s.acc, n[0], cols);
+    store_columns(q_, tiles_, type_, o, s.acc, n[0], cols);
   }
 }
 
@@ -121,12 +121,13 @@ void TiledLinear::rows(const Operands& o, const Scratch& s, int64_t panel, int64
   }
 }
 
-void TiledLinear::store(const Operands& o, const float* acc, int64_t n, int64_t cols) const {
-  const gemm::GemmProblem& g = q_.gemm;
-  const auto at = [&](const char* p) { return p ? p + n * element_bytes_ : nullptr; };
-  tiles_.store[type_][g.activation]({acc, g.m, cols, 1.f, at(o.bias), at(o.residual),
-                                     g.row[gemm::kResidual], o.c + n * element_bytes_,
-                                     g.row[gemm::kC]});
+void store_columns(const QuantProblem& q, const gemm::KernelSet& kernels, gemm::TileType type,
+                   const Operands& o, const float* acc, int64_t n, int64_t cols) {
+  const gemm::GemmProblem& g = q.gemm;
+  const int64_t offset = n * dtype_bytes(g.dtype[gemm::kA]);
+  const auto at = [&](const char* p) { return p ? p + offset : nullptr; };
+  kernels.store[type][g.activation]({acc, g.m, cols, 1.f, at(o.bias), at(o.residual),
+                                     g.row[gemm::kResidual], o.c + offset, g.row[gemm::kC]});
 }
 
 }  // namespace rm::cpu::quant

@@ -18,6 +18,10 @@ struct Operands {
   char* c;
 };
 
+/// Finishes columns [n, n + cols) of all rows of x: bias, activation, residual, rounding.
+void store_columns(const QuantProblem& q, const gemm::KernelSet& kernels, gemm::TileType type,
+                   const Operands& o, const float* acc, int64_t n, int64_t cols);
+
 class TiledLinear {
  public:
   TiledLinear(const QuantProblem& problem, const TileSet& kernels, const gemm::KernelSet& tiles,
@@ -40,7 +44,6 @@ class TiledLinear {
              int64_t count) const;
   void rows(const Operands& o, const Scratch& s, int64_t panel, int64_t from, int64_t to) const;
   TileArgs args(const Scratch& s, int64_t row) const;
-  void store(const Operands& o, const float* acc, int64_t n, int64_t cols) const;
 
   const QuantProblem& q_;
   const TileSet& k_;

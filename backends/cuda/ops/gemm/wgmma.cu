@@ -1,28 +1,11 @@
 // The rows of gemm by wgmma and the copy engine: what they need, tensor maps, launches.
-#include <cudaTypedefs.h>
-
+#include "_shim/tensor_map_shim.hpp"
 #include "gemm/common.hpp"
 #include "gemm/kernels/gemm_wgmma_sm90a.cuh"
 #include "gemm/wgmma.hpp"
 
 namespace rm::cuda_ops {
 namespace {
-
-/// cuTensorMapEncodeTiled, from the driver that the runtime has loaded; null without one.
-PFN_cuTensorMapEncodeTiled_v12000 encoder() {
-  static const auto found = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    const cudaError_t e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                           cudaEnableDefault, &result);
-    if (e != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-      cudaGetLastError();
-      f = nullptr;
-    }
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-  }();
-  return found;
-}
 
 bool mappable(const void* data, const Matrix& m) {
   const auto bytes = [](std::int64_t elements) { return elements * 2; };
@@ -40,13 +23,13 @@ bool make_map(CUtensorMap* map, DType dtype, const void* data, std::int64_t batc
   const cuuint64_t strides[] = {row_bytes,
                                 batch > 1 ? static_cast<cuuint64_t>(batch_stride) * 2 : row_bytes};
   const cuuint32_t box[] = {64, static_cast<cuuint32_t>(y), 1}, steps[] = {1, 1, 1};
-  return encoder()(map,
-                   dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                        : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                   3, const_cast<void*>(data), sizes, strides, box, steps,
-                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return tensor_map_encoder()(map,
+                              dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                              3, const_cast<void*>(data), sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 bool in_pairs(const void* data, std::int64_t pitch, std::int64_t batch_stride) {
@@ -160,7 +143,7 @@ const char* wgmma_why_not(const Gemm& p) {
   const std::int64_t tiles = ceil_div(s.m, kWgmmaM) * ceil_div(s.n, 64) * s.batch;
   if (s.m > 1 << 30 || s.n > 1 << 30 || s.k > 1 << 30 || tiles > 1 << 30) return "it is too large";
   if (compute_capability() / 10 != 9) return "wgmma is Hopper's";
-  if (encoder() == nullptr) return "the driver makes no tensor maps";
+  if (tensor_map_encoder() == nullptr) return "the driver makes no tensor maps";
   return nullptr;
 }
 

@@ -1,33 +1,14 @@
-// Tensor maps, made by the driver's own function.
+// Tensor maps of attention's tensors.
 #include "sdpa/tensor_map.hpp"
 
 #include "_shim/dispatch_shim.hpp"
+#include "_shim/tensor_map_shim.hpp"
 #include "sdpa/common.hpp"
 
 namespace rm::cuda_ops {
-namespace {
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-/// The driver's function, asked for through the runtime: this module does not link the driver.
-Encode encode_function() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                         cudaEnableDefault, &result) != cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-      function = nullptr;
-    }
-    return reinterpret_cast<Encode>(function);
-  }();
-  return found;
-}
-
-}  // namespace
 
 Status encode_tiles(const Tensor& t, int rows, CUtensorMap* map) {
-  const Encode function = encode_function();
+  const TensorMapEncoder function = tensor_map_encoder();
   if (function == nullptr) {
     return unsupported(
         "[sdpa] expected cuTensorMapEncodeTiled in the driver, got none; try another kernel");

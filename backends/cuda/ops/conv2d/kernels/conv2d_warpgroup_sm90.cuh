@@ -94,20 +94,20 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
   int stage = 0, ahead = kStages - 1;
   for (int step = first; step < last; ++step) {
     copy_groups_wait<kStages - 2>();
-    wgmma_publish();
+    fence_async_proxy();
     __syncthreads();
-    const std::uint64_t a = wgmma_tile(shared + stage * kStage + group_rows);
-    const std::uint64_t b = wgmma_tile(shared + stage * kStage + kM * 128);
-    wgmma_begin();
+    const std::uint64_t a = wgmma_descriptor(shared + stage * kStage + group_rows);
+    const std::uint64_t b = wgmma_descriptor(shared + stage * kStage + kM * 128);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       conv_wgmma<T, kN>(acc, a + 2 * k, b + 2 * k, k > 0 || step > first);
     }
-    wgmma_end();
+    wgmma_commit();
     // the stage that the last step read, while the tensor cores work
     if (step + kStages - 1 < last) load(ahead);
     copy_group_end();
-    wgmma_wait();
+    wgmma_wait<0>();
     stage = stage + 1 == kStages ? 0 : stage + 1;
     ahead = ahead + 1 == kStages ? 0 : ahead + 1;
   }

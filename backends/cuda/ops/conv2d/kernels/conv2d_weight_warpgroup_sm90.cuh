@@ -77,20 +77,20 @@ __global__ void __launch_bounds__(2 * kM)
   int stage = 0, ahead = kStages - 1;
   for (int step = first; step < last; ++step) {
     copy_groups_wait<kStages - 2>();
-    wgmma_publish();
+    fence_async_proxy();
     __syncthreads();
     const std::uint32_t base = shared + stage * kStage;
-    const std::uint64_t a = wgmma_tile_transposed(base + warp / 4 * kConvPiece, kConvPiece);
-    const std::uint64_t b = wgmma_tile_transposed(base + kM / 64 * kConvPiece, kConvPiece);
-    wgmma_begin();
+    const std::uint64_t a = wgmma_descriptor(base + warp / 4 * kConvPiece, kConvPiece);
+    const std::uint64_t b = wgmma_descriptor(base + kM / 64 * kConvPiece, kConvPiece);
+    wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kPlaces / 16; ++k) {  // 16 places are 2048 bytes
       conv_wgmma_transposed<T>(acc, a + 128 * k, b + 128 * k, k > 0 || step > first);
     }
-    wgmma_end();
+    wgmma_commit();
     if (step + kStages - 1 < last) load(ahead, step + kStages - 1);
     copy_group_end();
-    wgmma_wait();
+    wgmma_wait<0>();
     stage = stage + 1 == kStages ? 0 : stage + 1;
     ahead = ahead + 1 == kStages ? 0 : ahead + 1;
   }

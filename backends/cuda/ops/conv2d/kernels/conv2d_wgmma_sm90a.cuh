@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "_shim/wgmma_shim.cuh"
+
 namespace rm::cuda_ops {
 
 /// c[64 x kN] += a b (add = 0: c = a b), a and b by descriptors; float: tf32.
@@ -207,31 +209,6 @@ __device__ __forceinline__ void conv_wgmma_transposed<__half>(float (&c)[64], st
         "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59]), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]),
         "+f"(c[63])
       : "l"(a), "l"(b), "r"(add));
-}
-
-/// A tile of 128-byte rows in the 128-byte swizzle, from shared address `at`.
-__device__ __forceinline__ std::uint64_t wgmma_tile(std::uint32_t at) {
-  return static_cast<std::uint64_t>((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-/// Pieces of 64 elements by places, `piece` bytes from one to the next, places 128 bytes apart in
-/// the 128-byte swizzle.
-__device__ __forceinline__ std::uint64_t wgmma_tile_transposed(std::uint32_t at,
-                                                               std::uint32_t piece) {
-  return static_cast<std::uint64_t>((at & 0x3ffff) >> 4) |
-         static_cast<std::uint64_t>(piece >> 4) << 16 | 64ull << 32 | 1ull << 62;
-}
-__device__ __forceinline__ void wgmma_begin() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_end() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
-/// What this thread wrote to shared memory is seen by wgmma after the next barrier.
-__device__ __forceinline__ void wgmma_publish() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 }  // namespace rm::cuda_ops

@@ -129,10 +129,11 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
   int previous = 0;
   for (int block = 0; block < p.k_blocks; ++block) {
     const std::uint32_t a = shared + ring.stage * (L::kA + L::kB);
-    const std::uint64_t da = wgmma_descriptor(a + (L::kTurns ? 0 : group * 8192), kTransA);
-    const std::uint64_t db = wgmma_descriptor(a + L::kA, kTransB);
+    const std::uint64_t da =
+        wgmma_descriptor(a + (L::kTurns ? 0 : group * 8192), kTransA ? 8192 : 16);
+    const std::uint64_t db = wgmma_descriptor(a + L::kA, kTransB ? 8192 : 16);
     ring_wait(ring.full + ring.stage * 8, ring.phase);
-    if (L::kTurns && more && block + 1 == p.k_blocks) named_arrive(3 + (group ^ 1), 256);
+    if (L::kTurns && more && block + 1 == p.k_blocks) named_barrier_arrive(3 + (group ^ 1), 256);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {

@@ -71,10 +71,6 @@ __device__ __forceinline__ void arrive_in_block(std::uint32_t bar, std::uint32_t
   }
 }
 
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 __device__ __forceinline__ void load_box(std::uint32_t dst, const CUtensorMap* map,
                                          std::uint32_t bar, int x, int y, int z) {
   asm volatile(

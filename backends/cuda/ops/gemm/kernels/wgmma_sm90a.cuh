@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "_shim/wgmma_shim.cuh"
+
 namespace rm::cuda_ops {
 
 template <class T, int kN, int kTransA, int kTransB>
@@ -173,24 +175,5 @@ struct Wgmma<__half, 256, kTransA, kTransB> {
         : "l"(a), "l"(b), "n"(kTransA), "n"(kTransB));
   }
 };
-
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-/// A matrix of 128-byte rows in the copy engine's 128-byte swizzle. K dense: 8 rows every 1024
-/// bytes. M or N dense: 64 columns of 64 k-rows every 8192 bytes, 8 of those rows every 1024.
-__device__ __forceinline__ std::uint64_t wgmma_descriptor(std::uint32_t address, bool trans) {
-  const std::uint64_t leading = trans ? 8192 / 16 : 1;
-  return static_cast<std::uint64_t>((address & 0x3ffff) >> 4) | leading << 16 |
-         static_cast<std::uint64_t>(1024 / 16) << 32 | 1ull << 62;
-}
 
 }  // namespace rm::cuda_ops

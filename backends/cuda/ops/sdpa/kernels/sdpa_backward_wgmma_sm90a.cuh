@@ -146,7 +146,7 @@ struct GradRows {
   /// Starts to = a b^T.
   __device__ __forceinline__ static void ask_products(float (&to)[kTile / 2], std::uint32_t a,
                                                       std::uint32_t b) {
-    const std::uint64_t x = tile_descriptor(a), y = tile_descriptor(b);
+    const std::uint64_t x = wgmma_descriptor(a), y = wgmma_descriptor(b);
 #pragma unroll
     for (int c = 0; c < kD / 64; ++c) {
 #pragma unroll
@@ -162,7 +162,7 @@ struct GradRows {
   __device__ __forceinline__ static void ask_sums(float (&to)[kCount],
                                                   const std::uint32_t (&values)[kTile / 4],
                                                   std::uint32_t tile) {
-    const std::uint64_t b = tile_descriptor(tile, kTile * 128);
+    const std::uint64_t b = wgmma_descriptor(tile, kTile * 128);
 #pragma unroll
     for (int i = 0; i < kTile / 16; ++i) wgmma_rs<T, kD>(to, values + 4 * i, b + i * (2048 >> 4));
     wgmma_commit();

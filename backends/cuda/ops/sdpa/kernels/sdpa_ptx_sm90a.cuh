@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "_shim/async_shim.cuh"
+#include "_shim/wgmma_shim.cuh"
 
 namespace rm::cuda_ops {
 
@@ -29,24 +30,6 @@ __device__ __forceinline__ void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-/// Ordinary writes to shared memory before this are seen by tensor cores and copies after it.
-__device__ __forceinline__ void fence_async_proxy() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void wgmma_fence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wgmma_commit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
 /// A ring's place: its stage and the parity of its barriers.
 template <int kStages>
 struct RingPlace {
@@ -102,14 +85,6 @@ template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
-}
-
-/// A tile's descriptor: 8-row groups are 1024 bytes apart; `step`: bytes to the next 64 columns of
-/// an operand whose rows are the summed axis.
-__device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t address, int step = 16) {
-  return static_cast<std::uint64_t>(address >> 4 & 0x3fff) |
-         static_cast<std::uint64_t>(step >> 4) << 16 | static_cast<std::uint64_t>(64) << 32 |
-         static_cast<std::uint64_t>(1) << 62;
 }
 
 // clang-format off

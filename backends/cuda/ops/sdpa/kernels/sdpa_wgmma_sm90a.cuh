@@ -82,7 +82,7 @@ struct WgmmaRows {
   }
   /// Starts score = q k^T; rows_step: bytes from 64 columns of q to the next.
   __device__ __forceinline__ void ask_scores(std::uint32_t q, int rows_step, std::uint32_t k) {
-    const std::uint64_t a = tile_descriptor(q), b = tile_descriptor(k);
+    const std::uint64_t a = wgmma_descriptor(q), b = wgmma_descriptor(k);
 #pragma unroll
     for (int c = 0; c < kD / 64; ++c) {
 #pragma unroll
@@ -95,7 +95,7 @@ struct WgmmaRows {
   }
   /// Starts sum += weight v.
   __device__ __forceinline__ void ask_sums(std::uint32_t v) {
-    const std::uint64_t b = tile_descriptor(v, kKeys * 128);
+    const std::uint64_t b = wgmma_descriptor(v, kKeys * 128);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i) wgmma_rs<T, kD>(sum, weight + 4 * i, b + i * (2048 >> 4));
     wgmma_commit();
