@@ -173,6 +173,15 @@ const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots) {
       if (regs[k] >= n) last_use[regs[k] - n] = i;
     }
   }
+  const std::int64_t row_vectors = a.shape[a.rank - 1] / 8;
+  if (a.rank > 1 && a.total <= 0x7fffffff && row_vectors > 1) {
+    // q = floor(v m / 2^(31 + s)), m = floor(2^(31 + s) / d) + 1, d <= 2^s: exact for v < 2^31
+    unsigned s = 1;
+    while ((std::int64_t{1} << s) < row_vectors) ++s;
+    a.row_vectors = static_cast<std::uint32_t>(row_vectors);
+    a.row_magic = static_cast<std::uint32_t>((std::uint64_t{1} << (31 + s)) / row_vectors + 1);
+    a.row_shift = s - 1;
+  }
   bool busy[kMaxSlots] = {};
   *slots = 0;
   for (int i = 0; i < steps; ++i) {

@@ -59,24 +59,22 @@ struct NormShape {
   std::int64_t blocks;
 };
 
-inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t) {
+inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, bool residual) {
   const std::int64_t vectors = std::max<std::int64_t>(1, n * size_of(t) / 16);
   NormShape s{};
   const bool few =
       rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts: all threads a row
-  s.warp = !few && vectors <= 256;
+  s.warp = !few && vectors <= (residual ? 64 : 256);
   if (s.warp) {
-    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 128 ? 4 : 8;
+    s.per = vectors <= 32 ? 1 : vectors <= 64 ? 2 : vectors <= 96 ? 3 : vectors <= 128 ? 4 : 8;
     s.threads = 128;
   } else {
-    s.per = few ? 1 : 4;
+    s.per = few ? 1 : residual && vectors <= 1024 ? 2 : 4;
     s.threads =
         static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
-  const int teams_a_block = s.warp ? 4 : 1;
-  const auto resident =
-      static_cast<std::int64_t>(std::max(1, multiprocessors())) * std::max(1, 2048 / s.threads);
-  s.blocks = std::max<std::int64_t>(1, std::min(ceil_div(rows, teams_a_block), resident));
+  // a row a team: the blocks' scheduler balances better than a loop over rows
+  s.blocks = std::clamp<std::int64_t>(ceil_div(rows, s.warp ? 4 : 1), 1, 1 << 30);
   return s;
 }
 
@@ -114,7 +112,7 @@ inline bool fits_registers(const Tensor& x) {
 /// fn(bool_constant<warp>, integral_constant<per>) for the shape.
 template <class Fn>
 void dispatch_shape(const NormShape& s, Fn&& fn) {
-  dispatch_at_least<1, 2, 4, 8>(s.per, [&](auto per) {
+  dispatch_at_least<1, 2, 3, 4, 8>(s.per, [&](auto per) {
     s.warp ? fn(std::true_type{}, per) : fn(std::false_type{}, per);
     return 0;
   });

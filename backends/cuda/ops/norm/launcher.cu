@@ -39,18 +39,18 @@ double vector_cost(const NormForward& p) {
 template <bool kRms>
 Status launch_vector_kind(const NormForward& p, Stream stream) {
   const NormForwardArgs a = args_of(p);
-  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype);
+  const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, p.residual != nullptr);
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {
-      if constexpr (decltype(warp)::value || decltype(per)::value % 3 == 1) {  // a block: 1 or 4
-        constexpr bool kWarp = decltype(warp)::value;
-        constexpr int kPer = decltype(per)::value;
-        const auto blocks = static_cast<unsigned>(s.blocks);
-        if (a.residual) {
-          norm_forward_vector<T, kRms, true, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
-        } else {
+      constexpr bool kWarp = decltype(warp)::value;
+      constexpr int kPer = decltype(per)::value;
+      const auto blocks = static_cast<unsigned>(s.blocks);
+      if constexpr (kWarp || kPer == 1 || kPer == 2 || kPer == 4) {  // what norm_shape asks for
+        if (!a.residual) {
           norm_forward_vector<T, kRms, false, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
+        } else if constexpr (!kWarp || kPer <= 2) {
+          norm_forward_vector<T, kRms, true, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
         }
       }
     });

@@ -45,10 +45,12 @@ inline SoftmaxShape softmax_shape(std::int64_t rows, std::int64_t n, DType t, bo
     s.threads =
         static_cast<int>(std::min<std::int64_t>(512, ceil_div(ceil_div(vectors, s.per), 32) * 32));
   }
+  const std::int64_t teams = ceil_div(rows, s.warp ? 4 : 1);
+  // forward, a row a team: the blocks' scheduler balances better than a loop over rows
   const std::int64_t resident = static_cast<std::int64_t>(std::max(1, multiprocessors())) *
                                 (s.warp ? 16 : std::max(1, 2048 / s.threads));
-  s.blocks = static_cast<unsigned>(
-      std::max<std::int64_t>(1, std::min(ceil_div(rows, s.warp ? 4 : 1), resident)));
+  const std::int64_t most = backward ? resident : std::int64_t{1} << 30;
+  s.blocks = static_cast<unsigned>(std::clamp<std::int64_t>(teams, 1, most));
   return s;
 }
 

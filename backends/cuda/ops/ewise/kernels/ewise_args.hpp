@@ -30,6 +30,7 @@ struct EwiseArgs {
   void* y;
   DType y_dtype;
   int rank, steps, operands;
+  std::uint32_t row_vectors, row_magic, row_shift;  // chain: vector / row_vectors; magic 0: divide
   std::int64_t total;
   std::int64_t shape[kMaxRank];  // collapsed
   std::int64_t y_stride[kMaxRank];

@@ -1,6 +1,7 @@
 // A program of class f32 over vectors of 8 elements. The last result stays in registers (the
-// accumulator); only a result that is read again later goes to a slot in shared memory; operands
-// are read where they are used. The inner axis of each operand is dense or broadcast.
+// accumulator) and is worked on in place; only a result that is read again later goes to a slot in
+// shared memory; operands are read where they are used. The inner axis of each operand is dense or
+// broadcast.
 #pragma once
 
 #include "_shim/device_shim.cuh"
@@ -38,21 +39,22 @@ struct ChainPlace {
 
 __device__ __forceinline__ ChainPlace chain_place(const EwiseArgs& p, std::int64_t vector) {
   if (p.rank == 1) return {0, vector * kChainVec};
-  const std::int64_t per_row = p.shape[p.rank - 1] / kChainVec;
-  std::int64_t row;
-  if (p.total <= 0x7fffffff) {  // 32-bit division is several times cheaper
-    row = static_cast<std::uint32_t>(vector) / static_cast<std::uint32_t>(per_row);
-  } else {
-    row = vector / per_row;
+  if (p.row_magic) {  // below 2^31 elements: a multiplication instead of a division
+    const auto v = static_cast<std::uint32_t>(vector);
+    const std::uint32_t row = __umulhi(v, p.row_magic) >> p.row_shift;
+    return {row, (v - row * p.row_vectors) * static_cast<std::uint32_t>(kChainVec)};
   }
+  const std::int64_t per_row = p.shape[p.rank - 1] / kChainVec;
+  const std::int64_t row = vector / per_row;
   return {row, (vector - row * per_row) * kChainVec};
 }
 
 __device__ __forceinline__ std::int64_t chain_offset(const EwiseArgs& p, const EwiseOperand& o,
-                                                     ChainPlace place) {
+                                                     ChainPlace place, bool dense) {
   const int inner = p.rank - 1;
-  std::int64_t at = place.column * o.stride[inner];
+  std::int64_t at = dense ? place.column : 0;
   if (inner == 0) return at;
+#pragma unroll 1
   for (int d = inner - 1; d > 0; --d) {
     at += place.row % p.shape[d] * o.stride[d];
     place.row /= p.shape[d];
@@ -63,9 +65,8 @@ __device__ __forceinline__ std::int64_t chain_offset(const EwiseArgs& p, const E
 __device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index,
                                               const ChainPlace& place, float (&out)[kChainVec]) {
   const EwiseOperand& o = p.operand[index];
-  const int inner = p.rank - 1;
-  const std::int64_t at = chain_offset(p, o, place);
-  const bool dense = o.stride[inner] != 0;
+  const bool dense = o.stride[p.rank - 1] != 0;
+  const std::int64_t at = chain_offset(p, o, place, dense);
   switch (o.dtype) {
     case DType::f32:
       return chain_load<float>(o, at, dense, out);
@@ -81,48 +82,58 @@ __device__ __forceinline__ void chain_operand(const EwiseArgs& p, int index,
   }
 }
 
+/// As words: a pack of eight 16-bit values is stored value by value here.
 __device__ __forceinline__ void chain_store(const EwiseArgs& p, std::int64_t vector,
                                             const float (&v)[kChainVec]) {
   const std::int64_t at = vector * kChainVec;
-  switch (p.y_dtype) {
-    case DType::f32: {
-      float lo[4] = {v[0], v[1], v[2], v[3]}, hi[4] = {v[4], v[5], v[6], v[7]};
-      store_vec(static_cast<float*>(p.y) + at, lo);
-      return store_vec(static_cast<float*>(p.y) + at + 4, hi);
-    }
-    case DType::bf16:
-      return store_vec(static_cast<__nv_bfloat16*>(p.y) + at, v);
-    case DType::f16:
-      return store_vec(static_cast<__half*>(p.y) + at, v);
-    default: {  // bool
-      Pack<std::uint8_t, kChainVec> out;
-#pragma unroll
-      for (int j = 0; j < kChainVec; ++j) out.v[j] = v[j] != 0.0f;
-      *reinterpret_cast<Pack<std::uint8_t, kChainVec>*>(static_cast<std::uint8_t*>(p.y) + at) = out;
-    }
+  if (p.y_dtype == DType::f32) {
+    auto* y = reinterpret_cast<float4*>(static_cast<float*>(p.y) + at);
+    y[0] = float4{v[0], v[1], v[2], v[3]};
+    y[1] = float4{v[4], v[5], v[6], v[7]};
+    return;
   }
+  std::uint32_t w[4];
+  if (p.y_dtype == DType::bf16) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[j]) : "f"(v[2 * j + 1]), "f"(v[2 * j]));
+    }
+  } else if (p.y_dtype == DType::f16) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w[j]) : "f"(v[2 * j + 1]), "f"(v[2 * j]));
+    }
+  } else {  // bool
+    w[0] = w[1] = 0;
+#pragma unroll
+    for (int j = 0; j < kChainVec; ++j) w[j / 4] |= (v[j] != 0.0f ? 1u : 0u) << j % 4 * 8;
+    *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.y) + at) = uint2{w[0], w[1]};
+    return;
+  }
+  *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(p.y) + at) = uint4{w[0], w[1], w[2], w[3]};
 }
 
-__device__ __forceinline__ void chain_apply(int op, float (&r)[kChainVec],
-                                            const float (&a)[kChainVec],
+/// acc = op(acc, b, c)
+__device__ __forceinline__ void chain_apply(int op, float (&acc)[kChainVec],
                                             const float (&b)[kChainVec],
                                             const float (&c)[kChainVec]) {
   switch (op) {
-#define RM_CASE(name)                                                                \
-  case name:                                                                         \
-    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply1<name>(a[j]); \
+#define RM_CASE(name)                                                                    \
+  case name:                                                                             \
+    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) acc[j] = apply1<name>(acc[j]); \
     break;
     RM_EWISE_UNARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name)                                                                      \
-  case name:                                                                               \
-    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply2<name>(a[j], b[j]); \
+#define RM_CASE(name)                                                                          \
+  case name:                                                                                   \
+    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) acc[j] = apply2<name>(acc[j], b[j]); \
     break;
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name)                                                                            \
-  case name:                                                                                     \
-    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) r[j] = apply3<name>(a[j], b[j], c[j]); \
+#define RM_CASE(name)                                              \
+  case name:                                                       \
+    _Pragma("unroll") for (int j = 0; j < kChainVec; ++j) acc[j] = \
+        apply3<name>(acc[j], b[j], c[j]);                          \
     break;
     RM_EWISE_TERNARY(RM_CASE)
 #undef RM_CASE
@@ -134,42 +145,47 @@ __device__ __forceinline__ void chain_apply(int op, float (&r)[kChainVec],
 /// Dynamic shared memory: slots x 8 x threads floats; a thread's own column, so no barrier.
 __global__ void __launch_bounds__(kChainThreads, 8)
     ewise_chain(const __grid_constant__ EwiseArgs p) {
-  extern __shared__ float slots[];
+  extern __shared__ float columns[];
+  float* slots = columns + threadIdx.x;
   const std::int64_t vectors = p.total / kChainVec;
   const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * kChainThreads;
   for (std::int64_t vector = blockIdx.x * static_cast<std::int64_t>(kChainThreads) + threadIdx.x;
        vector < vectors; vector += grid) {
     const ChainPlace place = chain_place(p, vector);
     float acc[kChainVec] = {};
-    const auto fetch = [&](int from, float(&out)[kChainVec]) {
-      if (from == kFromAcc) {
-#pragma unroll
-        for (int j = 0; j < kChainVec; ++j) out[j] = acc[j];
-      } else if (from >= kFromSlot) {
+    const auto fetch = [&](int from, float(&out)[kChainVec]) {  // from is not the accumulator
+      if (from >= kFromSlot) {
 #pragma unroll
         for (int j = 0; j < kChainVec; ++j) {
-          out[j] = slots[((from - kFromSlot) * kChainVec + j) * kChainThreads + threadIdx.x];
+          out[j] = slots[((from - kFromSlot) * kChainVec + j) * kChainThreads];
         }
       } else {
         chain_operand(p, from, place, out);
       }
     };
+    const auto take = [&](int from, float(&out)[kChainVec]) {
+      if (from != kFromAcc) return fetch(from, out);
+#pragma unroll
+      for (int j = 0; j < kChainVec; ++j) out[j] = acc[j];
+    };
+#pragma unroll 1
     for (int k = 0; k < p.steps; ++k) {
       const EwiseStep& s = p.step[k];
-      if (s.opcode == kConst) {
+      const int op = s.opcode;
+      if (op == kConst) {
 #pragma unroll
         for (int j = 0; j < kChainVec; ++j) acc[j] = s.imm;
       } else {
-        float a[kChainVec], b[kChainVec] = {}, c[kChainVec] = {};
-        fetch(s.a, a);
-        if (s.opcode >= kAdd) fetch(s.b, b);
-        if (s.opcode >= kWhere) fetch(s.c, c);
-        chain_apply(s.opcode, acc, a, b, c);
+        float b[kChainVec] = {}, c[kChainVec] = {};
+        if (op >= kWhere) take(s.c, c);
+        if (op >= kAdd) take(s.b, b);
+        if (s.a != kFromAcc) fetch(s.a, acc);
+        chain_apply(op, acc, b, c);
       }
       if (s.dst >= 0) {
 #pragma unroll
         for (int j = 0; j < kChainVec; ++j) {
-          slots[(s.dst * kChainVec + j) * kChainThreads + threadIdx.x] = acc[j];
+          slots[(s.dst * kChainVec + j) * kChainThreads] = acc[j];
         }
       }
     }

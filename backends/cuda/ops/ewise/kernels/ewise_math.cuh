@@ -31,6 +31,27 @@ __device__ __forceinline__ F floor_div_of(F a, F b) {
 __device__ __forceinline__ float quotient(float a, float b) { return __fdividef(a, b); }
 __device__ __forceinline__ double quotient(double a, double b) { return a / b; }
 
+__device__ __forceinline__ double gelu_of(double a) {
+  return 0.5 * a * (1 + erf(a * 0.70710678118654752440));
+}
+
+/// a times the normal distribution's share below a: exp(-a^2 / 2) times a polynomial in
+/// 1 / (1 + 0.34 |a|), fitted for equal relative error (2e-7). No branches; erff costs twice that.
+__device__ __forceinline__ float gelu_of(float a) {
+  float t, e;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(fmaf(fabsf(a), 0.34f, 1.0f)));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * a * -0.72134752044448f));
+  float q = 0.045732103288f;
+  q = fmaf(q, t, -0.204747989774f);
+  q = fmaf(q, t, 0.272034257650f);
+  q = fmaf(q, t, -0.0384770333767f);
+  q = fmaf(q, t, 0.160684227943f);
+  q = fmaf(q, t, 0.128629609942f);
+  q = fmaf(q, t, 0.136144712567f);
+  q *= t * e;
+  return a * (a > 0 ? 1.0f - q : q);
+}
+
 template <int Op, class F>
 __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kCopy) return a;
@@ -46,7 +67,7 @@ __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kErf) return erf(a);
   if constexpr (Op == kSigmoid) return quotient(F(1), F(1) + exp(-a));
   if constexpr (Op == kRelu) return a < 0 ? F(0) : a;
-  if constexpr (Op == kGelu) return F(0.5) * a * (F(1) + erf(a * F(0.70710678118654752440)));
+  if constexpr (Op == kGelu) return gelu_of(a);
   if constexpr (Op == kGeluTanh) {
     return F(0.5) * a * (F(1) + tanh(F(0.79788456080286535588) * (a + F(0.044715) * a * a * a)));
   }

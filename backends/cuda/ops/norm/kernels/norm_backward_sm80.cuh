@@ -5,6 +5,7 @@
 // block adds its teams' up and writes one share. For n a multiple of the vector.
 #pragma once
 
+#include "_shim/row_shim.cuh"
 #include "norm/kernels/norm_vector_sm80.cuh"
 
 namespace rm::cuda_ops {
@@ -66,37 +67,6 @@ __device__ __forceinline__ void norm_share(const NormBackwardArgs& p, float4* al
   }
 }
 
-/// 16 bytes of a row that wait in registers. As words: kept as 16-bit values over a loop they take
-/// a register each, and twice the instructions.
-template <class T, int kPer>
-struct NormWords {
-  uint4 v[kPer];
-  __device__ __forceinline__ void load(const void* base, std::int64_t offset, int thread,
-                                       int threads, int n) {
-    const T* row = static_cast<const T*>(base) + offset;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      const int i = (thread + k * threads) * kVec<T>;
-      v[k] = uint4{0, 0, 0, 0};
-      if (i < n) v[k] = *reinterpret_cast<const uint4*>(row + i);
-    }
-  }
-  __device__ __forceinline__ float value(int k, int j) const {
-    const std::uint32_t w[4] = {v[k].x, v[k].y, v[k].z, v[k].w};
-    if constexpr (sizeof(T) == 4) {
-      return __uint_as_float(w[j]);
-    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-      return __uint_as_float(j % 2 ? w[j / 2] & 0xffff0000u : w[j / 2] << 16);
-    } else {
-      return __half2float(__ushort_as_half(static_cast<unsigned short>(w[j / 2] >> (j % 2 * 16))));
-    }
-  }
-  /// The values are widened again at their next use.
-  __device__ __forceinline__ void forget(int k) {
-    asm volatile("" : "+r"(v[k].x), "+r"(v[k].y), "+r"(v[k].z), "+r"(v[k].w));
-  }
-};
-
 template <class T, bool kRms, int kPer>
 __global__ void __launch_bounds__(32 * norm_team_warps(kPer), 1)
     norm_backward_teams(const NormBackwardArgs p, int team_warps, int teams) {
@@ -119,14 +89,14 @@ __global__ void __launch_bounds__(32 * norm_team_warps(kPer), 1)
     for (int j = 0; j < V; ++j) weight[k][j] += p.weight_offset;
   }
   std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + team;
-  NormWords<T, kPer> h, dy;
+  RowWords<T, kPer> h, dy;
   if (row < p.rows) {
     h.load(p.h, row * p.h_pitch, thread, threads, p.n);
     dy.load(p.dy, row * p.dy_pitch, thread, threads, p.n);
   }
   int slot = 0;
   while (row < p.rows) {
-    NormWords<T, kPer> next_h, next_dy;
+    RowWords<T, kPer> next_h, next_dy;
     if (row + step < p.rows) {
       next_h.load(p.h, (row + step) * p.h_pitch, thread, threads, p.n);
       next_dy.load(p.dy, (row + step) * p.dy_pitch, thread, threads, p.n);

@@ -3,55 +3,77 @@
 // early). For n a multiple of the vector.
 #pragma once
 
-#include "_shim/device_shim.cuh"
+#include "_shim/row_shim.cuh"
 #include "softmax/kernels/softmax_args.hpp"
 
 namespace rm::cuda_ops {
 
+__device__ __forceinline__ float softmax_exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896f));
+  return y;
+}
+
+/// Exponentials are taken once, over the warp's maximum; the warps of a block meet once and bring
+/// theirs to the row's maximum by a factor.
 template <class T, bool kLog, bool kWarp, int kPer>
 __global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_forward_vector(const SoftmaxArgs p) {
-  constexpr int V = kVec<T>, kTeam = kWarp ? 32 : 1024;
+  constexpr int V = kVec<T>;
+  __shared__ float2 shares[2][32];  // of warps: maximum, sum; rows alternate, so one barrier does
+  int slot = 0;
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
        row < p.rows; row += step) {
-    Pack<T, V> x[kPer];
+    RowWords<T, kPer> x;
+    x.load(p.x, row * p.x_pitch, thread, threads, p.n);
+    float e[kPer][V], top = Max::kIdentity, total = 0.0f;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const int i = (thread + k * threads) * V;
-      const T* source = static_cast<const T*>(p.x) + row * p.x_pitch + i;
-      if (i < p.n) x[k] = *reinterpret_cast<const Pack<T, V>*>(source);
+      const bool inside = (thread + k * threads) * V < p.n;
+#pragma unroll
+      for (int j = 0; j < V; ++j) {
+        e[k][j] = inside ? x.value(k, j) : Max::kIdentity;
+        top = Max{}(top, e[k][j]);
+      }
     }
-    float top = Max::kIdentity;
+    top = warp_reduce<Max>(top);
+    const float base = top == Max::kIdentity ? 0.0f : top;  // a warp of -inf alone adds nothing
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      if ((thread + k * threads) * V >= p.n) continue;
 #pragma unroll
-      for (int j = 0; j < V; ++j) top = Max{}(top, to_float(x[k].v[j]));
-      forget_values(x[k]);
+      for (int j = 0; j < V; ++j) {
+        const float d = e[k][j] - base, power = softmax_exp(d);
+        e[k][j] = kLog ? d : power;
+        total += power;
+      }
     }
-    top = team_reduce<Max, kTeam>(top);
-    float total = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      if ((thread + k * threads) * V >= p.n) continue;
-#pragma unroll
-      for (int j = 0; j < V; ++j) total += __expf(to_float(x[k].v[j]) - top);
-      forget_values(x[k]);
+    total = warp_reduce<Sum>(total);
+    float factor = top == Max::kIdentity ? __int_as_float(0x7fc00000) : 1.0f, shift = 0.0f;
+    if (!kWarp && blockDim.x > 32) {
+      const int warps = blockDim.x / 32;
+      float2* all = shares[slot];
+      slot ^= 1;
+      if (threadIdx.x % 32 == 0) all[threadIdx.x / 32] = float2{top, total};
+      __syncthreads();
+      float most = Max::kIdentity;
+      for (int w = 0; w < warps; ++w) most = Max{}(most, all[w].x);
+      total = 0.0f;
+      for (int w = 0; w < warps; ++w) total += all[w].y * softmax_exp(all[w].x - most);
+      factor = softmax_exp(top - most);  // 0 for a warp of -inf, NaN where the row is -inf
+      shift = base - most;
+    } else if (top == Max::kIdentity) {
+      shift = factor;
     }
-    total = team_reduce<Sum, kTeam>(total);
-    const float scale = kLog ? logf(total) : 1.0f / total;
+    const float scale = kLog ? shift - logf(total) : factor / total;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const int i = (thread + k * threads) * V;
       if (i >= p.n) continue;
       float v[V];
 #pragma unroll
-      for (int j = 0; j < V; ++j) {
-        const float d = to_float(x[k].v[j]) - top;
-        v[j] = kLog ? d - scale : __expf(d) * scale;
-      }
+      for (int j = 0; j < V; ++j) v[j] = kLog ? e[k][j] + scale : e[k][j] * scale;
       store_vec(static_cast<T*>(p.out) + row * p.out_pitch + i, v);
     }
   }
