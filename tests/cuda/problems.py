@@ -33,7 +33,8 @@ def assert_close(
     got: torch.Tensor, expected: torch.Tensor, bound: float, scale: float, what: str
 ) -> None:
     """|got - expected| <= bound * (|expected| + scale), NaN and Inf in the same places."""
-    got, expected = got.double().cpu(), expected.double().cpu()
+    got = got.double()
+    expected = expected.double().to(got.device)
     finite = torch.isfinite(expected)
     assert torch.equal(torch.isnan(got), torch.isnan(expected)), f"{what}: NaNs differ"
     difference = (got - expected).abs()[finite]

@@ -68,8 +68,8 @@ __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kSigmoid) return quotient(F(1), F(1) + exp(-a));
   if constexpr (Op == kRelu) return a < 0 ? F(0) : a;
   if constexpr (Op == kGelu) return gelu_of(a);
-  if constexpr (Op == kGeluTanh) {
-    return F(0.5) * a * (F(1) + tanh(F(0.79788456080286535588) * (a + F(0.044715) * a * a * a)));
+  if constexpr (Op == kGeluTanh) {  // a sigmoid(2 u), u as in a / 2 (1 + tanh(u))
+    return quotient(a, F(1) + exp(F(-1.5957691216057307117) * (a + F(0.044715) * a * a * a)));
   }
   if constexpr (Op == kSilu) return quotient(a, F(1) + exp(-a));
   if constexpr (Op == kLogicalNot) return a == 0 ? F(1) : F(0);
