@@ -81,3 +81,36 @@ def chains(seed: int, count: int, cls: int = 0) -> list[tuple[list[int], list[fl
         code += [OPCODES["tanh"], cls, operands + len(code) // 5 - 1, -1, -1]
         out.append((code, imm, operands))
     return out
+
+
+def lines(seed: int, count: int) -> list[tuple[list[int], list[float], int]]:
+    """Programs whose every step takes the step before and at most one new operand or constant."""
+    rng = random.Random(seed)
+    unary = [OPCODES[n] for n in "neg tanh sigmoid silu gelu gelu_tanh relu abs copy".split()]
+    binary = [OPCODES[n] for n in "add sub mul maximum minimum".split()]
+    out = []
+    for _ in range(count):
+        operands = rng.randint(1, 3)
+        steps: list[int] = []  # an operand's number, -1 a unary step, -2 a constant
+        steps += range(1, operands)
+        steps += [rng.choice((-1, -1, -2)) for _ in range(rng.randint(1, 5))]
+        order = [s for s in rng.sample(steps, len(steps)) if s < 0]
+        for s in range(1, operands):  # operands keep their order
+            order.insert(rng.randint(order.index(s - 1) + 1 if s > 1 else 0, len(order)), s)
+        code: list[int] = []
+        imm: list[float] = []
+        last = 0
+        for s in order:
+            other = s
+            if s == -1:
+                code += [rng.choice(unary), 0, last, -1, -1]
+            else:
+                if s == -2:
+                    imm.append(rng.uniform(-2, 2))
+                    code += [0, 0, len(imm) - 1, -1, -1]
+                    other = operands + len(code) // 5 - 1
+                pair = [last, other] if rng.random() < 0.5 else [other, last]
+                code += [rng.choice(binary), 0, *pair, -1]
+            last = operands + len(code) // 5 - 1
+        out.append((code, imm, operands))
+    return out

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from problems import DTYPES, EPSILON, assert_close, from_numpy, to_numpy
-from programs import OPCODES, apply, chains, run
+from programs import OPCODES, apply, chains, lines, run
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("ewise_direct_sm80", "ewise_chain_sm80", "ewise_interp_any")
@@ -89,6 +89,67 @@ def test_random_chains_equal_float64(
         nudged = run(code, imm, [v * (1 + 2.0**-20) + 2.0**-20 for v in wide])
         amplified = (nudged - expected).abs().max().item() + 2.0**-18
         assert_close(y, expected, EPSILON[dtype] + 4 * amplified, 1.0, f"chain {k}, seed {seed}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_lines_of_steps_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, seed: int
+) -> None:
+    m = module("ewise")
+    torch.manual_seed(seed)
+    for k, (code, imm, count) in enumerate(lines(seed, 120)):
+        rng = np.random.default_rng(seed + k)
+        shape = (int(rng.integers(1, 4)), int(rng.integers(1, 40)), 16 * int(rng.integers(1, 40)))
+        forms = [shape, shape[-1:], (1,), (1, 1, shape[-1])]
+        picks = [0, *rng.integers(0, 4, 2)]
+        x = [torch.randn(forms[picks[i]], device="cuda").to(DTYPES[dtype]) for i in range(count)]
+        y = torch.full(shape, float("nan"), dtype=DTYPES[dtype], device="cuda")
+        m.forward(code, imm, x, y=y, kernel="ewise_fused_sm80")
+        wide = [v.double().broadcast_to(shape) for v in x]
+        expected = run(code, imm, wide)
+        nudged = run(code, imm, [v * (1 + 2.0**-20) + 2.0**-20 for v in wide])
+        amplified = (nudged - expected).abs().max().item() + 2.0**-18
+        approximate = 0 if dtype == "float32" else 2.0**-14  # of gelu
+        assert_close(y, expected, EPSILON[dtype] + 4 * amplified + 4 * approximate, 1.0,
+                     f"line {k} {code}, {picks}, seed {seed}")  # fmt: skip
+
+
+def test_the_fused_kernel_says_what_it_does_not_take(
+    module: Callable[[str], ModuleType],
+) -> None:
+    m = module("ewise")
+    x, y = torch.randn(2, 4, 64, device="cuda")
+    column = torch.randn(4, 1, device="cuda")
+    twice = [14, 0, 0, -1, -1, 42, 0, 1, 1, -1]
+    for code, operands, why in (
+        ([8, 0, 0, -1, -1], [x], "only the chain kernel has"),
+        (twice, [x], "read again later"),
+        ([40, 0, 0, 1, -1], [x, column], "neither dense nor a row"),
+        ([40, 0, 0, 1, -1], [x, x.half()], "dtypes differ"),
+        ([40, 0, 0, 0, -1, 42, 0, 1, 0, -1, 40, 0, 2, 0, -1], [x], "more than three operands"),
+        ([0, 0, 0, -1, -1], [x], "the result is a constant"),
+    ):
+        with pytest.raises(m.Unsupported, match=why):
+            m.forward(code, [1.0], operands, y=y, kernel="ewise_fused_sm80")
+
+
+def test_gelu_is_as_exact_as_its_dtype_in_chains(
+    module: Callable[[str], ModuleType], seed: int
+) -> None:
+    m = module("ewise")
+    special = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 3e38, -3e38, 20.0, -20.0]
+    for dtype in DTYPES:
+        x = torch.linspace(-12, 12, 8192, device="cuda").to(DTYPES[dtype])
+        x[: len(special)] = torch.tensor(special, device="cuda").to(x.dtype)
+        y = torch.empty_like(x)
+        for name in ("gelu", "gelu_tanh", "silu", "sigmoid", "relu", "tanh"):
+            m.forward([OPCODES[name], 0, 0, -1, -1], [], [x], y=y, kernel="ewise_fused_sm80")
+            expected = apply(OPCODES[name], x.double())
+            bound = EPSILON[dtype] + (8 * 2.0**-23 if dtype == "float32" else 2.0**-14)
+            floor = 2.0**-14 if dtype == "float16" else 1e-6
+            if name == "gelu_tanh":
+                floor = max(floor, 2.0**-8)  # the reference cancels below -4
+            assert_close(y, expected, bound, floor, f"{name} {dtype}")
 
 
 def test_chain_and_interpreter_agree_where_a_result_is_read_again_later(

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "_shim/async_shim.cuh"
 #include "_shim/device_shim.cuh"
 
 namespace rm::cuda_ops {
@@ -37,5 +38,19 @@ struct RowWords {
     asm volatile("" : "+r"(v[k].x), "+r"(v[k].y), "+r"(v[k].z), "+r"(v[k].w));
   }
 };
+
+/// Sixteen bytes of values, as one store.
+template <class T>
+__device__ __forceinline__ void store_words(T* dst, const float (&v)[kVec<T>]) {
+  uint4 w;
+  if constexpr (sizeof(T) == 4) {
+    w = uint4{__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+              __float_as_uint(v[3])};
+  } else {
+    w = uint4{pack_pair<T>(v[0], v[1]), pack_pair<T>(v[2], v[3]), pack_pair<T>(v[4], v[5]),
+              pack_pair<T>(v[6], v[7])};
+  }
+  *reinterpret_cast<uint4*>(dst) = w;
+}
 
 }  // namespace rm::cuda_ops

@@ -46,6 +46,8 @@ Status launch_interp(const Ewise& p, Workspace, Stream stream) {
 constexpr KernelRow<Ewise> kRows[] = {
     {"ewise_direct_sm80", "one instruction over dense tensors of one float dtype", direct_why_not,
      [](const Ewise& p) { return move_us(bytes_of(p)); }, launch_direct},
+    {"ewise_fused_sm80", "chains over at most three operands: dense, rows or single values",
+     fused_why_not, [](const Ewise& p) { return 0.5 + 1.02 * move_us(bytes_of(p)); }, launch_fused},
     {"ewise_chain_sm80", "class f32 programs, dense or broadcast inner axis, multiple of 8",
      chain_why_not, [](const Ewise& p) { return 1 + 1.1 * move_us(bytes_of(p)); }, launch_chain},
     {"ewise_interp_any", "any program", [](const Ewise&) -> const char* { return nullptr; },

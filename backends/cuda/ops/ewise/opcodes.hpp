@@ -71,13 +71,19 @@ inline bool gives_bool(int opcode) {
 }  // namespace rm::cuda_ops
 
 // Every opcode once, for switches that become templates.
-#define RM_EWISE_UNARY(X)                                                                         \
-  X(kCopy)                                                                                        \
-  X(kNeg) X(kAbs) X(kExp) X(kLog) X(kSqrt) X(kRsqrt) X(kSin) X(kCos) X(kTanh) X(kErf) X(kSigmoid) \
-      X(kRelu) X(kGelu) X(kGeluTanh) X(kSilu) X(kLogicalNot) X(kReciprocal) X(kFloor) X(kCeil)    \
-          X(kRound) X(kSign) X(kSoftplus) X(kLog1p) X(kExpm1) X(kIsNan) X(kTrunc)
-#define RM_EWISE_BINARY(X)                                                                         \
-  X(kAdd)                                                                                          \
-  X(kSub) X(kMul) X(kDiv) X(kPow) X(kMinimum) X(kMaximum) X(kFloorDiv) X(kRemainder) X(kEq) X(kNe) \
-      X(kLt) X(kLe) X(kGt) X(kGe) X(kAnd) X(kOr) X(kXor)
+#define RM_EWISE_UNARY(X)                                                                          \
+  X(kCopy)                                                                                         \
+  X(kNeg)                                                                                          \
+  X(kAbs) X(kExp) X(kLog) X(kSqrt) X(kRsqrt) X(kSin) X(kCos) X(kTanh) X(kErf) X(kSigmoid) X(kRelu) \
+      X(kGelu) X(kGeluTanh) X(kSilu) X(kLogicalNot) X(kReciprocal) X(kFloor) X(kCeil) X(kRound)    \
+          X(kSign) X(kSoftplus) X(kLog1p) X(kExpm1) X(kIsNan) X(kTrunc)
+#define RM_EWISE_BINARY(X)                                                                        \
+  X(kAdd)                                                                                         \
+  X(kSub)                                                                                         \
+  X(kMul) X(kDiv) X(kPow) X(kMinimum) X(kMaximum) X(kFloorDiv) X(kRemainder) X(kEq) X(kNe) X(kLt) \
+      X(kLe) X(kGt) X(kGe) X(kAnd) X(kOr) X(kXor)
 #define RM_EWISE_TERNARY(X) X(kWhere) X(kFma)
+// What the fused kernel applies.
+#define RM_EWISE_FUSED_UNARY(X) \
+  X(kNeg) X(kAbs) X(kExp) X(kTanh) X(kSigmoid) X(kRelu) X(kGelu) X(kGeluTanh) X(kSilu)
+#define RM_EWISE_FUSED_BINARY(X) X(kAdd) X(kSub) X(kMul) X(kMinimum) X(kMaximum)

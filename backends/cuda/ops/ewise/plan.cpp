@@ -158,6 +158,17 @@ bool chain_class_ok(const Ewise& p, const EwiseInstruction& in) {
 
 }  // namespace
 
+void division_by(std::int64_t d, std::uint32_t* divisor, std::uint32_t* magic,
+                 std::uint32_t* shift) {
+  // q = floor(v m / 2^(31 + s)), m = floor(2^(31 + s) / d) + 1, d <= 2^s: exact for v < 2^31
+  unsigned s = 1;
+  while ((std::int64_t{1} << s) < d) ++s;
+  *divisor = static_cast<std::uint32_t>(d);
+  *magic = static_cast<std::uint32_t>(
+      (std::uint64_t{1} << (31 + s)) / static_cast<std::uint64_t>(d) + 1);
+  *shift = s - 1;
+}
+
 const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots) {
   EwiseArgs& a = *out;
   a = interp_args(p);
@@ -175,12 +186,7 @@ const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots) {
   }
   const std::int64_t row_vectors = a.shape[a.rank - 1] / 8;
   if (a.rank > 1 && a.total <= 0x7fffffff && row_vectors > 1) {
-    // q = floor(v m / 2^(31 + s)), m = floor(2^(31 + s) / d) + 1, d <= 2^s: exact for v < 2^31
-    unsigned s = 1;
-    while ((std::int64_t{1} << s) < row_vectors) ++s;
-    a.row_vectors = static_cast<std::uint32_t>(row_vectors);
-    a.row_magic = static_cast<std::uint32_t>((std::uint64_t{1} << (31 + s)) / row_vectors + 1);
-    a.row_shift = s - 1;
+    division_by(row_vectors, &a.row_vectors, &a.row_magic, &a.row_shift);
   }
   bool busy[kMaxSlots] = {};
   *slots = 0;

@@ -16,6 +16,13 @@ EwiseArgs interp_args(const Ewise& p);
 /// The chain kernel's arguments; null on success, else why the chain kernel cannot run it.
 const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots);
 
+/// n / d by a multiplication: floor(n magic / 2^(32 + shift)), exact for n < 2^31, 1 < d < 2^31.
+void division_by(std::int64_t d, std::uint32_t* divisor, std::uint32_t* magic,
+                 std::uint32_t* shift);
+
+const char* fused_why_not(const Ewise& p);
+Status launch_fused(const Ewise& p, Workspace, Stream stream);
+
 const char* direct_why_not(const Ewise& p);
 Status launch_direct(const Ewise& p, Workspace, Stream stream);
 

@@ -39,4 +39,20 @@ struct EwiseArgs {
   double imm[kMaxInstructions];  // interp
 };
 
+/// The fused kernel: how an operand lies against y, and its steps. A step's number is an opcode;
+/// kFusedImm + opcode takes a constant, other binary opcodes the next operand.
+inline constexpr int kFusedDense = 0, kFusedRow = 1, kFusedScalar = 2;
+inline constexpr int kFusedImm = 128, kMaxFusedOperands = 3, kMaxFusedSteps = 12;
+
+struct EwiseFusedArgs {
+  void* y;
+  const void* x[kMaxFusedOperands];
+  std::int64_t vectors;
+  std::uint32_t row_vectors, row_magic, row_shift;
+  int operands, steps;
+  int mode[kMaxFusedOperands];
+  int step[kMaxFusedSteps];
+  float imm[kMaxFusedSteps];
+};
+
 }  // namespace rm::cuda_ops
