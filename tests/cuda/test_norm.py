@@ -11,8 +11,8 @@ import torch
 from problems import DTYPES, EPSILON, assert_close, from_numpy, row_shapes, to_numpy, tolerance
 
 pytestmark = pytest.mark.cuda
-KERNELS = ("norm_vector_sm80", "norm_naive_any")
-BACKWARD_KERNELS = ("norm_teams_sm80", *KERNELS)
+KERNELS = ("norm_moments_sm80", "norm_vector_sm80", "norm_naive_any")
+BACKWARD_KERNELS = ("norm_ring_sm90", "norm_teams_sm80", *KERNELS[1:])
 
 
 def reference(name: str, h: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
@@ -40,6 +40,10 @@ def problems(seed: int, dtype: str) -> list[dict[str, torch.Tensor]]:
 def runs(m: ModuleType, kernel: str, x: torch.Tensor) -> bool:
     """The vector kernels take whole 16-byte vectors only, and say so."""
     vectors = x.shape[1] * x.element_size()
+    if kernel in ("norm_moments_sm80", "norm_ring_sm90") and x.element_size() != 2:
+        return False
+    if kernel == "norm_ring_sm90" and not 512 <= x.shape[1] <= 8192:
+        return False
     most = (16 if kernel == "norm_teams_sm80" else 32) * 1024
     return kernel.endswith("_any") or (vectors % 16 == 0 and vectors <= most)
 
@@ -54,11 +58,11 @@ def test_forward_equals_float64(
     for k, p in enumerate(problems(seed, dtype)):
         x, w = p["x"], p["w"]
         b = p["b"] if name == "layernorm" else None
-        r = p["r"] if k % 2 else None
+        r = p["r"] if k % 2 and kernel != "norm_moments_sm80" else None
         y, h = torch.empty_like(p["r"]), torch.empty_like(p["r"]) if r is not None else None
         call = dict(y=y, sum=h, stream=torch.cuda.current_stream().cuda_stream, kernel=kernel)
         if not runs(m, kernel, x):
-            with pytest.raises(m.Unsupported, match="norm_vector_sm80: "):
+            with pytest.raises(m.Unsupported, match=f"{kernel}: "):
                 m.forward(x, w, b, r, **call)
             continue
         m.forward(x, w, b, r, **call)
@@ -109,6 +113,44 @@ def test_backward_equals_float64_autograd(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [64, 768, 2048, 4096, 8192])
+def test_rows_far_from_zero_and_rows_with_outliers_keep_their_deviation(
+    module: Callable[[str], ModuleType], dtype: str, n: int, seed: int
+) -> None:
+    m = module("layernorm")
+    torch.manual_seed(seed)
+    kind = {"dtype": DTYPES[dtype], "device": "cuda"}
+    x = torch.randn(1200, n, device="cuda")
+    x[::4] += 100.0  # a mean of 100 deviations
+    x[1::4, :8] = 3e4  # outliers where a row begins
+    x[2::4] = x[2::4] * 1e-3 + 7.0  # hardly any deviation
+    x, w, b, dy = x.to(kind["dtype"]), *torch.randn(2, n, **kind), torch.randn(1200, n, **kind)
+    leaves = [t.double().requires_grad_() for t in (x, w, b)]
+    expected = reference("layernorm", *leaves)
+    grads = torch.autograd.grad(expected, leaves, dy.double())
+    deviation = (x.double().var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    # a rounding of the mean, in deviations, in fp32
+    centre = (x.double().mean(-1, keepdim=True).abs() / deviation).max().item() * 2.0**-22
+    for kernel, _ in m.kernels():
+        if not runs(m, kernel, x):
+            continue
+        y = torch.empty_like(x)
+        m.forward(x, w, b, y=y, kernel=kernel)
+        assert_close(y, expected, tolerance(dtype, n) + centre, 4.0, f"{kernel} {n}, seed {seed}")
+    for kernel, _ in m.backward_kernels():
+        if not runs(m, kernel, x):
+            continue
+        dx, dw, db = torch.empty_like(x), torch.empty_like(w), torch.empty_like(b)
+        space = torch.empty(m.backward_workspace(x), dtype=torch.uint8, device="cuda")
+        m.backward(dy, x, w, dx=dx, dweight=dw, dbias=db, workspace=space, kernel=kernel)
+        what = f"{kernel} {n}, seed {seed}"
+        bound = 4 * tolerance(dtype, n) + 16 * centre
+        assert_close(dx * deviation, grads[0] * deviation, bound, 8.0, what)
+        assert_close(dw, grads[1], tolerance(dtype, 1200) + 4 * centre, 4 * 1200**0.5, what)
+        assert_close(db, grads[2], tolerance(dtype, 1200), 4 * 1200**0.5, what)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_numpy_form_gives_what_the_dlpack_form_gives(
     module: Callable[[str], ModuleType], dtype: str
 ) -> None:
@@ -132,10 +174,13 @@ def test_zero_rows_give_zero_weight_gradients_and_nan_stays_in_its_row(
     empty = np.empty((0, 16), "float32")
     dx, dw, _ = m.backward_numpy(empty, empty, np.ones(16, "float32"))
     assert dx.shape == (0, 16) and not dw.any()
-    x = np.ones((3, 16), "float32")
-    x[1, 3] = np.nan
-    y = m.forward_numpy(x)
-    assert np.isnan(y[1]).all() and not np.isnan(y[[0, 2]]).any()
+    for kind, n in (("float32", 16), ("float16", 64), ("float16", 4096)):
+        x = np.ones((3, n), kind)
+        for odd in (np.nan, np.inf):
+            x[1, 3] = odd
+            y = m.forward_numpy(x)
+            assert np.isnan(y[1, 3]) and not np.isnan(y[[0, 2]]).any()
+            assert np.isnan(y[1]).all() or odd == np.inf
 
 
 def test_an_operand_of_another_dtype_is_refused(module: Callable[[str], ModuleType]) -> None:

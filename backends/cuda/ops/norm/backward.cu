@@ -1,5 +1,6 @@
 // The gradient table of layer_norm and rms_norm. dweight and dbias are summed in a fixed order.
 #include "norm/common.hpp"
+#include "norm/kernels/norm_backward_ring_sm90.cuh"
 #include "norm/kernels/norm_backward_sm80.cuh"
 #include "norm/kernels/norm_naive_any.cuh"
 #include "norm/kernels/norm_vector_sm80.cuh"
@@ -105,6 +106,72 @@ Status launch_teams(const NormBackward& p, Workspace workspace, Stream stream) {
   });
 }
 
+/// Vectors a thread: more warps a block, or fewer instructions a row.
+int ring_per(std::int64_t vectors) { return vectors <= 256 ? 1 : 2; }
+
+RingPlan ring_plan(std::int64_t n) {
+  const std::int64_t vectors = std::max<std::int64_t>(1, n / 8);
+  const int per = ring_per(vectors);
+  RingPlan plan{};
+  plan.warps = static_cast<int>(ceil_div(vectors, 32 * per));
+  plan.teams = std::min(norm_ring_threads(per) / 32 / plan.warps, 15);
+  plan.pitch = static_cast<int>(ceil_div(vectors * 16, 128) * 128);
+  plan.stages =
+      std::min(per == 1 ? 4 : 2, (kRingMemory - kRingHead) / (plan.teams * 2 * plan.pitch));
+  return plan;
+}
+
+std::int64_t ring_blocks(std::int64_t rows, std::int64_t n) {
+  const int teams = n > 8192 ? 1 : ring_plan(n).teams;  // longer rows take another kernel
+  return std::min<std::int64_t>(ceil_div(rows, teams), std::max(1, multiprocessors()));
+}
+
+const char* ring_why_not(const NormBackward& p) {
+  if (size_of(p.h.dtype) != 2) return "rows are not of 16-bit values";
+  if (const char* why = vector_why_not(p)) return why;
+  const std::int64_t n = p.h.shape[p.h.rank - 1];
+  if (n > 8192 || n < 512) return "rows are not of 512 to 8192 values";
+  const int capability = compute_capability();  // 0 without a device: the launch says so
+  return capability > 0 && capability < 90 ? "bulk copies need sm_90" : nullptr;
+}
+
+/// A block a multiprocessor pays where each has many rows.
+double ring_cost(const NormBackward& p) {
+  const double bytes = static_cast<double>(numel(p.h)) * size_of(p.h.dtype);
+  return vector_cost(p) * (bytes >= 8e6 ? 0.8 : 1.5);
+}
+
+template <class T, bool kRms, int kPer>
+Status launch_ring_per(const NormBackward& p, const NormBackwardArgs& a, Stream stream) {
+  const RingPlan plan = ring_plan(a.n);
+  auto* kernel = norm_backward_ring<T, kRms, kPer>;
+  if (Status st = allow_shared_memory(name_of(p.kind), kernel, kRingMemory); !st) return st;
+  const int threads = plan.teams * plan.warps * 32;
+  const int room =
+      std::max(2 * plan.teams * plan.stages * plan.pitch, threads * kPer * kVec<T> * 8);
+  const std::int64_t blocks = ring_blocks(a.rows, a.n);
+  kernel<<<static_cast<unsigned>(blocks), threads, kRingHead + room, stream>>>(a, plan);
+  if (Status st = launch_status(name_of(p.kind)); !st || !wants_columns(p)) return st;
+  return launch_columns<T>(p, a, blocks, stream);
+}
+
+template <class T>
+Status launch_ring_type(const NormBackward& p, const NormBackwardArgs& a, Stream stream) {
+  const bool rms = p.kind == Norm::rms;
+  if (ring_per(a.n / 8) == 1) {
+    return rms ? launch_ring_per<T, true, 1>(p, a, stream)
+               : launch_ring_per<T, false, 1>(p, a, stream);
+  }
+  return rms ? launch_ring_per<T, true, 2>(p, a, stream)
+             : launch_ring_per<T, false, 2>(p, a, stream);
+}
+
+Status launch_ring(const NormBackward& p, Workspace workspace, Stream stream) {
+  const NormBackwardArgs a = args_of(p, workspace);
+  return p.h.dtype == DType::bf16 ? launch_ring_type<__nv_bfloat16>(p, a, stream)
+                                  : launch_ring_type<__half>(p, a, stream);
+}
+
 Status launch_naive(const NormBackward& p, Workspace workspace, Stream stream) {
   const NormBackwardArgs a = args_of(p, workspace);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.rows, 1 << 20));
@@ -125,6 +192,8 @@ Status launch_naive(const NormBackward& p, Workspace workspace, Stream stream) {
 }
 
 constexpr KernelRow<NormBackward> kRows[] = {
+    {"norm_ring_sm90", "16-bit rows of 512 to 8192 values in whole 16-byte vectors", ring_why_not,
+     ring_cost, launch_ring},
     {"norm_teams_sm80", "rows of whole 16-byte vectors up to 16 KiB", teams_why_not,
      [](const NormBackward& p) { return 0.9 * vector_cost(p); }, launch_teams},
     {"norm_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not, vector_cost,
@@ -166,8 +235,9 @@ std::span<const KernelRow<NormBackward>> norm_backward_rows() { return kRows; }
 std::size_t norm_backward_workspace(const NormBackward& p) {
   if (!wants_columns(p) || p.h.rank == 0 || numel(p.h) == 0) return 0;
   const Rows h = rows_of(p.h);  // enough for any row of the table
-  const std::int64_t shares = std::max(norm_long_rows(h.rows, h.n, p.h.dtype).blocks,
-                                       norm_teams(h.rows, h.n, p.h.dtype).blocks);
+  const std::int64_t shares =
+      std::max({norm_long_rows(h.rows, h.n, p.h.dtype).blocks,
+                norm_teams(h.rows, h.n, p.h.dtype).blocks, ring_blocks(h.rows, h.n)});
   return static_cast<std::size_t>(std::max(shares * h.n, h.rows)) * 8;
 }
 

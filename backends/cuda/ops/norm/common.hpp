@@ -78,6 +78,23 @@ inline NormShape norm_shape(std::int64_t rows, std::int64_t n, DType t, bool res
   return s;
 }
 
+/// How norm_moments_sm80 spreads a row: a warp up to 2 KiB, else a block of at most 16 warps.
+inline NormShape norm_moments_shape(std::int64_t rows, std::int64_t n) {
+  const std::int64_t vectors = std::max<std::int64_t>(1, n / 8);
+  NormShape s{};
+  const bool few = rows < 1024 && vectors > 32 && vectors <= 512;  // latency counts
+  s.warp = !few && vectors <= 128;
+  if (s.warp) {
+    s.per = static_cast<int>(ceil_div(vectors, 32));
+    s.threads = 128;
+  } else {
+    s.per = few ? 1 : 4;
+    s.threads = static_cast<int>(ceil_div(vectors, 32 * s.per)) * 32;
+  }
+  s.blocks = ceil_div(rows, s.warp ? 4 : 1);
+  return s;
+}
+
 /// How backward's teams are cut: warps of a team, teams of a block, vectors a thread, blocks.
 struct NormTeams {
   int warps, teams, per;

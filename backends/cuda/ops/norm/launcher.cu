@@ -1,5 +1,6 @@
 // The forward table of layer_norm and rms_norm: checks, choice and launches.
 #include "norm/common.hpp"
+#include "norm/kernels/norm_moments_sm80.cuh"
 #include "norm/kernels/norm_naive_any.cuh"
 #include "norm/kernels/norm_vector_sm80.cuh"
 
@@ -63,6 +64,44 @@ Status launch_vector(const NormForward& p, Workspace, Stream stream) {
                              : launch_vector_kind<false>(p, stream);
 }
 
+const char* moments_why_not(const NormForward& p) {
+  if (size_of(p.x.dtype) != 2) return "rows are not of 16-bit values";
+  if (p.residual || p.sum) return "it adds no residual";
+  return vector_why_not(p);
+}
+
+/// Half the instructions of the other rows, which counts where the card is full.
+double moments_cost(const NormForward& p) { return 0.9 * vector_cost(p); }
+
+template <class T, bool kRms>
+void launch_moments_kind(const NormForward& p, Stream stream) {
+  const NormForwardArgs a = args_of(p);
+  const NormShape s = norm_moments_shape(a.rows, a.n);
+  const auto blocks = static_cast<unsigned>(s.blocks);
+  const auto run = [&](auto* kernel) { kernel<<<blocks, s.threads, 0, stream>>>(a); };
+  if (s.warp) {
+    s.per == 1   ? run(norm_forward_moments<T, kRms, true, 1>)
+    : s.per == 2 ? run(norm_forward_moments<T, kRms, true, 2>)
+    : s.per == 3 ? run(norm_forward_moments<T, kRms, true, 3>)
+                 : run(norm_forward_moments<T, kRms, true, 4>);
+  } else {
+    s.per == 1 ? run(norm_forward_moments<T, kRms, false, 1>)
+               : run(norm_forward_moments<T, kRms, false, 4>);
+  }
+}
+
+Status launch_moments(const NormForward& p, Workspace, Stream stream) {
+  const bool rms = p.kind == Norm::rms;
+  if (p.x.dtype == DType::bf16) {
+    rms ? launch_moments_kind<__nv_bfloat16, true>(p, stream)
+        : launch_moments_kind<__nv_bfloat16, false>(p, stream);
+  } else {
+    rms ? launch_moments_kind<__half, true>(p, stream)
+        : launch_moments_kind<__half, false>(p, stream);
+  }
+  return launch_status(name_of(p.kind));
+}
+
 Status launch_naive(const NormForward& p, Workspace, Stream stream) {
   const NormForwardArgs a = args_of(p);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.rows, 1 << 20));
@@ -79,6 +118,8 @@ Status launch_naive(const NormForward& p, Workspace, Stream stream) {
 }
 
 constexpr KernelRow<NormForward> kRows[] = {
+    {"norm_moments_sm80", "16-bit rows of whole 16-byte vectors up to 32 KiB, no residual",
+     moments_why_not, moments_cost, launch_moments},
     {"norm_vector_sm80", "rows of whole 16-byte vectors up to 32 KiB", vector_why_not, vector_cost,
      launch_vector},
     {"norm_naive_any", "any row", [](const NormForward&) -> const char* { return nullptr; },

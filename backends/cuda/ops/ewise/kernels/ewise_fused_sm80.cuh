@@ -11,12 +11,6 @@ namespace rm::cuda_ops {
 
 inline constexpr int kFusedThreads = 256;
 
-/// Vectors of a thread and operand: at most so many are in flight at once.
-template <class T>
-__host__ __device__ constexpr int fused_unroll(int operands) {
-  return operands == 1 ? 4 : 2;
-}
-
 /// 16-bit results need less of gelu: 0.5 erfc as 2 to a polynomial, 3e-5 of the value.
 __device__ __forceinline__ float gelu_half(float a) {
   const float b = fabsf(a);
@@ -41,10 +35,11 @@ __device__ __forceinline__ float fused_apply(float a) {
   }
 }
 
-template <class T, int kOperands>
+/// kUnroll: vectors of a thread and operand, in flight at once.
+template <class T, int kOperands, int kUnroll>
 __global__ void __launch_bounds__(kFusedThreads)
     ewise_fused(const __grid_constant__ EwiseFusedArgs p) {
-  constexpr int V = kVec<T>, kUnroll = fused_unroll<T>(kOperands);
+  constexpr int V = kVec<T>;
   const std::int64_t first =
       static_cast<std::int64_t>(blockIdx.x) * (kFusedThreads * kUnroll) + threadIdx.x;
   RowWords<T, kUnroll> in[kOperands];
