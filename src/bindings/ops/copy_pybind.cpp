@@ -34,15 +34,17 @@ void concat(const py::sequence& xs, int axis, py::handle y, std::uintptr_t strea
   }
   if (axis < 0) axis += whole.rank;
   std::int64_t start = 0;
+  std::vector<Copy> parts;
   for (const py::handle item : xs) {
     const Tensor x = device_tensor(kOp, "a part", item);
-    check(copy({x, part_of(whole, x, axis, start)}, kernel, stream_of(stream)));
+    parts.push_back({x, part_of(whole, x, axis, start)});
     start += x.shape[axis];
   }
   if (start != whole.shape[axis]) {
     check(invalid("[copy] expected parts that fill y along the axis, got " + std::to_string(start) +
                   " of " + std::to_string(whole.shape[axis])));
   }
+  check(copy_parts(parts, kernel, stream_of(stream)));
 }
 
 py::array forward_numpy(py::handle x, std::vector<int> axes, const char* kernel) {
@@ -77,9 +79,11 @@ PYBIND11_MODULE(_ops_copy, m) {
         "y = x. DLPack tensors on the device of one shape and dtype (any dtype), any strides: a "
         "slice, a\npermutation, an expansion (stride 0, x only). On `stream`, without "
         "synchronisation. Raises\nInvalidArgument, Unsupported, NoDevice, DeviceError.");
-  m.def("concat", concat, py::arg("xs"), py::arg("axis"), py::kw_only(), py::arg("y"),
-        py::arg("stream") = 0, py::arg("kernel") = "",
-        "y = the parts one after the other along the axis; a launch a part.");
+  m.def(
+      "concat", concat, py::arg("xs"), py::arg("axis"), py::kw_only(), py::arg("y"),
+      py::arg("stream") = 0, py::arg("kernel") = "",
+      "y = the parts one after the other along the axis; one launch for 8 parts that go in 16-byte "
+      "vectors,\nelse a launch a part.");
   m.def("forward_numpy", forward_numpy, py::arg("x"), py::kw_only(),
         py::arg("axes") = std::vector<int>{}, py::arg("kernel") = "",
         "numpy.transpose(x, axes) as a dense array, moved on the device.");

@@ -12,5 +12,7 @@ struct Copy {
 
 std::span<const KernelRow<Copy>> copy_rows();
 Status copy(const Copy& p, const char* kernel, Stream stream);
+/// Copies that do not depend on each other, in few launches: the parts of a concatenation.
+Status copy_parts(std::span<const Copy> parts, const char* kernel, Stream stream);
 
 }  // namespace rm::cuda_ops
