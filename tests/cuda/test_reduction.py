@@ -84,6 +84,19 @@ def test_special_values_are_those_of_torch(module: Callable[[str], ModuleType]) 
         for kind in KINDS:
             got = m.forward_numpy(x, kind, axes=[1], kernel=kernel)[:, 0]
             np.testing.assert_array_equal(got, reference(t, kind, [1])[:, 0].numpy(), kind)
+    hostile = torch.zeros(6, 64)
+    hostile[0] = -inf
+    hostile[1] = inf
+    hostile[2, 13], hostile[2, 11:13], hostile[2, 40] = nan, inf, nan
+    hostile[3, 5], hostile[3, 30:] = -0.0, -1.0
+    hostile[4, 33], hostile[4, 31], hostile[4, :31] = 3.0, 3.0, -inf
+    hostile[5, :63] = inf
+    for dtype in DTYPES.values():
+        y = torch.empty(6, 1, dtype=torch.int64, device="cuda")
+        for kind, wanted in (("argmax", [0, 0, 13, 0, 31, 0]), ("argmin", [0, 0, 13, 30, 0, 63])):
+            for kernel in ("reduction_rows_sm80", "reduction_naive_any"):
+                m.forward(hostile.to(dtype).cuda(), kind, y=y, kernel=kernel)
+                assert y[:, 0].tolist() == wanted, (kind, kernel, dtype)
     assert m.forward_numpy(x[:0], "sum", axes=[0]).tolist() == [[0.0] * 4]
     assert np.isnan(m.forward_numpy(x[:0], "mean", axes=[0])).all()
     assert np.isneginf(m.forward_numpy(x[:0], "max", axes=[0])).all()

@@ -49,23 +49,35 @@ Status launch_with(const Reduction& p, const ReductionArgs& a, Fn&& fn) {
   return launch_status("reduction");
 }
 
+std::int64_t part_bytes(const Reduction& p) {
+  return p.kind == Reduce::argmax || p.kind == Reduce::argmin ? sizeof(Best) : sizeof(float);
+}
+
 /// fn launches with a second axis of the grid of `splits`, whose parts are then joined.
 template <class Fn>
 Status launch_split(const Reduction& p, std::int64_t splits, Workspace workspace, Fn&& fn) {
   ReductionArgs a = args_of(p);
-  if (workspace.bytes < static_cast<std::size_t>(splits * a.kept.total) * sizeof(Best)) splits = 1;
-  if (splits > 1) a.parts = static_cast<Best*>(workspace.data);
+  if (workspace.bytes < static_cast<std::size_t>(splits * a.kept.total * part_bytes(p))) splits = 1;
+  if (splits > 1) a.parts = workspace.data;
   return launch_with(p, a, [&](const ReductionArgs& with, auto type, auto kind) {
     fn(with, type, kind, static_cast<unsigned>(splits));
   });
 }
 
+/// Brought to the multiprocessors while the parts' kernel ends.
 template <class T, Reduce kKind>
 void launch_finish(const ReductionArgs& a, unsigned splits, Stream stream) {
   if (splits == 1) return;
-  reduce_finish<T, kKind>
-      <<<static_cast<unsigned>(ceil_div(a.kept.total, 32)), dim3(32, 8), 0, stream>>>(
-          a, static_cast<int>(splits));
+  int width = 1;
+  while (width < 32 && width < a.kept.total) width *= 2;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.kept.total, width)));
+  config.blockDim = dim3(256), config.stream = stream;
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &overlap, config.numAttrs = compute_capability() >= 90 ? 1 : 0;
+  cudaLaunchKernelEx(&config, reduce_finish<T, kKind>, a, static_cast<int>(splits), width);
 }
 
 Status launch_axes(const Reduction& p, Workspace, Stream stream) {
@@ -76,37 +88,43 @@ Status launch_axes(const Reduction& p, Workspace, Stream stream) {
   });
 }
 
-/// Blocks along the reduced axes: enough for all multiprocessors, each with enough to do.
+/// Blocks along the reduced axes, of `least` or more: short ones, so that all multiprocessors end
+/// together.
 std::int64_t splits_for(std::int64_t blocks, std::int64_t reduced, std::int64_t least) {
   const std::int64_t wanted =
-      ceil_div(4 * std::max(1, multiprocessors()), std::max<std::int64_t>(1, blocks));
-  return std::clamp<std::int64_t>(std::min(wanted, reduced / least), 1, 264);
+      ceil_div(16 * std::max(1, multiprocessors()), std::max<std::int64_t>(1, blocks));
+  return std::clamp<std::int64_t>(std::min(wanted, reduced / least), 1, 2112);
 }
-bool warp_a_row(const ReductionArgs& a) {
-  return (a.reduced.total <= 2048 && a.kept.total > 512) ||
-         (a.reduced.total <= 16384 && a.kept.total >= 2048);
+/// 16-byte vectors of a row.
+std::int64_t packs_of(const Reduction& p, const ReductionArgs& a) {
+  return a.reduced.total * size_of(p.x.dtype) / 16;
+}
+bool warp_a_row(const Reduction& p, const ReductionArgs& a) {
+  return packs_of(p, a) <= 256 && a.kept.total > 512;
 }
 std::int64_t row_splits(const Reduction& p, const ReductionArgs& a) {
-  return warp_a_row(a) ? 1
-                       : splits_for(a.kept.total, a.reduced.total, 8192 / size_of(p.x.dtype) * 2);
+  return warp_a_row(p, a) ? 1 : splits_for(a.kept.total, packs_of(p, a), 2048);
 }
 
 Status launch_rows(const Reduction& p, Workspace workspace, Stream stream) {
-  return launch_split(
-      p, row_splits(p, args_of(p)), workspace,
-      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
-        using T = typename decltype(type)::type;
-        constexpr Reduce kKind = decltype(kind)::value;
-        if (warp_a_row(a)) {
-          const auto blocks =
-              static_cast<unsigned>(std::min<std::int64_t>(ceil_div(a.kept.total, 8), 1 << 20));
-          reduce_rows<T, kKind, true><<<blocks, 256, 0, stream>>>(a);
-        } else {
-          const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.kept.total, 1 << 20));
-          reduce_rows<T, kKind, false><<<dim3(blocks, splits), 256, 0, stream>>>(a);
-          launch_finish<T, kKind>(a, splits, stream);
-        }
-      });
+  const ReductionArgs args = args_of(p);
+  const std::int64_t packs = packs_of(p, args);
+  const bool warps = warp_a_row(p, args);
+  return launch_split(p, row_splits(p, args), workspace,
+                      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
+                        using T = typename decltype(type)::type;
+                        constexpr Reduce kKind = decltype(kind)::value;
+                        const auto blocks = static_cast<unsigned>(
+                            std::min<std::int64_t>(ceil_div(a.kept.total, warps ? 8 : 1), 1 << 20));
+                        if (warps) {
+                          reduce_rows<T, kKind, true><<<blocks, 256, 0, stream>>>(a);
+                        } else {  // four loads a thread, where the row has as many
+                          const int threads = packs > 512 || a.kept.total < 512 ? 256 : 128;
+                          reduce_rows<T, kKind, false>
+                              <<<dim3(blocks, splits), threads, 0, stream>>>(a);
+                          launch_finish<T, kKind>(a, splits, stream);
+                        }
+                      });
 }
 
 /// Elements of x a thread takes at once along the last kept axis.
@@ -149,6 +167,7 @@ const char* rows_why_not(const Reduction& p) {
   const int per = 16 / size_of(p.x.dtype);
   if (a.reduced.rank != 1 || a.reduced.stride[0][0] != 1) return "the reduced axes are not dense";
   if (a.reduced.total % per != 0) return "rows are not whole 16-byte vectors";
+  if (a.reduced.total / per > 0x7ff00000) return "rows of 32 GiB or more";
   if (reinterpret_cast<std::uintptr_t>(p.x.data) % 16 != 0) return "x is not 16-byte aligned";
   for (int d = 0; d < a.kept.rank; ++d) {
     if (a.kept.stride[0][d] % per != 0) return "rows are not 16-byte aligned";
@@ -204,7 +223,7 @@ std::size_t reduction_workspace(const Reduction& p) {
   const ReductionArgs a = args_of(p);
   std::int64_t splits = rows_why_not(p) ? 1 : row_splits(p, a);
   if (!columns_why_not(p)) splits = std::max(splits, column_splits(p, a));
-  return splits > 1 ? static_cast<std::size_t>(splits * a.kept.total) * sizeof(Best) : 0;
+  return splits > 1 ? static_cast<std::size_t>(splits * a.kept.total * part_bytes(p)) : 0;
 }
 
 Status reduction(const Reduction& p, const char* kernel, Workspace workspace, Stream stream) {
