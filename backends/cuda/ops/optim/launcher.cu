@@ -1,4 +1,4 @@
-// The table of optim: checks, choice and launches, 32 tensors each.
+// The table of optim: checks, choice and launches, 64 tensors each.
 #include "_shim/dispatch_shim.hpp"
 #include "optim/api.hpp"
 #include "optim/kernels/optim_any.cuh"
@@ -14,6 +14,12 @@ bool in_vectors(const Optim& p) {
     }
   }
   return true;
+}
+
+bool few_elements(const Optim& p) {
+  std::int64_t total = 0;
+  for (const OptimTensors& t : p.tensors) total += numel(t.param);
+  return total <= 64 * 1024;
 }
 
 DType state_type(const Optim& p) { return p.tensors[0].m ? p.tensors[0].m->dtype : DType::f32; }
@@ -35,18 +41,19 @@ OptimSettings settings_of(const Optim& p) {
   return a;
 }
 
-template <class T, class S, int kV, int kTensors>
+template <class T, class S, int kV, int kTensors, bool kStates>
 Status launch_all(const Optim& p, Stream stream) {
   OptimArgs<kTensors> a{};
   a.settings = settings_of(p);
   // short blocks hide behind each other; with two operands of 16 bits their beginnings do not
-  const bool light = sizeof(T) == 2 && p.tensors[0].m == nullptr;
-  const int elements = a.settings.elements = light ? 4 * kOptimElements : kOptimElements;
+  int elements = !kStates && sizeof(T) == 2 ? 2 * kOptimElements : kOptimElements;
+  if (kV == 1 && few_elements(p)) elements = 256;  // an element a thread
+  a.settings.elements = elements;
   std::int64_t blocks = 0;
   const auto flush = [&]() -> Status {
     if (a.tensors == 0) return {};
     a.first_block[a.tensors] = static_cast<int>(blocks);
-    optim_step<T, S, kV, kTensors><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(a);
+    optim_step<T, S, kV, kTensors, kStates><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(a);
     a.tensors = 0, blocks = 0;
     return launch_status("optim");
   };
@@ -65,19 +72,25 @@ Status launch_all(const Optim& p, Stream stream) {
   return flush();
 }
 
-template <class T, class S, int kV>
+template <class T, class S, int kV, bool kStates>
 Status launch_some(const Optim& p, Stream stream) {
-  if (p.tensors.size() == 1) return launch_all<T, S, kV, 1>(p, stream);
-  return launch_all<T, S, kV, kOptimTensors>(p, stream);
+  if (p.tensors.size() == 1) return launch_all<T, S, kV, 1, kStates>(p, stream);
+  return launch_all<T, S, kV, kOptimTensors, kStates>(p, stream);
 }
 
 template <int kV>
 Status launch(const Optim& p, Workspace, Stream stream) {
   return dispatch_float(p.tensors[0].param.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (state_type(p) == DType::f32) return launch_some<T, float, kV>(p, stream);
-    return launch_some<T, T, kV>(p, stream);
+    if (p.tensors[0].m == nullptr) return launch_some<T, float, kV, false>(p, stream);
+    if (state_type(p) == DType::f32) return launch_some<T, float, kV, true>(p, stream);
+    return launch_some<T, T, kV, true>(p, stream);
   });
+}
+
+Status launch_vector(const Optim& p, Workspace w, Stream stream) {
+  // the latency of 8 elements a thread would show
+  return few_elements(p) ? launch<1>(p, w, stream) : launch<8>(p, w, stream);
 }
 
 double cost(const Optim& p, double factor) {
@@ -95,7 +108,7 @@ constexpr KernelRow<Optim> kRows[] = {
      [](const Optim& p) -> const char* {
        return in_vectors(p) ? nullptr : "a tensor is not in aligned vectors of 8";
      },
-     [](const Optim& p) { return cost(p, 1); }, launch<8>},
+     [](const Optim& p) { return cost(p, 1); }, launch_vector},
     {"optim_naive_any", "any problem", [](const Optim&) -> const char* { return nullptr; },
      [](const Optim& p) { return cost(p, 3); }, launch<1>},
 };

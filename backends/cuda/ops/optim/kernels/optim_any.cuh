@@ -1,14 +1,14 @@
-// Blocks of 256 threads take 4096 or more elements of one tensor; up to 32 tensors a launch, or
-// one, which spares a small launch the long arguments. Bound: memory.
+// Blocks of 256 threads take 4096 or more elements of one tensor (256 where there are few); up to
+// 64 tensors a launch, or one, which spares a small launch the long arguments. Bound: memory.
 #pragma once
 
 #include <cmath>
 
-#include "_shim/device_shim.cuh"
+#include "_shim/words_shim.cuh"
 
 namespace rm::cuda_ops {
 
-inline constexpr int kOptimTensors = 32, kOptimElements = 4096;
+inline constexpr int kOptimTensors = 64, kOptimElements = 4096;
 
 struct OptimFactors {
   float step_size, root_correction;
@@ -60,10 +60,26 @@ __device__ __forceinline__ void optim_element(const OptimSettings& p, const Opti
   }
   m += p.first_share * (g - m);
   v = p.second_beta * v + p.second_share * g * g;
-  x -= f.step_size * m / (sqrtf(v) * f.root_correction + p.eps);
+  float root;  // two units in the last place: the quotient is rounded to x's much coarser ones
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v));
+  x -= __fdividef(f.step_size * m, root * f.root_correction + p.eps);
 }
 
-template <class T, class S, int kV, int kTensors>
+/// kV elements as they wait in registers.
+template <class T, int kV>
+using OptimHeld = std::conditional_t<sizeof(T) == 2 && kV == 8, uint4, Pack<T, kV>>;
+template <class T, int kV>
+__device__ __forceinline__ void widen(const OptimHeld<T, kV>& held, float (&v)[kV]) {
+  if constexpr (sizeof(T) == 2 && kV == 8) {
+    unpack<T>(held, v);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) v[j] = to_float(held.v[j]);
+  }
+}
+
+/// kStates: there are m or v.
+template <class T, class S, int kV, int kTensors, bool kStates>
 __global__ void __launch_bounds__(256)
     optim_step(const __grid_constant__ OptimArgs<kTensors> args) {
   __shared__ OptimFactors shared;
@@ -88,34 +104,42 @@ __global__ void __launch_bounds__(256)
   T* param = static_cast<T*>(args.param[t]);
   const T* grad = static_cast<const T*>(args.grad[t]);
   S *m_all = static_cast<S*>(args.m[t]), *v_all = static_cast<S*>(args.v[t]);
+  const float rate = p.lr, decay = p.weight_decay;
   // loads of all of them first; registers of more would leave too few threads
-  constexpr int kAtOnce = kV == 1 ? 4 : sizeof(T) == 4 ? 2 : 1;
+  constexpr int kAtOnce = kV == 1 || (!kStates && sizeof(T) == 2) ? 4 : sizeof(T) == 4 ? 2 : 1;
 #pragma unroll(kAtOnce == 1 ? 2 : 1)
   for (std::int64_t i = first + threadIdx.x * kV; i < last; i += kAtOnce * 256 * kV) {
-    Pack<T, kV> x_in[kAtOnce], g_in[kAtOnce];
-    Pack<S, kV> m_in[kAtOnce] = {}, v_in[kAtOnce] = {};
+    using Held = OptimHeld<T, kV>;
+    using HeldState = OptimHeld<S, kV>;
+    Held x_in[kAtOnce], g_in[kAtOnce];
+    HeldState m_in[kAtOnce] = {}, v_in[kAtOnce] = {};
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const std::int64_t at = i + u * 256 * kV;
       if (at >= last) break;
-      x_in[u] = *reinterpret_cast<const Pack<T, kV>*>(param + at);
-      g_in[u] = *reinterpret_cast<const Pack<T, kV>*>(grad + at);
-      if (m_all) m_in[u] = *reinterpret_cast<const Pack<S, kV>*>(m_all + at);
-      if (v_all) v_in[u] = *reinterpret_cast<const Pack<S, kV>*>(v_all + at);
+      x_in[u] = *reinterpret_cast<const Held*>(param + at);
+      g_in[u] = *reinterpret_cast<const Held*>(grad + at);
+      if (kStates && m_all) m_in[u] = *reinterpret_cast<const HeldState*>(m_all + at);
+      if (kStates && v_all) v_in[u] = *reinterpret_cast<const HeldState*>(v_all + at);
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const std::int64_t at = i + u * 256 * kV;
       if (at >= last) break;
-      float x[kV], m[kV], v[kV];
+      float x[kV], g[kV], m[kV], v[kV];
+      widen<T, kV>(x_in[u], x), widen<T, kV>(g_in[u], g);
+      if constexpr (kStates) widen<S, kV>(m_in[u], m), widen<S, kV>(v_in[u], v);
 #pragma unroll
       for (int j = 0; j < kV; ++j) {
-        x[j] = to_float(x_in[u].v[j]), m[j] = to_float(m_in[u].v[j]), v[j] = to_float(v_in[u].v[j]);
-        optim_element(p, f, x[j], to_float(g_in[u].v[j]), m[j], v[j]);
+        if constexpr (kStates) {
+          optim_element(p, f, x[j], g[j], m[j], v[j]);
+        } else {  // as optim_element, without a test an element
+          x[j] -= rate * (g[j] + decay * x[j]);
+        }
       }
       store_vec<T, kV>(param + at, x);
-      if (m_all) store_vec<S, kV>(m_all + at, m);
-      if (v_all) store_vec<S, kV>(v_all + at, v);
+      if (kStates && m_all) store_vec<S, kV>(m_all + at, m);
+      if (kStates && v_all) store_vec<S, kV>(v_all + at, v);
     }
   }
 }
