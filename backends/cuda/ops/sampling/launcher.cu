@@ -61,9 +61,9 @@ Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
   config.gridDim = grid_of(blocks, a.rows), config.blockDim = dim3(kSamplingThreads);
   config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
   config.dynamicSmemBytes =
-      static_cast<std::size_t>(kSamplingThreads) * a.per * size_of(p.logits.dtype);
+      static_cast<std::size_t>(kSamplingPitch) * a.per * size_of(p.logits.dtype);
   return dispatch_float(p.logits.dtype, [&](auto type) {
-    const auto kernel = sample_rows<typename decltype(type)::type, true>;
+    const auto kernel = sample_rows<typename decltype(type)::type, SamplingOver::held>;
     const int bytes = static_cast<int>(config.dynamicSmemBytes);
     if (Status s = allow_shared_memory("sampling", kernel, bytes); !s) return s;
     return cuda_status("sampling", cudaLaunchKernelEx(&config, kernel, a),
@@ -74,7 +74,7 @@ Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
 Status launch_any(const Sampling& p, Workspace, Stream stream) {
   const SamplingArgs a = args_of(p, 1);
   dispatch_float(p.logits.dtype, [&](auto type) {
-    sample_rows<typename decltype(type)::type, false>
+    sample_rows<typename decltype(type)::type, SamplingOver::memory>
         <<<grid_of(1, a.rows), kSamplingThreads, 0, stream>>>(a);
   });
   return launch_status("sampling");
