@@ -108,8 +108,10 @@ def conv2d() -> Iterator[Call]:
             args = array(*x), array(*w)
             yield "forward_numpy", (*args, array(o)), options
             yield "backward_numpy", (array(*y), *args, array(*y)), options | {"has_bias": True}
-    x, w = array(1, 256, 4, 4), array(64, 256, 3, 3)  # a sum in parts
-    yield "forward_numpy", (x, w), {"padding": (1, 1)}
+    for t in ("bfloat16", "float32"):  # a sum in parts
+        x, w = array(1, 256, 4, 4, dtype=t), array(64, 256, 3, 3, dtype=t)
+        yield "forward_numpy", (x, w), {"padding": (1, 1)}
+        yield "backward_numpy", (array(1, 64, 4, 4, dtype=t), x, w), {"padding": (1, 1)}
 
 
 def sampling() -> Iterator[Call]:
@@ -120,7 +122,7 @@ def sampling() -> Iterator[Call]:
 
 
 def copy() -> Iterator[Call]:
-    for shape in ((33, 40), (5, 7), (2, 3, 64)):
+    for shape in ((33, 40), (5, 7), (2, 3, 64), (72, 136)):
         yield "forward_numpy", (array(*shape),), {"axes": list(range(len(shape)))[::-1]}
 
 
@@ -143,7 +145,13 @@ def embedding() -> Iterator[Call]:
 
 
 def reduction() -> Iterator[Call]:
-    for shape, axes in (((33, 64), [1]), ((33, 64), [0]), ((5, 7, 9), [0, 2]), ((40000,), [0])):
+    for shape, axes in (
+        ((33, 64), [1]),
+        ((33, 64), [0]),
+        ((5, 7, 9), [0, 2]),
+        ((40000,), [0]),
+        ((3000, 64), [0]),
+    ):
         for kind in ("sum", "argmax"):
             yield "forward_numpy", (array(*shape), kind), {"axes": axes}
 

@@ -17,10 +17,18 @@ KERNELS = (
     "",
     "conv2d_warpgroup_sm90",
     "conv2d_gemm_sm80",
+    "conv2d_tiles_any",
     "conv2d_depthwise_any",
     "conv2d_naive_any",
 )
-BACKWARD_KERNELS = ("", "conv2d_warpgroup_sm90", "conv2d_gemm_sm80", "conv2d_naive_any")
+BACKWARD_KERNELS = (
+    "",
+    "conv2d_warpgroup_sm90",
+    "conv2d_gemm_sm80",
+    "conv2d_tiles_any",
+    "conv2d_depthwise_any",
+    "conv2d_naive_any",
+)
 HOSTILE: tuple[dict[str, Any], ...] = (
     {"n": 1, "c": 1, "o": 1, "image": (1, 1), "taps": (1, 1)},
     {"n": 2, "c": 8, "o": 8, "image": (3, 2), "taps": (5, 4), "padding": (2, 2)},
@@ -129,7 +137,7 @@ def test_every_kernel_equals_float64(
                 m.forward(p.x, p.w, p.bias, residual, y=y, aux=aux, activation=p.activation,
                           slope=0.1, workspace=room, **options)  # fmt: skip
             except m.Unsupported:
-                assert kernel.endswith(("_sm80", "_sm90", "depthwise_any"))
+                assert kernel.endswith(("_sm80", "_sm90", "depthwise_any", "tiles_any"))
                 continue
             ran[kernel] += 1
             what = f"problem {k}, {kernel}, {p}, seed {seed}"
@@ -138,7 +146,8 @@ def test_every_kernel_equals_float64(
                 assert_close(aux, wanted, bound_of(dtype, p.depth, 3), 5.0, f"{what}, aux")
     for kernel, count in ran.items():
         tensor_cores = kernel.endswith(("_sm80", "_sm90"))
-        least = 3 if "depthwise" in kernel else 1 if tensor_cores and dtype == "float32" else 100
+        absent = dtype == "float32" if tensor_cores else "tiles" in kernel and "32" not in dtype
+        least = 3 if "depthwise" in kernel else 1 if absent else 100
         assert count >= least, kernel
 
 
@@ -175,7 +184,8 @@ def test_gradients_equal_float64_autograd(
                 m.backward(dy, p.x, p.w, aux if with_slope else None, dx=got[0], dw=got[1],
                            dbias=got[2], slope=0.1, workspace=space(size), **options)  # fmt: skip
             except m.Unsupported:
-                assert kernel.endswith(("_sm80", "_sm90")) and dtype == "float32"
+                tensor_cores = kernel.endswith(("_sm80", "_sm90")) and dtype == "float32"
+                assert tensor_cores or kernel.endswith(("depthwise_any", "tiles_any"))
                 continue
             ran[kernel] += 1
             for name, mine, right, depth in zip(
@@ -185,7 +195,44 @@ def test_gradients_equal_float64_autograd(
                 what = f"problem {k}, {name}, {kernel}, {p}, seed {seed}"
                 assert_close(mine, right, bound_of(dtype, depth, 2) + loose, scale, what)
     for kernel, count in ran.items():
-        assert count >= (1 if kernel.endswith(("_sm80", "_sm90")) and dtype == "float32" else 100)
+        tensor_cores = kernel.endswith(("_sm80", "_sm90"))
+        absent = dtype == "float32" if tensor_cores else "tiles" in kernel and "32" not in dtype
+        assert count >= (1 if absent or "depthwise" in kernel else 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_depthwise_convolutions_in_vectors_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, seed: int
+) -> None:
+    m, rng, t = module("conv2d"), np.random.default_rng(seed), DTYPES[dtype]
+    torch.manual_seed(seed)
+    for k in range(40):
+        c = 8 * int(rng.choice([1, 2, 3, 5, 17, 32, 33, 70]))
+        taps = [(3, 3), (1, 1), (5, 5), (7, 7), (2, 4), (3, 1)][k % 6]
+        stride, dilation = (1 + int(rng.integers(0, 4)) // 3 for _ in "sd")
+        padding = int(rng.integers(0, 3))
+        image = [int(rng.integers(1, 20)) + dilation * (s - 1) + 1 for s in taps]
+        x = torch.randn(int(rng.integers(1, 5)), c, *image, device="cuda").to(t)
+        w = (torch.randn(c, 1, *taps, device="cuda") / (taps[0] * taps[1]) ** 0.5).to(t)
+        x, bias = x.to(memory_format=torch.channels_last), torch.randn(c, device="cuda").to(t)
+        options = {"stride": (stride, stride), "padding": (padding, padding),
+                   "dilation": (dilation, dilation), "groups": c}  # fmt: skip
+        wide = [v.double().requires_grad_() for v in (x, w)]
+        wanted = F.conv2d(*wide, bias.double(), stride, padding, dilation, c)
+        y = torch.full_like(wanted, float("nan"), dtype=t).to(memory_format=torch.channels_last)
+        m.forward(x, w, bias, y=y, kernel="conv2d_depthwise_any", **options)
+        what = f"problem {k}, {tuple(x.shape)}, {tuple(w.shape)}, {options}, seed {seed}"
+        assert_close(y, wanted.detach(), bound_of(dtype, taps[0] * taps[1], 2), 5.0, what)
+        dy = torch.randn_like(y)
+        grads = torch.autograd.grad(wanted, wide, dy.double())
+        got = [torch.full_like(v, float("nan")) for v in (x, w)]
+        options["kernel"] = "conv2d_depthwise_any"
+        room = space(m.backward_workspace(dy, x, w, **options))
+        m.backward(dy, x, w, dx=got[0], dw=got[1], workspace=room, **options)
+        places = dy.numel() // c
+        for mine, right, depth in zip(got, grads, (taps[0] * taps[1], places), strict=True):
+            scale = float(right.abs().max()) + 1
+            assert_close(mine, right, bound_of(dtype, depth, 2), scale, what)
 
 
 @pytest.mark.parametrize(

@@ -154,36 +154,53 @@ void for_each_product(const Conv2dBackward& p, bool warpgroups, Fn&& fn) {
 }
 bool has_taps(const ConvProblem& p) { return p.args.kh > 0 && p.args.kw > 0; }
 
-std::size_t input_workspace(const Conv2dBackward& p, bool warpgroups) {
+/// What runs the products of dx.
+enum class By { tiles, mma, warpgroups };
+
+std::size_t input_workspace(const Conv2dBackward& p, By by) {
   std::size_t bytes = 0;
-  for_each_product(p, warpgroups, [&](const ConvProblem& q) {
-    if (has_taps(q)) bytes = std::max(bytes, conv_gemm_workspace(q));
+  for_each_product(p, by == By::warpgroups, [&](const ConvProblem& q) {
+    if (!has_taps(q)) return;
+    bytes = std::max(bytes, by == By::tiles ? conv_tiles_workspace(q) : conv_gemm_workspace(q));
   });
   return bytes;
 }
-double input_us(const Conv2dBackward& p, bool warpgroups) {
+double input_us(const Conv2dBackward& p, By by) {
   double us = 0;
-  for_each_product(p, warpgroups, [&](const ConvProblem& q) {
-    us += has_taps(q) ? conv_gemm_us(q) : conv_naive_us(q);
+  for_each_product(p, by == By::warpgroups, [&](const ConvProblem& q) {
+    us += !has_taps(q) ? conv_naive_us(q) : by == By::tiles ? conv_tiles_us(q) : conv_gemm_us(q);
   });
   return us;
 }
-Status launch_input(const Conv2dBackward& p, bool warpgroups, Workspace room, Stream stream) {
+Status launch_input(const Conv2dBackward& p, By by, Workspace room, Stream stream) {
   Status s;
-  for_each_product(p, warpgroups, [&](const ConvProblem& q) {
-    if (s) s = has_taps(q) ? launch_conv_gemm(q, room, stream) : launch_conv_naive(q, stream);
+  for_each_product(p, by == By::warpgroups, [&](const ConvProblem& q) {
+    if (!s) return;
+    s = !has_taps(q)      ? launch_conv_naive(q, stream)
+        : by == By::tiles ? launch_conv_tiles(q, room, stream)
+                          : launch_conv_gemm(q, room, stream);
   });
   return s;
 }
 
-template <bool kWarpgroups>
-Status launch_gemm(const Conv2dBackward& p, Workspace room, Stream stream) {
+const char* depthwise_why_not(const Conv2dBackward& p) {
+  return conv_depthwise_weight_why_not(weight_problem(p, p.dy));
+}
+Status launch_depthwise(const Conv2dBackward& p, Workspace room, Stream stream) {
   if (p.dx) {
-    if (Status s = launch_input(p, kWarpgroups, room, stream); !s) return s;
+    if (Status s = launch_conv_depthwise(input_problem(p, p.dy), stream); !s) return s;
+  }
+  return p.dw ? launch_conv_depthwise_weight(weight_problem(p, p.dy), room, stream) : Status{};
+}
+
+template <By kBy>
+Status launch_products(const Conv2dBackward& p, Workspace room, Stream stream) {
+  if (p.dx) {
+    if (Status s = launch_input(p, kBy, room, stream); !s) return s;
   }
   if (!p.dw) return {};
   ConvWeightProblem w = weight_problem(p, p.dy);
-  w.warpgroups = kWarpgroups;
+  w.warpgroups = kBy == By::warpgroups;
   return conv_weight_gemm_why_not(w) ? launch_weight_naive(w, stream)
                                      : launch_conv_weight_gemm(w, room, stream);
 }
@@ -204,22 +221,32 @@ double weights_us(const Conv2dBackward& p, bool gemm, bool warpgroups = false) {
   return gemm && !conv_weight_gemm_why_not(w) ? conv_weight_gemm_us(w) : weight_naive_us(w);
 }
 
-template <bool kWarpgroups>
-const char* gemm_why_not(const Conv2dBackward& p) {
+template <By kBy>
+const char* products_why_not(const Conv2dBackward& p) {
   ConvProblem q = input_problem(p, p.dy);
-  q.warpgroups = kWarpgroups;
-  return conv_gemm_why_not(q);
+  q.warpgroups = kBy == By::warpgroups;
+  return kBy == By::tiles ? conv_tiles_why_not(q) : conv_gemm_why_not(q);
 }
-template <bool kWarpgroups>
-double gemm_us(const Conv2dBackward& p) {
-  return (p.dx ? input_us(p, kWarpgroups) : 0) + (p.dw ? weights_us(p, true, kWarpgroups) : 0);
+template <By kBy>
+double products_us(const Conv2dBackward& p) {
+  return (p.dx ? input_us(p, kBy) : 0) + (p.dw ? weights_us(p, true, kBy == By::warpgroups) : 0);
 }
 
 constexpr KernelRow<Conv2dBackward> kRows[] = {
     {"conv2d_warpgroup_sm90", "16-bit types; float32 with tf32: dx alone, dw as conv2d_naive_any",
-     gemm_why_not<true>, gemm_us<true>, launch_gemm<true>},
-    {"conv2d_gemm_sm80", "the same on other devices", gemm_why_not<false>, gemm_us<false>,
-     launch_gemm<false>},
+     products_why_not<By::warpgroups>, products_us<By::warpgroups>,
+     launch_products<By::warpgroups>},
+    {"conv2d_gemm_sm80", "the same on other devices", products_why_not<By::mma>,
+     products_us<By::mma>, launch_products<By::mma>},
+    {"conv2d_tiles_any", "float32: dx by multiply-adds, dw as conv2d_naive_any",
+     products_why_not<By::tiles>, products_us<By::tiles>, launch_products<By::tiles>},
+    {"conv2d_depthwise_any", "one input and one output channel a group, channels last in vectors",
+     depthwise_why_not,
+     [](const Conv2dBackward& p) {
+       return (p.dx ? conv_depthwise_us(input_problem(p, p.dy)) : 0) +
+              (p.dw ? conv_depthwise_weight_us(weight_problem(p, p.dy)) : 0);
+     },
+     launch_depthwise},
     {"conv2d_naive_any", "any problem",
      [](const Conv2dBackward&) -> const char* { return nullptr; },
      [](const Conv2dBackward& p) {
@@ -267,10 +294,12 @@ Status clear(const Tensor* t, Stream stream) {
 }
 
 std::size_t row_bytes(const Conv2dBackward& p, const KernelRow<Conv2dBackward>* row) {
-  if (row > &kRows[1]) return 0;
+  if (row > &kRows[3]) return 0;
   ConvWeightProblem w = weight_problem(p, p.dy);
-  w.warpgroups = row == &kRows[0];
-  const std::size_t x = p.dx ? input_workspace(p, row == &kRows[0]) : 0;
+  if (row == &kRows[3]) return p.dw ? conv_depthwise_weight_workspace(w) : 0;
+  const By by = row == &kRows[0] ? By::warpgroups : row == &kRows[1] ? By::mma : By::tiles;
+  w.warpgroups = by == By::warpgroups;
+  const std::size_t x = p.dx ? input_workspace(p, by) : 0;
   return std::max(x, p.dw && !conv_weight_gemm_why_not(w) ? conv_weight_gemm_workspace(w) : 0);
 }
 

@@ -27,6 +27,16 @@ std::size_t conv_gemm_workspace(const ConvProblem& p);
 Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream);
 /// src to [outer * inner, h, wd, groups, padded].
 Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream);
+/// y, bias, residual and aux in whole vectors along the channels.
+bool conv_stores_in_vectors(const ConvArgs& a, DType t);
+/// The sum of a product's parts, stored.
+Status launch_conv_finish(const ConvGemmArgs& g, DType dtype, Stream stream);
+
+// tiles.cu
+const char* conv_tiles_why_not(const ConvProblem& p);
+double conv_tiles_us(const ConvProblem& p);
+std::size_t conv_tiles_workspace(const ConvProblem& p);
+Status launch_conv_tiles(const ConvProblem& p, Workspace workspace, Stream stream);
 
 // weight.cu
 const char* conv_weight_gemm_why_not(const ConvWeightProblem& p);
@@ -34,11 +44,17 @@ double conv_weight_gemm_us(const ConvWeightProblem& p);
 std::size_t conv_weight_gemm_workspace(const ConvWeightProblem& p);
 Status launch_conv_weight_gemm(const ConvWeightProblem& p, Workspace workspace, Stream stream);
 
-// launcher.cu
+// depthwise.cu
 bool is_depthwise(const ConvArgs& a);
 double conv_depthwise_us(const ConvProblem& p);
-double conv_naive_us(const ConvProblem& p);
 Status launch_conv_depthwise(const ConvProblem& p, Stream stream);
+const char* conv_depthwise_weight_why_not(const ConvWeightProblem& p);
+double conv_depthwise_weight_us(const ConvWeightProblem& p);
+std::size_t conv_depthwise_weight_workspace(const ConvWeightProblem& p);
+Status launch_conv_depthwise_weight(const ConvWeightProblem& p, Workspace workspace, Stream stream);
+
+// launcher.cu
+double conv_naive_us(const ConvProblem& p);
 Status launch_conv_naive(const ConvProblem& p, Stream stream);
 
 inline std::string conv_text(const Tensor& t) {

@@ -134,8 +134,9 @@ Status launch_finish(const ConvGemmArgs& g, Stream stream) {
   return launch_status("conv2d");
 }
 
-/// y, bias, residual and aux in whole vectors along the channels.
-bool stores_in_vectors(const ConvArgs& a, DType t) {
+}  // namespace
+
+bool conv_stores_in_vectors(const ConvArgs& a, DType t) {
   if (!conv_in_vectors(a.y, a.y_stride, a.out, t)) return false;
   for (const void* q : {a.bias, a.residual, static_cast<const void*>(a.aux)}) {
     if (reinterpret_cast<std::uintptr_t>(q) % 16 != 0) return false;
@@ -143,7 +144,10 @@ bool stores_in_vectors(const ConvArgs& a, DType t) {
   return true;
 }
 
-}  // namespace
+Status launch_conv_finish(const ConvGemmArgs& g, DType dtype, Stream stream) {
+  return dispatch_float(
+      dtype, [&](auto type) { return launch_finish<typename decltype(type)::type>(g, stream); });
+}
 
 const char* conv_gemm_why_not(const ConvProblem& p) {
   if (p.dtype == DType::f32 && !p.tf32) return "float32 without tf32 has no tensor cores";
@@ -211,7 +215,7 @@ Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream
   g.splits = plan.splits, g.steps = plan.steps, g.steps_per_split = plan.steps_per_split;
   g.by_ow = FastDivisor(static_cast<std::uint32_t>(a.ow));
   g.by_oh = FastDivisor(static_cast<std::uint32_t>(a.oh));
-  g.vectors = stores_in_vectors(a, p.dtype);
+  g.vectors = conv_stores_in_vectors(a, p.dtype);
   return dispatch_float(p.dtype, [&](auto type) -> Status {
     using T = typename decltype(type)::type;
     Status s = launch_product<T>(g, plan.tile, p.warpgroups, stream);

@@ -1,4 +1,4 @@
-// The forward table of conv2d: checks, choice, and launches of the kernels without tensor cores.
+// The forward table of conv2d: checks, choice, and the naive kernel.
 #include "conv2d/common.hpp"
 #include "conv2d/kernels/conv2d_naive_any.cuh"
 
@@ -46,6 +46,10 @@ constexpr KernelRow<Conv2d> kRows[] = {
      [](const Conv2d& p) { return conv_gemm_why_not(problem_of(p)); },
      [](const Conv2d& p) { return conv_gemm_us(problem_of(p)); },
      [](const Conv2d& p, Workspace w, Stream s) { return launch_conv_gemm(problem_of(p), w, s); }},
+    {"conv2d_tiles_any", "float32 by multiply-adds",
+     [](const Conv2d& p) { return conv_tiles_why_not(problem_of(p)); },
+     [](const Conv2d& p) { return conv_tiles_us(problem_of(p)); },
+     [](const Conv2d& p, Workspace w, Stream s) { return launch_conv_tiles(problem_of(p), w, s); }},
     {"conv2d_depthwise_any", "one input and one output channel a group",
      [](const Conv2d& p) -> const char* {
        return is_depthwise(problem_of(p).args) ? nullptr : "a group has more than one channel";
@@ -78,30 +82,12 @@ Status check(const Conv2d& p) {
   return {};
 }
 
-/// Output elements in the order of memory, with 8- or 4-element vectors where everything allows it.
-bool depthwise_in_vectors(const ConvProblem& p) {
-  const ConvArgs& a = p.args;
-  bool aligned = conv_in_vectors(a.x, a.x_stride, a.groups, p.dtype) &&
-                 conv_in_vectors(a.y, a.y_stride, a.groups, p.dtype);
-  for (const void* q : {a.bias, a.residual, static_cast<const void*>(a.aux)}) {
-    aligned = aligned && reinterpret_cast<std::uintptr_t>(q) % 16 == 0;
-  }
-  return aligned;
-}
-
 double outputs_of(const ConvArgs& a) {
   return static_cast<double>(a.n) * a.groups * a.out * a.oh * a.ow;
 }
 
 }  // namespace
 
-bool is_depthwise(const ConvArgs& a) { return a.in == 1 && a.out == 1; }
-
-double conv_depthwise_us(const ConvProblem& p) {
-  const double taps = static_cast<double>(p.args.kh) * p.args.kw;
-  return move_us(outputs_of(p.args) * size_of(p.dtype) *
-                 (1 + taps / (depthwise_in_vectors(p) ? 8 : 2)));
-}
 double conv_naive_us(const ConvProblem& p) {
   return 3 + outputs_of(p.args) * p.args.in * p.args.kh * p.args.kw * 2 / 2e6;
 }
@@ -111,23 +97,6 @@ Status launch_conv_naive(const ConvProblem& p, Stream stream) {
       static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(outputs_of(p.args)), 256));
   dispatch_float(p.dtype, [&](auto type) {
     conv2d_naive<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(p.args);
-  });
-  return launch_status("conv2d");
-}
-
-Status launch_conv_depthwise(const ConvProblem& p, Stream stream) {
-  const bool vectors = depthwise_in_vectors(p);
-  const auto total = static_cast<std::int64_t>(outputs_of(p.args));
-  dispatch_float(p.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    constexpr int V = 16 / static_cast<int>(sizeof(T));
-    if (vectors) {
-      conv2d_depthwise<T, V>
-          <<<static_cast<unsigned>(ceil_div(total / V, 256)), 256, 0, stream>>>(p.args);
-    } else {
-      conv2d_depthwise<T, 1>
-          <<<static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream>>>(p.args);
-    }
   });
   return launch_status("conv2d");
 }
@@ -179,8 +148,9 @@ std::span<const KernelRow<Conv2d>> conv2d_rows() { return kRows; }
 std::size_t conv2d_workspace(const Conv2d& p, const char* kernel) {
   const KernelRow<Conv2d>* row = nullptr;
   if (!check(p) || numel(p.y) == 0) return 0;
-  if (!select_row<Conv2d>("conv2d", kRows, p, kernel, &row) || row > &kRows[1]) return 0;
+  if (!select_row<Conv2d>("conv2d", kRows, p, kernel, &row) || row > &kRows[2]) return 0;
   const ConvProblem q = problem_of(p);
+  if (row == &kRows[2]) return conv_tiles_workspace(q);
   return conv_gemm_workspace(row == &kRows[0] ? with_warpgroups(q) : q);
 }
 

@@ -1,5 +1,5 @@
-// A thread an output element (kV neighbouring channels of a depthwise convolution), a block a
-// weight's gradient. Any strides, groups, sizes. Bound: loads.
+// A thread an output element, a block a weight's gradient. Any strides, groups, sizes. Bound:
+// loads.
 #pragma once
 
 #include "_shim/epilogue_shim.cuh"
@@ -30,8 +30,13 @@ __device__ __forceinline__ void conv_store(const ConvArgs& p, float (&v)[kV], st
     for (int j = 0; j < kV; ++j) v[j] += bias[j];
   }
   if (p.aux) store_vec<T, kV>(static_cast<T*>(p.aux) + at, v);
+  if (p.activation == static_cast<int>(Activation::relu)) {  // without a switch an element
 #pragma unroll
-  for (int j = 0; j < kV; ++j) v[j] = activate<sizeof(T) == 2>(p.activation, v[j], p.slope);
+    for (int j = 0; j < kV; ++j) v[j] = v[j] < 0.0f ? 0.0f : v[j];
+  } else if (p.activation != static_cast<int>(Activation::none)) {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) v[j] = activate<sizeof(T) == 2>(p.activation, v[j], p.slope);
+  }
   if (p.residual) {
     float r[kV];
     load_vec<T, kV>(static_cast<const T*>(p.residual) + at, r);
@@ -42,21 +47,20 @@ __device__ __forceinline__ void conv_store(const ConvArgs& p, float (&v)[kV], st
 }
 
 struct ConvPlace {
-  int n, o, h, w;  // o: channel over all groups, in units of kV
+  int n, o, h, w;  // o: channel over all groups
 };
 /// Output element `i` in the order of y's memory.
-template <int kV>
 __device__ __forceinline__ ConvPlace conv_output(const ConvArgs& p, std::int64_t i) {
-  const int channels = p.groups * p.out / kV;
+  const int channels = p.groups * p.out;
   ConvPlace at;
   if (p.channels_last) {
-    at.o = static_cast<int>(i % channels) * kV, i /= channels;
+    at.o = static_cast<int>(i % channels), i /= channels;
     at.w = static_cast<int>(i % p.ow), i /= p.ow;
     at.h = static_cast<int>(i % p.oh), at.n = static_cast<int>(i / p.oh);
   } else {
     at.w = static_cast<int>(i % p.ow), i /= p.ow;
     at.h = static_cast<int>(i % p.oh), i /= p.oh;
-    at.o = static_cast<int>(i % channels) * kV, at.n = static_cast<int>(i / channels);
+    at.o = static_cast<int>(i % channels), at.n = static_cast<int>(i / channels);
   }
   return at;
 }
@@ -70,7 +74,7 @@ __global__ void __launch_bounds__(256) conv2d_naive(const __grid_constant__ Conv
   const std::int64_t total = static_cast<std::int64_t>(p.n) * p.groups * p.out * p.oh * p.ow;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= total) return;
-  const ConvPlace at = conv_output<1>(p, i);
+  const ConvPlace at = conv_output(p, i);
   const int g = at.o / p.out;
   const T* x = static_cast<const T*>(p.x);
   const T* w = static_cast<const T*>(p.w) + g * p.w_group + (at.o - g * p.out) * p.w_stride[0];
@@ -92,15 +96,14 @@ __global__ void __launch_bounds__(256) conv2d_naive(const __grid_constant__ Conv
   conv_store<T, 1>(p, sum, conv_offset(p.y_stride, at.n, at.o, at.h, at.w), at.o);
 }
 
-/// One input and one output channel a group: kV neighbouring groups a thread (kV > 1: channels
-/// last, whole vectors).
-template <class T, int kV>
+/// One input and one output channel a group.
+template <class T>
 __global__ void __launch_bounds__(256) conv2d_depthwise(const __grid_constant__ ConvArgs p) {
-  const std::int64_t total = static_cast<std::int64_t>(p.n) * (p.groups / kV) * p.oh * p.ow;
+  const std::int64_t total = static_cast<std::int64_t>(p.n) * p.groups * p.oh * p.ow;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= total) return;
-  const ConvPlace at = conv_output<kV>(p, i);
-  float sum[kV] = {};
+  const ConvPlace at = conv_output(p, i);
+  float sum[1] = {};
   for (int kh = 0; kh < p.kh; ++kh) {
     const int h = conv_place(p.map, 0, at.h, kh, p.h);
     if (h < 0) continue;
@@ -108,15 +111,12 @@ __global__ void __launch_bounds__(256) conv2d_depthwise(const __grid_constant__ 
     for (int kw = 0; kw < p.kw; ++kw) {
       const int col = conv_place(p.map, 1, at.w, kw, p.wd);
       if (col < 0) continue;
-      float v[kV];
-      load_vec<T, kV>(static_cast<const T*>(p.x) + conv_offset(p.x_stride, at.n, at.o, h, col), v);
-      const T* tap =
-          static_cast<const T*>(p.w) + at.o * p.w_group + kh * p.w_stride[2] + kw * p.w_stride[3];
-#pragma unroll
-      for (int j = 0; j < kV; ++j) sum[j] += v[j] * to_float(tap[j * p.w_group]);
+      sum[0] += to_float(static_cast<const T*>(p.x)[conv_offset(p.x_stride, at.n, at.o, h, col)]) *
+                to_float(static_cast<const T*>(
+                    p.w)[at.o * p.w_group + kh * p.w_stride[2] + kw * p.w_stride[3]]);
     }
   }
-  conv_store<T, kV>(p, sum, conv_offset(p.y_stride, at.n, at.o, at.h, at.w), at.o);
+  conv_store<T, 1>(p, sum, conv_offset(p.y_stride, at.n, at.o, at.h, at.w), at.o);
 }
 
 /// A block a weight: its 256 threads' sums are added in a fixed order.
