@@ -41,6 +41,7 @@ struct State {
   std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, Entry, KeyHash> table;
   std::uint64_t routed = 0;
+  bool original = false;  // the entry that runs now had the original serve the call
   std::map<std::string, Tally, std::less<>> declined;
   std::string retired;  // a code: every call stays eager
   std::string pause_code;
@@ -167,8 +168,9 @@ PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, s
     PyTuple_SET_ITEM(flat.get(), static_cast<Py_ssize_t>(i), call.flat[i]);
   }
   PyObject* output = PyObject_CallOneArg(run.get(), flat.get());
+  const bool original = std::exchange(s.original, false);
   if (output != nullptr) {
-    ++s.routed;
+    if (!original) ++s.routed;
     return output;
   }
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
@@ -304,12 +306,12 @@ KeyWords words_of(const py::bytes& key) {
   return words;
 }
 
-PyObject* route_snapshot(PyObject* self, PyObject*) {
+PyObject* route_snapshot(PyObject* self, PyObject* around) {
   return guarded([&] {
     State& s = state_of(self);
     const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
     auto guard = std::make_shared<Guard>();
-    const Reason reason = guard->snapshot(module.get(), *s.facts);
+    const Reason reason = guard->snapshot(module.get(), *s.facts, around);
     s.guard = guard;
     s.stale = Reason::kNone;
     const bool wanted =
@@ -365,6 +367,11 @@ PyObject* route_count(PyObject* self, PyObject* packed) {
     count(state_of(self), a[0].cast<std::string>(), a[1].cast<std::string>());
     return py::none();
   });
+}
+
+PyObject* route_unrouted(PyObject* self, PyObject*) {
+  state_of(self).original = true;
+  Py_RETURN_NONE;
 }
 
 PyObject* route_pause(PyObject* self, PyObject* packed) {
@@ -425,13 +432,16 @@ PyObject* route_stats(PyObject* self, PyObject*) {
 PyMethodDef kMethods[] = {
     {"try_route", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(route_try)), METH_FASTCALL,
      "try_route(args, kwargs): the output, or NotImplemented: the slow path must decide"},
-    {"snapshot", route_snapshot, METH_NOARGS, "snapshot() -> (code, detail); code '' when clean"},
+    {"snapshot", route_snapshot, METH_O,
+     "snapshot(around) -> (code, detail); code '' when clean; around: surroundings.py's rows"},
     {"describe", route_describe, METH_VARARGS,
      "describe(args, kwargs) -> ('', key, flat_inputs) or (code, detail)"},
     {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
     {"refuse", route_refuse, METH_VARARGS,
      "refuse(key, code, detail): calls of this key stay eager"},
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
+    {"unrouted", route_unrouted, METH_NOARGS,
+     "unrouted(): the entry that runs now has the original serve its call"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
     {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},

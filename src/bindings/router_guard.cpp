@@ -98,6 +98,7 @@ void Guard::clear() {
   modules_.clear();
   forwards_.clear();
   dicts_.clear();
+  held_.clear();
   weights_.clear();
   dims_.clear();
   grad_hint_ = 0;
@@ -152,32 +153,40 @@ Reason Guard::add_weights(PyObject* dict, std::uint32_t module, const TorchFacts
   Py_ssize_t position = 0;
   while (PyDict_Next(dict, &position, &key, &value)) {
     if (!facts.is_any_tensor(value)) continue;
-    Weight weight;
-    weight.tensor = PyRef::borrow(value);
-    weight.key = PyRef::borrow(key);
-    weight.module = module;
-    DLTensor view{};
-    if (!facts.is_plain_tensor(value) || !facts.view(value, &view)) {
-      detail_ = path_of(module, key) + ": not a plain dense tensor";
-      return Reason::kArgument;
-    }
-    weight.version = facts.version(value);
-    if (weight.version < 0) {
-      detail_ = path_of(module, key) + ": an inference tensor, changes cannot be noticed";
-      return Reason::kArgument;
-    }
-    weight.data = static_cast<const char*>(view.data) + view.byte_offset;
-    weight.ndim = view.ndim;
-    weight.dtype = view.dtype;
-    weight.dims_at = static_cast<std::uint32_t>(dims_.size());
-    dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
-    dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
-    weights_.push_back(std::move(weight));
+    if (Reason bad = add_weight(key, value, module, "", facts); bad != Reason::kNone) return bad;
   }
   return Reason::kNone;
 }
 
-Reason Guard::snapshot(PyObject* root, const TorchFacts& facts) {
+Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, const char* place,
+                         const TorchFacts& facts) {
+  Weight weight;
+  weight.tensor = PyRef::borrow(value);
+  if (key != nullptr) weight.key = PyRef::borrow(key);
+  weight.module = module;
+  weight.place = place;
+  const std::string where = weight.place.empty() ? path_of(module, key) : weight.place;
+  DLTensor view{};
+  if (!facts.is_plain_tensor(value) || !facts.view(value, &view)) {
+    detail_ = where + ": not a plain dense tensor";
+    return Reason::kArgument;
+  }
+  weight.version = facts.version(value);
+  if (weight.version < 0) {
+    detail_ = where + ": an inference tensor, changes cannot be noticed";
+    return Reason::kArgument;
+  }
+  weight.data = static_cast<const char*>(view.data) + view.byte_offset;
+  weight.ndim = view.ndim;
+  weight.dtype = view.dtype;
+  weight.dims_at = static_cast<std::uint32_t>(dims_.size());
+  dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
+  dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
+  weights_.push_back(std::move(weight));
+  return Reason::kNone;
+}
+
+Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* around) {
   clear();
   detail_.clear();
   struct Pending {
@@ -222,6 +231,7 @@ Reason Guard::snapshot(PyObject* root, const TorchFacts& facts) {
                          next.path.empty() ? name : next.path + "." + name});
     }
   }
+  if (Reason bad = add_around(root, around, facts); bad != Reason::kNone) return bad;
   const Reason verdict = check(root, facts);
   taken_ = verdict != Reason::kStructure && verdict != Reason::kWeights;
   return verdict;
@@ -261,7 +271,9 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
 Reason Guard::check_dict(Dict& dict, PyObject* object, const TorchFacts& facts) {
   Reason verdict = Reason::kNone;
   const std::uint64_t tag = tag_of(object);
-  if (dict.kind == Kind::kHooks) {
+  if (dict.kind == Kind::kNamed || dict.kind == Kind::kWhole) {
+    if (!check_entries(dict, object)) return Reason::kStructure;
+  } else if (dict.kind == Kind::kHooks) {
     if (!only_inactive_hooks(object)) {
       detail_ = path_of(dict.module, nullptr) + ": forward hooks";
       return Reason::kHooks;
@@ -320,13 +332,18 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   Py_DECREF(root_dict);  // the instance keeps it
   for (Dict& dict : dicts_) {
     PyObject* object = dict.object ? dict.object.get() : root_dict;
-    if (tags_usable(dict.kind == Kind::kAttributes) && tag_of(object) == dict.tag) continue;
+    const bool instance = dict.kind != Kind::kExact && dict.kind != Kind::kHooks;
+    if (tags_usable(instance) && tag_of(object) == dict.tag) continue;
     if (Reason bad = check_dict(dict, object, facts); bad != Reason::kNone) return bad;
+  }
+  for (const Held& held : held_) {
+    if (!check_held(held)) return Reason::kStructure;
   }
   for (Weight& weight : weights_) {
     if (same_weight(weight, facts)) continue;
-    detail_ = path_of(weight.module, weight.key.get());
-    return Reason::kWeights;
+    const bool own = weight.place.empty();
+    detail_ = own ? path_of(weight.module, weight.key.get()) : weight.place;
+    return own ? Reason::kWeights : Reason::kStructure;
   }
   return Reason::kNone;
 }
@@ -352,6 +369,10 @@ int Guard::traverse(visitproc visit, void* arg) const {
       Py_VISIT(i.key.get());
       Py_VISIT(i.value.get());
     }
+  }
+  for (const Held& h : held_) {
+    Py_VISIT(h.object.get());
+    for (const PyRef& item : h.items) Py_VISIT(item.get());
   }
   for (const Weight& w : weights_) {
     Py_VISIT(w.tensor.get());

@@ -19,7 +19,11 @@ class Guard {
  public:
   /// Walks the tree below `root` (an nn.Module).  Throws pybind11 errors.  kArgument: it holds
   /// something that cannot be watched, no snapshot was taken (`detail()` says what); else check().
-  Reason snapshot(PyObject* root, const TorchFacts& facts);
+  ///
+  /// `around` names what lies beside the tree (surroundings.py): a tuple of lists of
+  /// (dict or None for the root's own, names or None for all, place), (list, place), (cell, place),
+  /// (class, names) and (tensor, place); or None.
+  Reason snapshot(PyObject* root, const TorchFacts& facts, PyObject* around);
 
   /// Nothing changed since snapshot()?  Cheap; never raises.
   Reason check(PyObject* root, const TorchFacts& facts);
@@ -37,7 +41,13 @@ class Guard {
   int traverse(visitproc visit, void* arg) const;
 
  private:
-  enum class Kind : std::uint8_t { kExact, kHooks, kAttributes };
+  enum class Kind : std::uint8_t {
+    kExact,       // a registry: the same objects
+    kHooks,       // no hooks of the user's
+    kAttributes,  // a module's __dict__: plain values and tensors
+    kNamed,       // some entries, by value
+    kWhole,       // every entry, by value
+  };
   struct Item {
     PyRef key, value;
   };
@@ -47,6 +57,12 @@ class Guard {
     Kind kind = Kind::kExact;
     std::uint32_t module = 0;
     std::vector<Item> items;
+    std::string place;  // of kNamed and kWhole
+  };
+  struct Held {  // a list, another sequence, or a cell
+    PyRef object;
+    std::vector<PyRef> items;
+    std::string place;
   };
   struct Module {
     PyRef object;  // empty for the root
@@ -68,12 +84,21 @@ class Guard {
     PyRef key;
     RawTensor raw;
     bool has_raw = false;
+    std::string
+        place;  // not empty: beside the tree, part of the program and not one of its weights
   };
 
   void add_module(PyObject* module, bool is_root, const std::string& path);
   void add_dict(PyObject* dict, bool is_root, Kind kind, std::uint32_t module,
                 const TorchFacts& facts);
   Reason add_weights(PyObject* dict, std::uint32_t module, const TorchFacts& facts);
+  Reason add_weight(PyObject* key, PyObject* value, std::uint32_t module, const char* place,
+                    const TorchFacts& facts);
+  Reason add_around(PyObject* root, PyObject* around, const TorchFacts& facts);
+  void add_entries(PyObject* dict, bool is_root, PyObject* names, std::string place);
+  void add_held(PyObject* object, std::string place);
+  bool check_entries(const Dict& dict, PyObject* object);
+  bool check_held(const Held& held);
   Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
   Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
   bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
@@ -82,6 +107,7 @@ class Guard {
   std::vector<Module> modules_;
   std::vector<ForwardOf> forwards_;
   std::vector<Dict> dicts_;
+  std::vector<Held> held_;
   std::vector<Weight> weights_;
   std::vector<std::int64_t> dims_;  // shape then strides of each weight
   std::size_t grad_hint_ = 0;       // the weight that required grad last time

@@ -1,7 +1,8 @@
 """The one exception capture raises. It carries a reason code and names the operator or source line.
 
-Codes: RM201 the export failed, RM202 an operator has no native form and no bridge encoding,
-RM203 a shape depends on data, RM204 the call's inputs or outputs cannot be represented.
+Codes: RM201 the export failed, RM203 a shape or a number depends on data, RM204 the call's inputs,
+outputs or state cannot be represented, RM206 an operator draws random numbers, RM207 an operator
+has no form in a program.
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ class _Importer:
             item = self.env[source][index]
             if item is None:
                 raise capture_error(
-                    "RM202",
+                    "RM207",
                     f"expected only the first result of {source.target} to be used, "
                     f"got result {index} ({source_line(node)})",
                     "keeping this module eager",
@@ -280,6 +280,13 @@ class _Importer:
         return self.interpret(module)
 
     def aten(self, node: torch.fx.Node, target: torch._ops.OpOverload, val: Any) -> Any:
+        if isinstance(val, (torch.SymFloat, torch.SymBool, torch.SymInt)):
+            raise capture_error(
+                "RM203",
+                f"expected numbers that do not depend on the values of tensors, got {target} "
+                f"({source_line(node)})",
+                "torch operations on the tensor instead of .item(), .tolist() or float()",
+            )
         vals = [val] if isinstance(val, torch.Tensor) else list(val or ())
         if not vals or not all(isinstance(v, torch.Tensor) for v in vals):
             raise self.unsupported(node, "tensors as results", str(target))
@@ -334,8 +341,13 @@ class _Importer:
         single: bool,
     ) -> Any:
         """The call as an `aten.*` node with its arguments as data."""
-        if torch.Tag.nondeterministic_seeded in target.tags:  # draws: replaying them is eager's job
-            raise self.unsupported(node, "an operator that draws no random numbers", str(target))
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            arguments = self.bound(node, target)
+            if arguments.get("train", arguments.get("training")) is not False:
+                wanted, code = "an operator that draws no random numbers", "RM206"
+            else:  # recurrent layers: each length would be a capture of its own, of seconds
+                wanted, code = "an operator that is captured for every length at once", "RM207"
+            raise self.unsupported(node, wanted, str(target), code)  # replaying it is eager's job
         try:
             operands, encoded = encode_call(target, node.args, dict(node.kwargs))
         except UnsupportedCall as error:
@@ -351,9 +363,11 @@ class _Importer:
         results = self.b.multi(op, values, types, **attrs)
         return results[0] if single else results
 
-    def unsupported(self, node: torch.fx.Node, expected: str, got: str) -> Exception:
+    def unsupported(
+        self, node: torch.fx.Node, expected: str, got: str, code: str = "RM207"
+    ) -> Exception:
         return capture_error(
-            "RM202",
+            code,
             f"expected {expected}, got {got} at {node.name} ({source_line(node)})",
             "keeping this module eager, or a mapping for this operator",
         )

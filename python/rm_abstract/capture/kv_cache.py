@@ -198,6 +198,13 @@ def make(layers: int, tensors: Sequence[torch.Tensor]) -> Any:
     return cache
 
 
+def make_pair() -> Any:
+    """An encoder-decoder's cache that holds nothing yet."""
+    from transformers.cache_utils import EncoderDecoderCache
+
+    return EncoderDecoderCache(make(0, ()), make(0, ()))
+
+
 def commit(cache: Any, tensors: Sequence[Any]) -> None:
     """Stores what a call left as the cache's content. None: updated in place, nothing to store."""
     from transformers.cache_utils import DynamicLayer

@@ -8,6 +8,7 @@ only, never pickled code.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -54,10 +55,10 @@ class Recorder:
         if kind in (list, tuple):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return [kind.__name__, *items]
-        if kind is dict or is_bundle_type(kind):
+        if kind in (dict, OrderedDict) or is_bundle_type(kind):
             items = [[k, self.record(v, f"{path}.{k}")] for k, v in value.items()]
-            if kind is dict:
-                return ["dict", *items]
+            if kind in (dict, OrderedDict):
+                return ["dict" if kind is dict else "ordered", *items]
             return ["class", kind.__module__, kind.__qualname__, *items]
         if isinstance(value, tuple) and kind.__module__ == "torch.return_types":
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
@@ -138,6 +139,9 @@ def builder(structure: Structure) -> Build:
     if kind == "dict":
         pairs = [(k, builder(s)) for k, s in structure[1:]]
         return lambda tensors, leaves: {k: b(tensors, leaves) for k, b in pairs}
+    if kind == "ordered":
+        pairs = [(k, builder(s)) for k, s in structure[1:]]
+        return lambda tensors, leaves: OrderedDict((k, b(tensors, leaves)) for k, b in pairs)
     if kind == "torch":
         result: Any = getattr(torch.return_types, structure[1])
         parts = [builder(s) for s in structure[2:]]
@@ -152,7 +156,10 @@ def builder(structure: Structure) -> Build:
 
 def _pair_builder(leaf: int, first: list[int], second: list[int], updated: list[int]) -> Build:
     def build(tensors: Sequence[Any], leaves: Sequence[Any]) -> Any:
-        pair = leaves[leaf]
+        if leaf < 0:  # made by the call
+            pair = kv_cache.make_pair()
+        else:
+            pair = leaves[leaf]
         for half, numbers in zip(kv_cache.halves(pair), (first, second), strict=True):
             if any(n >= 0 for n in numbers):
                 held = kv_cache.read(half)  # of the numbers' length when some did not change

@@ -8,7 +8,7 @@ A variant serves only after it gave what the original gave.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from rm_abstract import _core
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, FlatCall, call_module
 from rm_abstract.capture.export import call_tensors
+from rm_abstract.effects import Effects
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.variant import Variant
 from rm_abstract.errors import CompileError, Error, from_core, internal
@@ -64,6 +65,15 @@ def snapshot(spec: CallSpec, leaves: tuple[Any, ...]) -> FlatCall:
 
 def _all(value: Any) -> Any:
     return value
+
+
+def wants_gradients(output: Any) -> bool:
+    """Whether a tensor of an output requires gradients: a program's never do."""
+    if isinstance(output, torch.Tensor):
+        return output.requires_grad
+    if isinstance(output, dict):
+        return any(map(wants_gradients, output.values()))
+    return isinstance(output, (list, tuple)) and any(map(wants_gradients, output))
 
 
 def reported(error: Exception) -> Error | Decline:
@@ -124,7 +134,11 @@ class CompiledCall:
             return self.first(flat_inputs, run_eager, raises=False)
 
     def first(
-        self, flat_inputs: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool
+        self,
+        flat_inputs: tuple[Any, ...],
+        run_eager: Callable[[], Any],
+        raises: bool,
+        containers: Sequence[tuple[str, Any]] = (),
     ) -> Any:
         """Compiles and gates the variant for this call; returns the original's output.
 
@@ -152,7 +166,12 @@ class CompiledCall:
                 return known.run(tensors, flat_inputs)
             shown = call_tensors(before)
             comparable = self._step.comparable(leaves) if self._step else _all
-            output = run_eager()
+            with Effects(self._engine.module(), containers) as effects:
+                output = run_eager()
+            if not raises:  # called by an entry, whose calls count as routed
+                self._engine.served_by_original()
+            if effects.found or wants_gradients(output):
+                return self._impure(effects, pattern, output, raises)
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             try:
                 if self._step and self._step.reshaped(flat_inputs, before.leaves):
@@ -160,13 +179,8 @@ class CompiledCall:
                     found, shown = self.variants.setdefault(pattern, []), tensors
                     shapes = [t.shape for t in tensors]
                     known = None
-                waiting = [v for v in self.waiting.get(pattern, ()) if v.serves(shapes)]
-                if waiting:
-                    variant = waiting[0]
-                    self.waiting[pattern].remove(variant)
-                    self._engine.refresh(variant)
-                else:
-                    variant = known or self._engine.make_variant(before, pattern, past)
+                variant = self._refreshed(pattern, shapes) or known
+                variant = variant or self._engine.make_variant(before, pattern, past)
                 expected = (output, after)
                 if again is not None and variant.quantised:
                     expected = self._engine.on_quantised_weights(variant, again)
@@ -184,6 +198,30 @@ class CompiledCall:
             return output
         finally:
             self._lock.release()
+
+    def _refreshed(self, pattern: Pattern, shapes: list[Any]) -> Variant | None:
+        """A variant compiled for earlier weights that takes the ones the module has now."""
+        waiting = self.waiting.get(pattern, [])
+        for variant in [v for v in waiting if v.serves(shapes)]:
+            waiting.remove(variant)
+            if self._engine.refresh(variant):
+                return variant
+        return None
+
+    def _impure(self, effects: Effects, pattern: Pattern, output: Any, raises: bool) -> Any:
+        """A program would not do what this forward does: seen for sure or twice, it stays eager."""
+        seen, this = self._engine.unsettled, (self.spec, pattern)
+        if effects.found and effects.settles and this not in seen:
+            seen.add(this)  # changed state is a change of the module: the entry may be another then
+            return output
+        decline = Decline("RM205", effects.found)
+        if not effects.found:
+            decline = Decline("RM101", "an output requires gradients although they are disabled")
+        self.refused[pattern] = decline
+        if raises:
+            raise decline
+        self._engine.report_failure(decline)
+        return output
 
     def _known(
         self,

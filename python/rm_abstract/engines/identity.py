@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from rm_abstract import surroundings
 from rm_abstract.engines.replaced_code import Unstable, replaced_code
+from rm_abstract.surroundings import installed
 
 __all__ = ["Unstable", "describe"]
 
@@ -78,11 +80,12 @@ def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
             except Unstable as error:
                 raise Unstable(f"{name or 'the module'}.{key}: {error}") from None
         rows.append(row)
-    replaced = replaced_code({type(sub) for sub in module.modules()}, files, _installed)
+    replaced = replaced_code({type(sub) for sub in module.modules()}, files, installed)
     return json.dumps(
         {
             "modules": rows,
             "replaced": replaced,
+            "around": _around(module, digest),
             "sources": source_rows(files, digest),
             "versions": _versions(),
             "flags": _flags(),
@@ -90,6 +93,25 @@ def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
         separators=(",", ":"),
         sort_keys=True,
     )
+
+
+def _around(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> list[Any]:
+    """Values that become constants of a capture without being attributes or named tensors."""
+    rows: list[Any] = []
+    for tensor, where in surroundings.of_module(module).tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        content = digest(flat.numpy().tobytes()).hex()
+        rows.append([where, str(tensor.dtype), list(tensor.shape), content])
+    for where, value in surroundings.contents(surroundings.of_module(module, attributes=False)):
+        if isinstance(value, surroundings.SIMPLE):
+            rows.append([where, repr(value)])
+        elif isinstance(value, (set, frozenset)):
+            rows.append([where, sorted(map(repr, value))])
+        elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # NumPy's
+            rows.append([where, str(value.dtype), digest(value.tobytes()).hex()])
+        else:  # what it holds has rows of its own
+            rows.append([where, type(value).__module__, type(value).__qualname__])
+    return sorted(rows, key=lambda row: json.dumps(row))
 
 
 def _tensor(tensor: torch.Tensor | None, where: str, seen: dict[int, str]) -> Any:
@@ -168,27 +190,18 @@ def _sources(kind: type) -> Iterator[str]:
         if file is None:
             raise Unstable(f"{base.__qualname__} has no source file")
         yield file
-        if not _installed(file):
+        if not installed(file):
             yield from _user_files()
 
 
 def _user_files() -> Iterator[str]:
     """Sources of all imported modules outside installed packages: helpers of a user's model."""
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # another thread may import meanwhile
         if name.split(".")[0] == "torch":  # torch.ops and torch.classes name files that are none
             continue
         file = getattr(module, "__file__", None)
-        if file and file.endswith(".py") and not _installed(file):
+        if file and file.endswith(".py") and not installed(file):
             yield file
-
-
-def _installed(file: str) -> bool:
-    path = os.path.abspath(file)
-    roots = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__))]
-    parts = path.split(os.sep)
-    if "site-packages" in parts or "dist-packages" in parts:
-        return True
-    return any(path.startswith(os.path.abspath(root) + os.sep) for root in roots)
 
 
 def source_rows(files: set[str], digest: Callable[[bytes], bytes]) -> list[list[str]]:

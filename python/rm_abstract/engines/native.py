@@ -31,7 +31,7 @@ from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.derived import SharedWeights
-from rm_abstract.engines.variant import Record, Variant
+from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.errors import CompileError, Error, ParityError, from_core
 from rm_abstract.generation.drafts import Drafts
 from rm_abstract.generation.together import Together
@@ -62,6 +62,7 @@ class NativeEngine:
         self.together = Together()  # generations of several threads
         self.drafts = Drafts(session.settings.text("prompt_lookup"))
         self._shared = SharedWeights()
+        self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
 
     # ---- the protocol ------------------------------------------------------------------------
 
@@ -80,7 +81,7 @@ class NativeEngine:
         if isinstance(call, Decline):
             raise call
         entry = self._stale.get(call.spec) or CompiledCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, raises=True)
+        output = entry.first(tuple(call.leaves), run_eager, True, containers(args, kwargs))
         self._stale.pop(call.spec, None)
         self._entries[call.spec] = entry
         return output
@@ -238,13 +239,16 @@ class NativeEngine:
         variant.report.parity = "stored verdict"
         return True
 
-    def refresh(self, variant: Variant) -> None:
-        """Gives a variant the weights the module has now."""
+    def refresh(self, variant: Variant) -> bool:
+        """Gives a variant the weights the module has now; False when they are of other types."""
         try:
             weights = self._weights(variant.record)
             variant.program.update_weights(weights, self._shared.of(weights))
         except _core.CoreError as error:
+            if error.code in BAD_CALL:
+                return False
             raise from_core(error, CompileError) from error
+        return True
 
     @property
     def quantises(self) -> bool:
@@ -359,6 +363,14 @@ class NativeEngine:
             code="RM501",
         )
 
+    def served_by_original(self) -> None:
+        """An entry's call that ends without an error was not served by a program this time."""
+        module = self._module()
+        for armed in self._session.armed():
+            if armed.module_ref() is module:
+                armed.route.unrouted()
+                armed.first_calls += 1
+
     def report_failure(self, error: Exception) -> None:
         """A later variant failed: eager serves it, and the session's policy decides how loudly."""
         module = self._module()
@@ -367,7 +379,7 @@ class NativeEngine:
                 if isinstance(error, Error):
                     self._session.failed(armed, error)
                 elif isinstance(error, Decline):
-                    self._session.notice(armed, error.code, error.detail)
+                    armed.declined(error)
                 return
 
     # ---- weights -----------------------------------------------------------------------------
@@ -419,6 +431,12 @@ def _sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> di
     before = sum(weights[f.name].numel() * weights[f.name].element_size() for f in forms)
     after = sum(f.bytes_of(weights[f.name].shape) for f in forms)
     return {"weights": len(forms), "bytes": after, "bytes_before": before}
+
+
+def containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments that forward could change in place beside tensors and caches."""
+    named = [*((f"{i + 1}", value) for i, value in enumerate(args)), *kwargs.items()]
+    return [(name, value) for name, value in named if type(value) in (list, dict, tuple)]
 
 
 def _call_key(call: FlatCall, pattern: Pattern) -> str:

@@ -22,7 +22,7 @@ from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram
 from rm_abstract.engines.explicit_masks import Explicit
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.native import NativeEngine, containers
 from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.errors import CompileError, from_core
@@ -114,14 +114,24 @@ class DeviceCall(CompiledCall):
             return self._first(flat_inputs, run_eager, raises=False)
 
     def first(
-        self, flat_inputs: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool
+        self,
+        flat_inputs: tuple[Any, ...],
+        run_eager: Callable[[], Any],
+        raises: bool,
+        containers: Sequence[tuple[str, Any]] = (),
     ) -> Any:
-        return self._first(self._complete(flat_inputs), run_eager, raises)
+        return self._first(self._complete(flat_inputs), run_eager, raises, containers)
 
-    def _first(self, completed: tuple[Any, ...], run_eager: Callable[[], Any], raises: bool) -> Any:
+    def _first(
+        self,
+        completed: tuple[Any, ...],
+        run_eager: Callable[[], Any],
+        raises: bool,
+        containers: Sequence[tuple[str, Any]] = (),
+    ) -> Any:
         self._remember(completed)
         try:
-            return super().first(completed, run_eager, raises)
+            return super().first(completed, run_eager, raises, containers)
         except Decline as outside:
             if outside.code != "RM105" or not raises:
                 raise
@@ -158,7 +168,7 @@ class WholeProgramEngine(NativeEngine):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 raise Decline("RM104", f"a tensor on {leaf.device}: this device takes host memory")
         entry = self._stale.get(call.spec) or DeviceCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, raises=True)
+        output = entry.first(tuple(call.leaves), run_eager, True, containers(args, kwargs))
         self._stale.pop(call.spec, None)
         self._entries[call.spec] = entry
         return output

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from rm_abstract import _core
+from rm_abstract import _core, surroundings
 from rm_abstract.engines.base import Decline, Engine
 from rm_abstract.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.hooks.scope import disabled_var
@@ -208,7 +208,8 @@ class ArmedModel:
     def _snapshot(self) -> tuple[str, str]:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
         try:
-            code, detail = self.route.snapshot()
+            around = surroundings.of_module(self.module_ref()).rows()  # type: ignore[arg-type]
+            code, detail = self.route.snapshot(around)
         except (AttributeError, KeyError, TypeError, RuntimeError) as error:
             return "RM104", f"the module tree cannot be read: {error}"
         return code or "", detail
@@ -250,7 +251,7 @@ class ArmedModel:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
             self.route.refuse(key, decline.code, decline.detail)
-            self._note(decline.code, decline.detail)
+            self.declined(decline)
             return eager()
         except Exception as error:
             if eager.error is not None:
@@ -293,6 +294,12 @@ class ArmedModel:
         self.route.count(code, detail)
         self._refused[code] = detail
         self.session.notice(self, code, detail)
+
+    def declined(self, decline: Decline) -> None:
+        """The engine leaves a call to the original."""
+        if decline.code == "RM205":  # it changes what the guard watches: no use in looking again
+            self.route.pause(decline.code, _MAX_PAUSE)
+        self._note(decline.code, decline.detail)
 
     def _report(self, key: bytes, error: Exception) -> None:
         """An error of ours: refuse this key from now on; raise it when the policy says so."""

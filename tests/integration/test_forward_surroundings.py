@@ -1,0 +1,395 @@
+"""A forward that reads or changes something besides its arguments and its tensors: same results and
+same effects as without us, on every call, and a report that says which calls a program served.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import types
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+
+import rm_abstract as rm
+
+X = torch.arange(32.0).reshape(4, 8) / 32
+SCALE = 2.0
+OPTIONS = types.SimpleNamespace(scale=2.0)
+LOG = logging.getLogger(__name__)
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[Any]:
+    torch.manual_seed(0)
+    yield rm.init("cpu")
+    rm.shutdown()
+
+
+def quiet(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore", rm.RoutingWarning)
+        return call()
+
+
+def report(model: nn.Module) -> dict[str, Any]:
+    return rm.explain(model).to_dict()["models"][0]
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.n = 0
+        self.seen: list[Any] = []
+        self.kept: dict[str, Any] = {}
+        self.register_buffer("steps", torch.zeros(()))
+
+
+class Counts(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        return self.inner(x)
+
+
+class KeepsAList(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(float(x.shape[0]))
+        return self.inner(x)
+
+
+class KeepsATensor(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept["last"] = y = self.inner(x)
+        return y.relu()
+
+
+class CountsInABuffer(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps = self.steps + 1
+        return self.inner(x) + self.steps
+
+
+class RemembersASize(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n = x.shape[0]
+        return self.inner(x)
+
+
+def state(module: Any) -> list[Any]:
+    last = module.kept.get("last")
+    return [module.n, list(module.seen), last, float(module.steps)]
+
+
+@pytest.mark.parametrize(
+    "kind", [Counts, KeepsAList, KeepsATensor, CountsInABuffer, RemembersASize]
+)
+def test_a_forward_with_state_of_its_own_keeps_it_call_by_call(kind: type[Base]) -> None:
+    torch.manual_seed(0)
+    with rm.disabled():
+        plain = kind().eval()
+    torch.manual_seed(0)
+    ours = kind().eval()
+    rm.accelerate(ours)
+    for x in (X, X, X, X[:3], X[:2], X[:1], X):
+        with rm.disabled(), torch.no_grad():
+            expected = plain(x)
+        torch.testing.assert_close(quiet(lambda x=x: ours(x)), expected)
+        torch.testing.assert_close(state(ours), state(plain))
+    assert report(ours)["routed"] == 0
+    assert "RM205" in str(rm.explain(ours))
+
+
+def test_what_is_set_up_by_the_first_call_does_not_keep_a_module_eager() -> None:
+    class Lazy(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if "table" not in self.kept:
+                self.kept["table"] = torch.full((8,), 2.0)
+            return self.inner(x) * self.kept["table"]
+
+    model = Lazy().eval()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", rm.RoutingWarning)
+        outputs = [model(X) for _ in range(4)]
+    for output in outputs[1:]:
+        torch.testing.assert_close(output, outputs[0])
+    assert report(model)["routed"] >= 1
+
+
+def test_a_print_a_log_line_and_a_warning_come_with_every_call(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Tells(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            print("rows", x.shape[0])
+            LOG.warning("rows %d", x.shape[0])
+            return self.inner(x)
+
+    model = Tells().eval()
+    for _ in range(3):
+        quiet(lambda: model(X))
+    assert capsys.readouterr().out == "rows 4\n" * 3
+    assert [r.getMessage() for r in caplog.records if r.name == __name__] == ["rows 4"] * 3
+
+
+def test_pythons_random_stream_is_used_as_without_us() -> None:
+    class Jitters(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * random.random()
+
+    model = Jitters().eval()
+    random.seed(1)
+    with rm.disabled():
+        expected = [quiet(lambda: model(X)) for _ in range(4)]
+    random.seed(1)
+    torch.testing.assert_close([quiet(lambda: model(X)) for _ in range(4)], expected)
+
+
+def test_containers_given_as_arguments_are_changed_as_without_us() -> None:
+    class Adds(Base):
+        def forward(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            given["y"] = self.inner(given["x"])
+            return given
+
+    model = Adds().eval()
+    for _ in range(3):
+        given = {"x": X}
+        assert quiet(lambda given=given: model(given)) is given
+        assert list(given) == ["x", "y"]
+
+
+def test_gradients_a_forward_switches_on_itself_are_not_lost() -> None:
+    class Switches(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.enable_grad():
+                return self.inner(x)
+
+    model = Switches().eval()
+    assert all(quiet(lambda: model(X)).requires_grad for _ in range(3))
+
+
+class Config:
+    scale = 2.0
+
+
+class Reads(Base):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = {"scale": 2.0}
+        self.rows = [2.0]
+        self.pair = (2.0, [2.0])
+        self.config_object = Config()
+        self.tensors = [torch.full((8,), 2.0)]
+        self.hidden = [nn.Linear(8, 8)]
+        for parameter in self.hidden[0].parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x) * SCALE * OPTIONS.scale * self.factor * helper()
+        y = y * self.table["scale"] * self.rows[0] * self.pair[0] * self.pair[1][0]
+        return self.hidden[0](y * self.config_object.scale * self.tensors[0])
+
+
+def helper() -> float:
+    return HELPED[0]
+
+
+HELPED = [2.0]
+
+
+def set_global(_: Reads) -> None:
+    globals()["SCALE"] = 3.0
+
+
+def set_namespace(_: Reads) -> None:
+    OPTIONS.scale = 3.0
+
+
+def set_what_a_helper_reads(_: Reads) -> None:
+    HELPED[0] = 3.0
+
+
+def set_class_attribute(_: Reads) -> None:
+    Reads.factor = 3.0
+
+
+def set_dict(model: Reads) -> None:
+    model.table["scale"] = 3.0
+
+
+def set_list(model: Reads) -> None:
+    model.rows[0] = 3.0
+
+
+def set_tuple(model: Reads) -> None:
+    model.pair = (3.0, model.pair[1])
+
+
+def set_inside_a_tuple(model: Reads) -> None:
+    model.pair[1][0] = 3.0
+
+
+def set_object(model: Reads) -> None:
+    model.config_object.scale = 3.0
+
+
+def set_class_of_object(_: Reads) -> None:
+    Config.scale = 3.0
+
+
+def write_listed_tensor(model: Reads) -> None:
+    model.tensors[0].mul_(2)
+
+
+def replace_listed_tensor(model: Reads) -> None:
+    model.tensors[0] = torch.full((8,), 3.0)
+
+
+def write_weight_of_a_hidden_module(model: Reads) -> None:
+    model.hidden[0].weight.mul_(2)
+
+
+CHANGES = [
+    *(set_global, set_namespace, set_what_a_helper_reads, set_class_attribute, set_dict, set_list),
+    *(set_tuple, set_inside_a_tuple, set_object, set_class_of_object, write_listed_tensor),
+    *(replace_listed_tensor, write_weight_of_a_hidden_module),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_whatever_a_forward_reads_is_read_anew_when_it_changed(
+    change: Callable[[Reads], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SCALE", SCALE), ("HELPED", [2.0])):
+        monkeypatch.setitem(globals(), name, value)
+    monkeypatch.setattr(OPTIONS, "scale", 2.0)
+    monkeypatch.setattr(Reads, "factor", 2.0)
+    monkeypatch.setattr(Config, "scale", 2.0)
+    model = Reads().eval()
+    with torch.no_grad():
+        for _ in range(3):
+            before = model(X)
+        assert report(model)["routed"] == 2
+        with torch.no_grad():
+            change(model)
+        with rm.disabled():
+            expected = model(X)
+        assert not torch.allclose(expected, before)
+        for _ in range(3):
+            torch.testing.assert_close(model(X), expected, rtol=1e-4, atol=1e-4)
+        assert report(model)["routed"] == 4
+
+
+def scaled(factor: float, weight: torch.Tensor) -> nn.Module:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.hidden = [weight]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * factor * self.hidden[0]
+
+    torch.manual_seed(0)
+    return Scaled().eval()
+
+
+@pytest.mark.parametrize(("factor", "hidden"), [(3.0, 2.0), (2.0, 3.0)])
+def test_a_capture_from_the_cache_is_not_used_for_other_captured_values(
+    factor: float, hidden: float
+) -> None:
+    first = scaled(2.0, torch.full((8,), 2.0))
+    other = scaled(factor, torch.full((8,), hidden))
+    with torch.no_grad():
+        for _ in range(2):
+            expected = first(X) * 1.5
+        rm.shutdown()
+        rm.init("cpu")
+        rm.accelerate(other)
+        for _ in range(3):
+            torch.testing.assert_close(other(X), expected)
+
+
+def test_an_ordered_dict_comes_back_as_one_and_routed() -> None:
+    class Named(Base):
+        def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:
+            return OrderedDict(out=self.inner(x), aux=x + 1)
+
+    model = Named().eval()
+    with torch.no_grad():
+        for _ in range(3):
+            output = model(X)
+            assert type(output) is OrderedDict and list(output) == ["out", "aux"]
+    assert report(model)["routed"] == 2
+
+
+def test_a_recurrent_layer_in_evaluation_is_not_said_to_draw_random_numbers() -> None:
+    model = nn.Sequential(nn.GRU(4, 4, batch_first=True)).eval()
+    with pytest.warns(rm.RoutingWarning, match=r"RM207.*every length.*gru"), torch.no_grad():
+        model(torch.randn(2, 2, 4))
+
+
+def test_a_number_taken_out_of_a_tensor_is_told_as_what_it_is() -> None:
+    class Sums(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x) * x.sum().item()
+
+    model = Sums().eval()
+    with pytest.warns(rm.RoutingWarning, match=r"RM203.*item"), torch.no_grad():
+        model(X)
+
+
+def test_every_code_a_report_can_show_has_a_text_and_a_remedy() -> None:
+    from rm_abstract import reasons
+
+    for code in ("RM204", "RM205", "RM206", "RM207"):
+        assert reasons.text_of(code) != code and reasons.remedy_of(code)
+
+
+def test_a_model_converted_to_another_type_is_compiled_again() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel._from_config(BertConfig(**small, intermediate_size=32, vocab_size=50)).eval()
+    ids = torch.tensor([[3, 4, 5, 6]])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", rm.RoutingWarning)
+        for kind in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
+            model.to(kind)
+            for _ in range(3):
+                assert model(ids).last_hidden_state.dtype is kind
+    assert report(model)["routed"] == 8, str(rm.explain(model))
+
+
+def test_calls_that_compile_another_size_are_not_reported_as_routed() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    with torch.no_grad():
+        for rows in (4, 3, 1, 0, 1, 0):
+            model(torch.ones(rows, 8))
+    assert (report(model)["routed"], report(model)["eager"]) == (3, 3)
+
+
+def test_an_encoder_decoder_called_with_labels_gives_its_cache() -> None:
+    config = T5Config(
+        d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=30,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = T5ForConditionalGeneration._from_config(config).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        with rm.disabled():
+            expected = model(input_ids=ids, labels=ids)
+        for _ in range(3):
+            output = model(input_ids=ids, labels=ids)
+            torch.testing.assert_close(output.loss, expected.loss, rtol=1e-4, atol=1e-5)
+            cache = output.past_key_values
+            assert type(cache) is type(expected.past_key_values)
+            assert cache.get_seq_length() == 4
+            assert cache.is_updated == expected.past_key_values.is_updated
+    assert report(model)["routed"] == 2, str(rm.explain(model))
