@@ -367,6 +367,20 @@ def test_a_model_converted_to_another_type_is_compiled_again() -> None:
     assert report(model)["routed"] == 8, str(rm.explain(model))
 
 
+def test_weights_that_are_untied_or_tied_are_compiled_again() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).eval()
+    own = model[1].weight
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("error", rm.RoutingWarning)
+        for weight in (model[0].weight, own, model[0].weight):
+            model[1].weight = weight
+            with rm.disabled():
+                expected = model(X)
+            for _ in range(3):
+                torch.testing.assert_close(model(X), expected)
+    assert report(model)["routed"] == 6
+
+
 def test_calls_that_compile_another_size_are_not_reported_as_routed() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     with torch.no_grad():

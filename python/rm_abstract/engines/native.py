@@ -62,6 +62,7 @@ class NativeEngine:
         self.together = Together()  # generations of several threads
         self.drafts = Drafts(session.settings.text("prompt_lookup"))
         self._shared = SharedWeights()
+        self._ties: frozenset[tuple[str, ...]] | None = None  # when the first entry was made
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
 
     # ---- the protocol ------------------------------------------------------------------------
@@ -103,8 +104,10 @@ class NativeEngine:
         self._entries = {}
         self._stale = {}
         self.artefacts.forget_module()
-        if what != "weights":
+        ties, self._ties = self._ties, None
+        if what != "weights" or ties not in (None, _ties_of(self.module())):
             return
+        self._ties = ties
         for spec, entry in entries.items():
             fresh = CompiledCall(self, spec)
             for pattern in {*entry.variants, *entry.waiting}:
@@ -143,6 +146,8 @@ class NativeEngine:
         started = time.perf_counter()
         shapes = [t.shape for t in call_tensors(call)]
         key = _call_key(call, pattern)
+        if self._ties is None:  # every variant is looked for before it is made
+            self._ties = _ties_of(self.module())
         record = self.artefacts.find_record(self.module(), key, shapes, past)
         if record is None or not self._has_weights(record):
             return None
@@ -418,6 +423,16 @@ class NativeEngine:
             owner, key = self._owner(name)
             weights[name] = owner[key].detach()
         return weights
+
+
+def _ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:
+    """Names of weights that are one tensor: a program reads it by one of them."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    return frozenset(tuple(group) for group in names.values() if len(group) > 1)
 
 
 def _caches(call: FlatCall) -> list[Any]:
