@@ -428,8 +428,8 @@ class NativeEngine:
 def _ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:
     """Names of weights that are one tensor: a program reads it by one of them."""
     names: dict[int, list[str]] = {}
-    for name, tensor in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(tensor), []).append(name)
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
     for name, tensor in module.named_buffers(remove_duplicate=False):
         names.setdefault(id(tensor), []).append(name)
     return frozenset(tuple(group) for group in names.values() if len(group) > 1)
