@@ -142,8 +142,18 @@ def _compile_options(value: object) -> dict[str, str]:
     return {name: to_text(name, item) for name, item in value.items() if item is not None}
 
 
+_PATHS = ("cache_dir", "cache_shared_dir", "cache_secret_file", "dump_ir")
+
+
 def to_text(name: str, value: object) -> str:
     """The text form the options table understands."""
+    if name in _PATHS:
+        if not isinstance(value, (str, os.PathLike)):
+            raise ConfigError(
+                f"[{name}] expected a path from the argument, got {type(value).__name__}; "
+                "try text or a pathlib.Path"
+            )
+        return os.path.expanduser(os.fspath(value))
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, int, float)):

@@ -11,6 +11,7 @@ class Error(RuntimeError):
     unchanged."""
 
     default_code = ""
+    served = False  # raised after the original served the call: it must not run again
 
     def __init__(self, message: str, *, code: str | None = None, remedy: str = "") -> None:
         super().__init__(message)

@@ -24,7 +24,7 @@ constexpr OptionSpec kTable[] = {
     {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N], or a plugin's name[:N]", false,
      "device that runs the model; auto takes the usable backend with the highest score"},
     {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch|onnxruntime|vllm", false,
-     "engine that serves a model; torch passes calls through"},
+     "engine that serves a model; torch passes calls through", true, "onnxruntime|vllm"},
     {"engine_options", "RM_ENGINE_OPTIONS", kSession, kJson, "{}", "a JSON object", true,
      "options handed to the engine", kNotYet},
     {"fallback", "RM_FALLBACK", kSession, kFallback, "warn", "warn, allow or error[:group,...] with groups routing, capture, compile, device, correctness, cache", false,

@@ -106,6 +106,17 @@ def test_a_forward_with_state_of_its_own_keeps_it_call_by_call(kind: type[Base])
     assert "RM205" in str(rm.explain(ours))
 
 
+def test_a_policy_of_errors_does_not_run_a_forward_with_effects_twice() -> None:
+    rm.shutdown()
+    rm.init("cpu", fallback="error")
+    model = Counts().eval()
+    with torch.no_grad():
+        model(X)
+        with pytest.raises(rm.Error, match="RM205"):
+            model(X)
+    assert model.n == 2
+
+
 def test_what_is_set_up_by_the_first_call_does_not_keep_a_module_eager() -> None:
     class Lazy(Base):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

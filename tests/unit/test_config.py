@@ -167,3 +167,24 @@ def test_every_exported_name_exists():
         assert getattr(rm, name) is not None, name
     with pytest.raises(AttributeError, match="no_such_name"):
         rm.no_such_name  # noqa: B018
+
+
+def test_a_path_may_start_with_the_home_and_is_nothing_but_a_path(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert config.resolve({"cache_dir": "~/cache"}).text("cache_dir") == "/somewhere/cache"
+    with pytest.raises(rm.ConfigError, match=r"cache_dir.*expected a path.*int"):
+        config.resolve({"cache_dir": 5})
+
+
+def test_an_engine_that_is_not_built_yet_is_told_at_once():
+    with pytest.warns(rm.RoutingWarning, match=r"inference_engine='vllm'.*no effect"):
+        config.resolve({"inference_engine": "vllm"})
+
+
+def test_accelerating_what_is_no_module_says_so():
+    rm.init("cpu")
+    try:
+        with pytest.raises(rm.Error, match=r"accelerate.*int: not an nn\.Module"):
+            rm.accelerate(1)
+    finally:
+        rm.shutdown()

@@ -381,10 +381,14 @@ class NativeEngine:
         module = self._module()
         for armed in self._session.armed():
             if armed.module_ref() is module:
-                if isinstance(error, Error):
-                    self._session.failed(armed, error)
-                elif isinstance(error, Decline):
-                    armed.declined(error)
+                try:
+                    if isinstance(error, Error):
+                        self._session.failed(armed, error)
+                    elif isinstance(error, Decline):
+                        armed.declined(error)
+                except Error as raised:  # the policy; the original ran, once is enough
+                    raised.served = True
+                    raise
                 return
 
     # ---- weights -----------------------------------------------------------------------------

@@ -16,6 +16,7 @@ _MODULES = {
     "native": "rm_abstract.engines.native",
     "whole_program": "rm_abstract.engines.whole_program",
 }
+_ANNOUNCED = frozenset({"onnxruntime", "vllm"})  # accepted by the options table, not built yet
 _registered: dict[str, EngineFactory] = {}
 
 
@@ -34,6 +35,8 @@ def names() -> list[str]:
 
 def create(name: str, module: Any, session: Session) -> Engine | None:
     """An engine for ``module``; None for ``torch``, which leaves every call to eager."""
+    if name in _ANNOUNCED and name not in _registered:
+        name = "auto"  # as init() warned
     if name in ("auto", "native"):
         name = "native" if has_kernels(session) else "whole_program"
     if name == "torch":

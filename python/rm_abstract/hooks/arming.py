@@ -33,6 +33,9 @@ def arm(session: Session, module: Any, source: str) -> ArmedModel | None:
 
     if session.settings.flag("disable"):
         return None
+    if not isinstance(module, nn.Module):
+        session.skipped[type(module).__qualname__] = ("RM104", "not an nn.Module")
+        return None
     existing = armed_of(module)
     if existing is not None and existing.session is session:
         return existing

@@ -317,6 +317,8 @@ class ArmedModel:
         """An entry failed while serving. Replayed on the original only when nothing was changed."""
         if isinstance(error, ExecutionError) and error.committed:
             raise error
+        if isinstance(error, Error) and error.served:
+            raise error
         # The original judges the call first: what it refuses too is the user's error, not ours.
         output = self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         described = self.route.describe(args, kwargs)
