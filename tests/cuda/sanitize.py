@@ -78,6 +78,16 @@ def gemv() -> Iterator[Call]:
             yield "forward_numpy", (array(m, k), array(n, k), None, array(n)), {}
             w = RNG.integers(-127, 127, (n, k)).astype("int8")
             yield "forward_numpy", (array(m, k), w, array(1, n)), {}
+    for m, n, k in ((1, 40, 512), (2, 37, 520), (3, 40, 1032), (8, 33, 264)):
+        x, q = array(m, k, dtype="float16"), RNG.integers(-127, 127, (n, k)).astype("int8")
+        yield "forward_numpy", (x, array(n, k, dtype="float16")), {"kernel": "gemv_waves_sm90"}
+        if m > 1:
+            continue
+        yield "forward_numpy", (x, array(n, k, dtype="float16")), {"kernel": "gemv_tensor_sm90"}
+        s = array(4, n, dtype="float16")
+        yield "forward_numpy", (x, q, s), {"kernel": "gemv_tensor_sm90"}
+        u = RNG.integers(0, 255, (n, k // 2)).astype("uint8")
+        yield "forward_numpy", (x, u, s), {"kernel": "gemv_tensor_sm90"}
 
 
 def gemm() -> Iterator[Call]:

@@ -12,7 +12,7 @@ from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, to
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("gemv_bulk_sm90", "gemv_naive_any")
-ALL = ("gemv_tensor_sm90", "gemv_rows_sm90", *KERNELS)
+ALL = ("gemv_waves_sm90", "gemv_tensor_sm90", "gemv_rows_sm90", *KERNELS)
 
 
 def product_scale(x: torch.Tensor, w: torch.Tensor) -> float:
@@ -28,16 +28,17 @@ def test_gemv_equals_float64(
     m, rng = module("gemv"), np.random.default_rng(seed)
     torch.manual_seed(seed)
     t = DTYPES[dtype]
-    if kernel in ("gemv_tensor_sm90", "gemv_rows_sm90") and (t == torch.float32) != (
-        "rows" in kernel
-    ):
+    if kernel in ALL[:3] and (t == torch.float32) != ("rows" in kernel):
         with pytest.raises(m.Unsupported, match="fp32"):
             m.forward_numpy(*[to_numpy(torch.ones(1, 64, dtype=t))] * 2, kernel=kernel)
         return
     for k in range(100):
         bulk = kernel != "gemv_naive_any"
-        rows = int(rng.integers(1, 9 if bulk else 14)) if kernel in KERNELS else 1
+        several = kernel in (*KERNELS, "gemv_waves_sm90")
+        rows = int(rng.integers(1, 9 if bulk else 14)) if several else 1
         n, depth = int(rng.integers(1, 700)), int(np.exp(rng.uniform(1, np.log(12000))))
+        if kernel == "gemv_waves_sm90":  # the rows of a block fit three times
+            depth = min(depth, 2304 if rows > 4 else 4608 if rows > 2 else 9216)
         if bulk:
             depth = max(8, depth // 8 * 8)
         pitch = depth + int(rng.integers(0, 2)) * 64
@@ -141,20 +142,53 @@ def test_nan_and_inf_spread_as_in_torch(module: Callable[[str], ModuleType]) -> 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
 def test_nan_and_inf_spread_through_the_tensor_cores(
-    module: Callable[[str], ModuleType], bits: int, value: float, seed: int
+    module: Callable[[str], ModuleType], bits: int, value: float, rows: int, seed: int
 ) -> None:
     m, rng = module("gemv"), np.random.default_rng(seed)
-    x = torch.ones(1, 384, device="cuda").bfloat16()
-    x[0, 200] = value
+    x = torch.ones(rows, 384, device="cuda").bfloat16()
+    x[rows // 2, 200] = value
     if bits == 16:
         w, scales = torch.randn(24, 384, device="cuda").bfloat16(), None
         full = w.double()
     else:
         w, scales, full = quantised(rng, 24, 384, 128, bits, torch.bfloat16)
-    y = torch.zeros(1, 24, device="cuda").bfloat16()
-    m.forward(x, w, scales, y=y, kernel="gemv_tensor_sm90")
-    assert_close(y, x.double() @ full.T, 2.0**-8, product_scale(x[:, :128], full[:, :128]), "y")
+    scale = product_scale(x[:, :128], full[:, :128])
+    for kernel in ("gemv_waves_sm90", "gemv_tensor_sm90"):
+        if (bits != 16 and kernel == "gemv_waves_sm90") or (
+            rows > 1 and kernel == "gemv_tensor_sm90"
+        ):
+            continue
+        y = torch.zeros(rows, 24, device="cuda").bfloat16()
+        m.forward(x, w, scales, y=y, kernel=kernel)
+        assert_close(y, x.double() @ full.T, 2.0**-8, scale, f"{kernel}, {rows} rows")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("power", [-14, 0, 3])
+def test_quantised_weights_meet_x_of_any_magnitude(
+    module: Callable[[str], ModuleType], dtype: str, bits: int, power: int, seed: int
+) -> None:
+    """x becomes whole numbers, scaled by the largest of each 64 or 128: a few values that are
+    10 bits above the others, and segments that are 20 bits apart, cost nothing that is seen."""
+    m, rng, t = module("gemv"), np.random.default_rng(seed), DTYPES[dtype]
+    torch.manual_seed(seed)
+    n, depth = 64, 2048
+    w, scales, full = quantised(rng, n, depth, 128, bits, t)
+    x = torch.randn(1, depth, device="cuda") * 2.0**power
+    x[0, 5::512] *= 1000 if power < 1 else 50
+    x[0, 256:512] = x[0, 256:512] * 2.0 ** (-20 if dtype == "bfloat16" else -6)
+    x[0, 1024:1152] = 0
+    x = x.to(t)
+    got = torch.zeros(1, n, device="cuda").to(t)
+    bound = tolerance(dtype, depth) + 8 * 2.0**-23
+    m.forward(x, w, scales, y=got, kernel="gemv_tensor_sm90")
+    assert_close(got, x.double() @ full.T, bound, product_scale(x, full), "all")
+    x[0, 5::512] = 0  # what the large values hid
+    m.forward(x, w, scales, y=got, kernel="gemv_tensor_sm90")
+    assert_close(got, x.double() @ full.T, bound, product_scale(x, full), "without large values")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

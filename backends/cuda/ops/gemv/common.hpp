@@ -29,6 +29,8 @@ const char* gemv_bulk_why_not(const Gemv& p);
 Status launch_gemv_bulk(const Gemv& p, Workspace, Stream stream);
 const char* gemv_rows_why_not(const Gemv& p);
 Status launch_gemv_rows(const Gemv& p, Workspace, Stream stream);
+const char* gemv_waves_why_not(const Gemv& p);
+Status launch_gemv_waves(const Gemv& p, Workspace, Stream stream);
 const char* gemv_tensor_why_not(const Gemv& p);
 Status launch_gemv_tensor(const Gemv& p, Workspace, Stream stream);
 /// A launch that may begin while the stream's previous kernel runs.

@@ -8,8 +8,9 @@ namespace rm::cuda_ops {
 namespace {
 
 /// Cuts the problem; the number of warps, 0 where none fits.
-int plan(GemvArgs& a, int pairs, int memory, int most_warps, int tile) {
-  const int rows = 2 * pairs, step = 512, planes = a.bits == 0 ? 1 : 16 / a.bits;
+int plan(GemvArgs& a, int pairs, int memory, int most_warps) {
+  constexpr int tile = 8192, step = 512;
+  const int rows = 2 * pairs, planes = a.bits == 0 ? 1 : 24 / a.bits;
   a.row_bytes =
       static_cast<int>(a.bits == 0 ? a.k * 2ll : a.k * static_cast<long long>(a.bits) / 8);
   a.steps = static_cast<int>(ceil_div(a.row_bytes, step));
@@ -28,7 +29,7 @@ int plan(GemvArgs& a, int pairs, int memory, int most_warps, int tile) {
     const long long groups = a.chunk_bytes * 8ll / a.bits / a.group + 2;
     a.stage_bytes = static_cast<int>(ceil_div(a.scales_at + groups * rows * 2, 128) * 128);
   }
-  const int x_bytes = a.x_smem_pitch + (a.bits == 0 ? 0 : a.steps * 32);
+  const int x_bytes = a.x_smem_pitch + (a.bits == 0 ? 0 : a.steps * 64);
   for (int warps = most_warps; warps > 1; --warps) {
     a.slots = std::min(a.chunks, warps);
     a.buffers = static_cast<int>(
@@ -38,6 +39,7 @@ int plan(GemvArgs& a, int pairs, int memory, int most_warps, int tile) {
     a.stages_at = static_cast<int>(ceil_div(1024 + a.sums_bytes + x_bytes, 128) * 128);
     // one step behind the last stage may be read
     if (a.stages_at + warps * a.stage_bytes + step > memory) continue;
+    a.chunks_inverse = 65536 / a.chunks + 1;
     a.turn_step = warps / a.chunks, a.chunk_step = warps % a.chunks;
     return warps;
   }
@@ -49,14 +51,14 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   auto* kernel = gemv_tensor<T, kBits, kPairs>;
   const bool half = gemv_takes_half(a.n * a.w_pitch, a.k * 2ll);
   const int memory = half ? kGemvHalfMemory : kGemvMemory;
-  const int warps = plan(a, kPairs, memory, half ? kGemvHalfWarps : gemv_tensor_warps(kBits),
-                         half || kBits == 0 ? 8192 : 12288);
+  const int warps = plan(a, kPairs, memory, half ? kGemvHalfWarps : gemv_tensor_warps(kBits));
   if (warps < 2) return unsupported("[gemv] gemv_tensor_sm90: its tiles do not fit shared memory");
   if (Status s = allow_shared_memory("gemv", kernel, memory); !s) return s;
   const std::int64_t groups = ceil_div(a.n, 2 * kPairs);
-  return launch_overlapped(kernel, std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
-                           warps * 32, a.stages_at + warps * a.stage_bytes + 512, overlap, stream,
-                           a);
+  const std::int64_t blocks = std::min<std::int64_t>(groups, std::max(1, multiprocessors()));
+  a.full_turns = static_cast<int>(groups / blocks), a.more = static_cast<int>(groups % blocks);
+  return launch_overlapped(kernel, blocks, warps * 32, a.stages_at + warps * a.stage_bytes + 512,
+                           overlap, stream, a);
 }
 
 template <class T>
@@ -74,7 +76,7 @@ const char* gemv_tensor_why_not(const Gemv& p) {
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (const char* why = gemv_bulk_why_not(p)) return why;
   if (p.x.shape[0] != 1) return "more than one row of x";
-  if (gemv_k(p) > 48 * 1024) return "x does not fit beside the tiles";
+  if (gemv_k(p) > (gemv_bits(p) ? 32 : 48) * 1024) return "x does not fit beside the tiles";
   return nullptr;
 }
 

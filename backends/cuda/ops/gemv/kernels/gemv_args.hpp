@@ -23,6 +23,8 @@ struct GemvArgs {
   int row_bytes, steps;  // of w; steps of 512 bytes in a row
   int together, plain;   // a tile's rows are one copy; no epilogue
   int buffers, buffer_shift, stages_at;
+  int full_turns, more;  // groups of rows of every block; blocks that have one more
+  int chunks_inverse;    // 65536 / chunks, rounded up
 };
 
 }  // namespace rm::cuda_ops

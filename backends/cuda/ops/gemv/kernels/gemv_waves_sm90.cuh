@@ -1,0 +1,112 @@
+// x and w of 16 bits: a block is a few whole rows of w, asked for at once, and ends with them. A
+// grid has several times the blocks that fit: as this kernel's last blocks end, the next kernel's
+// take their place one by one and ask for their rows; and no multiprocessor waits for another's.
+// The tensor cores multiply. A product's 16 rows are 16 / kSegments rows of w in kSegments pieces
+// of 64 bytes, its 8 columns 8 / kSegments rows of x in the same pieces; only where the pieces
+// agree is the result of use. The warps share out the columns of w: each holds its part of x in
+// registers. For M <= 8. Bound: reading w; x comes once for each block.
+#pragma once
+
+#include "_shim/async_shim.cuh"
+#include "_shim/epilogue_shim.cuh"
+#include "gemv/kernels/gemv_args.hpp"
+#include "gemv/kernels/gemv_unpack_sm90.cuh"
+
+namespace rm::cuda_ops {
+
+inline constexpr int kGemvWavesWarps = 8;
+/// Rows of w in a block.
+__host__ __device__ constexpr int gemv_waves_rows(int segments, int pairs) {
+  return pairs * 16 / segments;
+}
+
+/// Asks for the block's rows: one copy where they lie together.
+__device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t bar, int row0,
+                                               int have) {
+  barrier_init(bar, 1);
+  barrier_init_done();
+  barrier_expect(bar, have * p.row_bytes);
+  const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
+  const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
+  for (int r = 0; r < copies; ++r, w += p.w_pitch)
+    bulk_copy(bar + p.stages_at + r * p.row_bytes, w, each, bar);
+}
+
+/// This warp's sums over its columns.
+template <class T, int kPairs, int kSegments>
+__device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned char* stage,
+                                               std::uint32_t bar, float (&sum)[kPairs][2][4]) {
+  constexpr int kStep = 64 * kSegments, kHalf = 8 / kSegments;  // rows of half a pair
+  constexpr int kHeld = kPairs == 4 ? 4 : 8;                    // steps of x that a warp holds
+  const int lane = threadIdx.x % 32, row = lane / 4 / kSegments,
+            at0 = lane / 4 % kSegments * 64 + lane % 4 * 16;
+  const auto* x = reinterpret_cast<const unsigned char*>(static_cast<const T*>(p.x) +
+                                                         min(row, p.m - 1) * p.x_pitch);
+  stage += row * p.row_bytes;
+  for (int first = uniform_warp(); first < p.steps; first += kHeld * kGemvWavesWarps) {
+    uint4 xs[kHeld];
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {  // past the L1 cache: the kernel before may still run here
+      const int at = (first + j * kGemvWavesWarps) * kStep + at0;
+      xs[j] = at < p.row_bytes ? __ldcg(reinterpret_cast<const uint4*>(x + at)) : uint4{0, 0, 0, 0};
+    }
+    barrier_wait(bar, 0);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      if (first + j * kGemvWavesWarps >= p.steps) break;
+      const int at = (first + j * kGemvWavesWarps) * kStep + at0;
+      const bool inside = at < p.row_bytes;  // what lies behind the row may be anything
+      const unsigned char* w = stage + at;
+#pragma unroll
+      for (int r = 0; r < kPairs; ++r, w += 2 * kHalf * p.row_bytes) {
+        const uint4 a = read_16(w, inside), b = read_16(w + kHalf * p.row_bytes, inside);
+        mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, xs[j].x, xs[j].y);
+        mma_16816<T>(sum[r][1], a.z, b.z, a.w, b.w, xs[j].z, xs[j].w);
+      }
+    }
+  }
+}
+
+/// [row of w][column of the products], those where the pieces agree.
+template <int kPairs, int kSegments>
+__device__ __forceinline__ void gemv_waves_store(float* to, const float (&sum)[kPairs][2][4]) {
+  constexpr int kHalf = 8 / kSegments;
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int column = 2 * t + j % 2, row = (2 * i + j / 2) * kHalf + g / kSegments;
+      if (column % kSegments == g % kSegments) to[row * 8 + column] = sum[i][0][j] + sum[i][1][j];
+    }
+  }
+}
+
+template <class T, int kPairs, int kSegments>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 3)
+    gemv_waves(const __grid_constant__ GemvArgs p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
+  const int row0 = blockIdx.x * kRows, have = min(kRows, p.n - row0);
+  const std::uint32_t bar = shared_address(memory);
+  if (uniform_warp() == 0 && elect_lane()) gemv_waves_ask(p, bar, row0, have);
+  launch_dependents();
+  __syncthreads();
+  wait_for_previous();           // x is written by the kernel before
+  float sum[kPairs][2][4] = {};  // two chains of products
+  gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at, bar, sum);
+  auto* all = reinterpret_cast<float*>(memory + 128);
+  gemv_waves_store<kPairs, kSegments>(all + uniform_warp() * kRows * 8, sum);
+  __syncthreads();
+  const int i = threadIdx.x, n = row0 + i / 8, m = i % 8 / kSegments;
+  if (i >= kRows * 8 && i >= 32) return;
+  float v = 0.0f;
+  for (int k = 0; k < kGemvWavesWarps && i < kRows * 8; ++k) v += all[k * kRows * 8 + i];
+#pragma unroll
+  for (int k = 1; k < kSegments; k <<= 1) v += __shfl_xor_sync(0xffffffffu, v, k);
+  if (i % kSegments != 0 || i / 8 >= have || m >= p.m) return;
+  if (!p.plain) v = epilogue_value<T>(p.epilogue, v, 0, m, n);
+  static_cast<T*>(p.y)[m * p.y_pitch + n] = from_float<T>(v);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,54 @@
+// Launches of gemv_waves_sm90: rows of a block.
+#include "gemv/common.hpp"
+#include "gemv/kernels/gemv_waves_sm90.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+constexpr int kMostRows = 72 * 1024;  // bytes of w in a block: three blocks fit a multiprocessor
+
+template <class T, int kPairs, int kSegments>
+Status launch(GemvArgs& a, bool overlap, Stream stream) {
+  constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
+  auto* kernel = gemv_waves<T, kPairs, kSegments>;
+  a.steps = static_cast<int>(ceil_div(a.row_bytes, 64 * kSegments));
+  a.stages_at = 128 + kGemvWavesWarps * kRows * 32;
+  const int bytes = a.stages_at + kRows * a.row_bytes + 512;
+  if (Status s = allow_shared_memory("gemv", kernel, kGemvMemory); !s) return s;
+  return launch_overlapped(kernel, ceil_div(a.n, kRows), kGemvWavesWarps * 32, bytes, overlap,
+                           stream, a);
+}
+
+template <class T>
+Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
+  const EpilogueArgs& e = a.epilogue;
+  a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
+  a.row_bytes = a.k * 2;
+  a.together = a.w_pitch == a.row_bytes || a.n == 1;
+  if (a.m > 4) return launch<T, 1, 1>(a, overlap, stream);
+  if (a.m > 2) return launch<T, 1, 2>(a, overlap, stream);
+  if (a.m > 1 && a.row_bytes <= 4096) return launch<T, 2, 4>(a, overlap, stream);
+  if (a.m > 1) return launch<T, 1, 4>(a, overlap, stream);
+  if (a.row_bytes <= 4096) return launch<T, 4, 8>(a, overlap, stream);
+  if (a.row_bytes <= 8192) return launch<T, 2, 8>(a, overlap, stream);
+  return launch<T, 1, 8>(a, overlap, stream);
+}
+
+}  // namespace
+
+const char* gemv_waves_why_not(const Gemv& p) {
+  if (p.x.dtype == DType::f32) return "x is fp32";
+  if (const char* why = gemv_bulk_why_not(p)) return why;
+  if (gemv_bits(p) != 0) return "w is quantised";
+  const std::int64_t m = p.x.shape[0], rows = m > 4 ? 16 : m > 2 ? 8 : m > 1 ? 4 : 2;
+  if (2 * gemv_k(p) * rows > kMostRows) return "a block's rows of w do not fit three times";
+  return nullptr;
+}
+
+Status launch_gemv_waves(const Gemv& p, Workspace, Stream stream) {
+  GemvArgs a = gemv_args(p);
+  return p.x.dtype == DType::bf16 ? launch_of<__nv_bfloat16>(a, p.overlap, stream)
+                                  : launch_of<__half>(a, p.overlap, stream);
+}
+
+}  // namespace rm::cuda_ops
