@@ -100,11 +100,15 @@ def gemm() -> Iterator[Call]:
 
 
 def sdpa() -> Iterator[Call]:
-    for s, t, d in ((33, 33, 64), (1, 300, 64), (64, 128, 64), (70, 130, 128), (70, 130, 256)):
-        q, k, v = array(2, 4, s, d), array(2, 2, t, d), array(2, 2, t, d)
+    shapes = ((33, 33, 64), (1, 300, 64), (64, 128, 64), (70, 130, 128), (70, 130, 256))
+    for kind, (s, t, d) in [("bfloat16", shape) for shape in shapes] + [
+        ("float32", shape) for shape in shapes[1:4]
+    ]:
+        q, g = (array(2, 4, s, d, dtype=kind) for _ in range(2))
+        k, v = (array(2, 2, t, d, dtype=kind) for _ in range(2))
         yield "forward_numpy", (q, k, v), {"causal": s == t}
         o, lse = load("sdpa").forward_numpy(q, k, v, causal=s == t)
-        yield "backward_numpy", (array(2, 4, s, d), q, k, v, o, lse), {"causal": s == t}
+        yield "backward_numpy", (g, q, k, v, o, lse), {"causal": s == t}
 
 
 def conv2d() -> Iterator[Call]:

@@ -13,9 +13,12 @@ import torch
 from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 
 pytestmark = pytest.mark.cuda
-LONGEST = {"sdpa_decode_sm80": 256, "sdpa_wgmma_sm90a": 256, "sdpa_flash_sm80": 256}
+LONGEST = {
+    "sdpa_decode_sm80": 256, "sdpa_decode_f32_sm80": 256, "sdpa_wgmma_sm90a": 256,
+    "sdpa_flash_sm80": 256, "sdpa_prefill_f32_sm80": 128,
+}  # fmt: skip
 KERNELS = (*LONGEST, "sdpa_tiles_any", "sdpa_naive_any")
-BACKWARD = ("sdpa_backward_wgmma_sm90a", "sdpa_backward_naive_any")
+BACKWARD = ("sdpa_backward_wgmma_sm90a", "sdpa_backward_tiles_any", "sdpa_backward_naive_any")
 DIMS = (8, 32, 64, 80, 96, 128, 192, 256)
 
 
@@ -95,11 +98,11 @@ def test_attention_equals_float64(
 ) -> None:
     m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
-    if dtype == "float32" and not kernel.endswith("_any"):
-        pytest.skip("tensor-core kernels take 16-bit dtypes")
+    if not kernel.endswith("_any") and (dtype == "float32") != ("f32" in kernel):
+        pytest.skip("tensor-core kernels take 16-bit dtypes, _f32_ ones float32")
     for k in range(100):
         batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 4))
-        ratio, decode = int(rng.choice([1, 2, 4])), kernel == "sdpa_decode_sm80"
+        ratio, decode = int(rng.choice([1, 2, 4])), "decode" in kernel
         rows = int(rng.integers(1, 1 + 16 // ratio)) if decode else int(rng.integers(1, 400))
         keys = int(rng.integers(1, 1800 if decode else 500))
         dim = int(rng.choice([d for d in DIMS if d <= LONGEST.get(kernel, 0)] or [1]))
@@ -115,6 +118,22 @@ def test_attention_equals_float64(
         what = f"{p.what}, seed {seed}"
         assert_close(o, wanted, rounding, largest, what)
         assert_close(lse, wanted_lse, 2.0**-16, 8.0, what + ", lse")
+
+
+@pytest.mark.parametrize("k", [3, 4])  # all keys, and lengths
+def test_rows_beyond_the_last_whole_turn_of_the_card_are_shared_by_warpgroups(
+    module: Callable[[str], ModuleType], k: int, seed: int
+) -> None:
+    m, rng = module("sdpa"), np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    heads = torch.cuda.get_device_properties(0).multi_processor_count - 2
+    p = problem(k, rng, torch.bfloat16, 1, heads, 1, 256, 500, 64, masks=False)
+    (o, lse), (again, _) = (forward(m, p, "sdpa_wgmma_sm90a") for _ in range(2))
+    wanted, wanted_lse, _ = reference(p)
+    largest = float(p.v.nan_to_num(0.0).abs().max())
+    assert_close(o, wanted, 2 * tolerance("bfloat16", 500), largest, p.what)
+    assert_close(lse, wanted_lse, 2.0**-16, 8.0, p.what)
+    assert torch.equal(o, again)
 
 
 @pytest.mark.parametrize("keys", [1000, 4096])
@@ -149,13 +168,15 @@ def test_gradients_equal_float64_autograd(
     """Bounds follow the terms of each sum; delta's own error is that of a rounded o."""
     m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
-    if dtype == "float32" and "naive" not in kernel:
+    if dtype == "float32" and not kernel.endswith("_any"):
         pytest.skip("tensor-core kernels take 16-bit dtypes")
     for k in range(100):
         batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 3))
         ratio, naive = int(rng.choice([1, 2, 4])), "naive" in kernel
         rows, keys = (int(rng.integers(1, 50 if naive else 300)) for _ in range(2))
-        dim = int(rng.integers(1, 260)) if naive else int(rng.choice(DIMS))
+        dim = int(rng.choice(DIMS))
+        if kernel.endswith("_any"):
+            dim = int(rng.integers(1, 260 if naive else 257))
         p = problem(k, rng, t, batch, groups, ratio, rows, keys, dim)
         o, lse = forward(m, p)
         d_o = torch.randn_like(p.q)

@@ -27,6 +27,15 @@ __device__ __forceinline__ void barrier_expect(std::uint32_t bar, std::uint32_t 
 __device__ __forceinline__ void barrier_arrive(std::uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+/// `count` arrivals of the threads where `is`, without a branch.
+__device__ __forceinline__ void barrier_arrive_where(bool is, std::uint32_t bar,
+                                                     std::uint32_t count) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n"
+      "@p mbarrier.arrive.shared::cta.b64 _, [%1], %2;\n}" ::"r"(static_cast<int>(is)),
+      "r"(bar), "r"(count)
+      : "memory");
+}
 __device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\n"

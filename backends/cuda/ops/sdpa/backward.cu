@@ -1,6 +1,9 @@
 // The gradient table of sdpa: checks, choice and launches.
+#include <tuple>
+
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_backward_naive_any.cuh"
+#include "sdpa/kernels/sdpa_backward_tiles_any.cuh"
 #include "sdpa/kernels/sdpa_backward_wgmma_sm90a.cuh"
 #include "sdpa/tensor_map.hpp"
 
@@ -38,9 +41,51 @@ Status launch_naive(const SdpaBackward& p, Workspace workspace, Stream stream) {
   });
 }
 
+template <class T, bool kVectors>
+Status launch_statistics(const SdpaGradArgs& a, Stream stream) {
+  const std::int64_t rows =
+      static_cast<std::int64_t>(a.f.batch) * a.f.heads * grad_padded(a.f.rows);
+  if (rows == 0) return {};
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20));
+  sdpa_backward_statistics<T, kVectors><<<blocks, 128, 0, stream>>>(a);
+  return launch_status("sdpa");
+}
+
+template <class T, int kD, bool kQueries>
+Status launch_tiles_part(const SdpaGradArgs& a, Stream stream) {
+  using Shape = GradTilesShape<kD>;
+  const int rows = kQueries ? a.f.rows : a.f.keys;
+  if (rows == 0) return {};
+  auto* kernel = sdpa_backward_tiles<T, kD, kQueries>;
+  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(rows, Shape::kRows)),
+                  static_cast<unsigned>(a.f.batch * (kQueries ? a.f.heads : a.f.groups)));
+  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a);
+  return launch_status("sdpa");
+}
+
+template <class T, int kD>
+Status launch_tiles_dim(const SdpaGradArgs& a, Stream stream) {
+  if (Status s = launch_statistics<T, false>(a, stream); !s) return s;
+  if (Status s = launch_tiles_part<T, kD, true>(a, stream); !s) return s;
+  return launch_tiles_part<T, kD, false>(a, stream);
+}
+
+Status launch_tiles(const SdpaBackward& p, Workspace workspace, Stream stream) {
+  SdpaGradArgs a = grad_args(p, workspace);
+  a.vectors = a.f.dim * size_of(p.f.q.dtype) % 16 == 0;
+  for (const Tensor* t : {&p.f.q, &p.f.k, &p.f.v, &p.d_o}) a.vectors &= rows_aligned(*t);
+  return dispatch_float(p.f.q.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (a.f.dim <= 64) return launch_tiles_dim<T, 64>(a, stream);
+    if (a.f.dim <= 128) return launch_tiles_dim<T, 128>(a, stream);
+    return launch_tiles_dim<T, 256>(a, stream);
+  });
+}
+
 template <class T, int kD, GradPart kPart>
 Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   constexpr bool kQueries = kPart == GradPart::queries;
   auto* kernel = sdpa_backward_wgmma<T, kD, kPart>;
   if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
@@ -52,23 +97,18 @@ Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
 
 template <class T, int kD>
 Status launch_wgmma_dim(const SdpaBackward& p, const SdpaGradArgs& a, Stream stream) {
-  using Shape = GradShape<kD>;
+  using Queries = GradShape<kD, GradPart::queries>;
+  using Keys = GradShape<kD, GradPart::keys>;
   GradMaps of_queries, of_keys;
-  const std::pair<const Tensor*, std::pair<CUtensorMap*, CUtensorMap*>> all[] = {
-      {&p.f.q, {&of_queries.rows_1, &of_keys.tiles_1}},
-      {&p.d_o, {&of_queries.rows_2, &of_keys.tiles_2}},
-      {&p.f.k, {&of_keys.rows_1, &of_queries.tiles_1}},
-      {&p.f.v, {&of_keys.rows_2, &of_queries.tiles_2}}};
-  for (const auto& [tensor, map] : all) {
-    if (Status s = encode_tiles(*tensor, Shape::kRows, map.first); !s) return s;
-    if (Status s = encode_tiles(*tensor, Shape::kTile, map.second); !s) return s;
+  const std::tuple<const Tensor*, int, CUtensorMap*> all[] = {
+      {&p.f.q, Queries::kRows, &of_queries.rows_1},  {&p.d_o, Queries::kRows, &of_queries.rows_2},
+      {&p.f.k, Queries::kTile, &of_queries.tiles_1}, {&p.f.v, Queries::kTile, &of_queries.tiles_2},
+      {&p.f.k, Keys::kRows, &of_keys.rows_1},        {&p.f.v, Keys::kRows, &of_keys.rows_2},
+      {&p.f.q, Keys::kTile, &of_keys.tiles_1},       {&p.d_o, Keys::kTile, &of_keys.tiles_2}};
+  for (const auto& [tensor, count, map] : all) {
+    if (Status s = encode_tiles(*tensor, count, map); !s) return s;
   }
-  const std::int64_t rows =
-      static_cast<std::int64_t>(a.f.batch) * a.f.heads * grad_padded(a.f.rows);
-  sdpa_backward_statistics<T>
-      <<<static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20)), 128, 0,
-         stream>>>(a);
-  if (Status s = launch_status("sdpa"); !s) return s;
+  if (Status s = launch_statistics<T, true>(a, stream); !s) return s;
   if (Status s = launch_part<T, kD, GradPart::queries>(a, of_queries, stream); !s) return s;
   if constexpr (kD <= 128) {
     return launch_part<T, kD, GradPart::keys>(a, of_keys, stream);
@@ -86,6 +126,12 @@ Status launch_wgmma(const SdpaBackward& p, Workspace workspace, Stream stream) {
     if (a.f.dim <= 128) return launch_wgmma_dim<T, 128>(p, a, stream);
     return launch_wgmma_dim<T, 256>(p, a, stream);
   });
+}
+
+const char* plain_tiles_why_not(const SdpaBackward& p) {
+  if (p.f.q.shape[3] > 256) return "the head dim is above 256";
+  if (p.f.q.shape[0] * p.f.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
 }
 
 const char* wgmma_why_not(const SdpaBackward& p) {
@@ -113,6 +159,8 @@ double flops(const SdpaBackward& p) {
 constexpr KernelRow<SdpaBackward> kRows[] = {
     {"sdpa_backward_wgmma_sm90a", "bfloat16, float16; D <= 256", wgmma_why_not,
      [](const SdpaBackward& p) { return 20 + flops(p) / 300e6; }, launch_wgmma},
+    {"sdpa_backward_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
+     [](const SdpaBackward& p) { return 25 + flops(p) / 14e6; }, launch_tiles},
     {"sdpa_backward_naive_any", "any problem with D <= 512",
      [](const SdpaBackward&) -> const char* { return nullptr; },
      [](const SdpaBackward& p) { return 20 + flops(p) / 1e6; }, launch_naive},

@@ -1,8 +1,10 @@
 // The table of sdpa: checks, choice and launches.
 #include "sdpa/common.hpp"
+#include "sdpa/kernels/sdpa_decode_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
 #include "sdpa/kernels/sdpa_flash_sm80.cuh"
 #include "sdpa/kernels/sdpa_naive_any.cuh"
+#include "sdpa/kernels/sdpa_prefill_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_tiles_any.cuh"
 
 namespace rm::cuda_ops {
@@ -18,9 +20,11 @@ struct Split {
 
 /// As many blocks as make the card's turns of them shortest, at least 64 keys each. More than a
 /// cluster holds only where few heads have so many keys that a second launch is repaid.
-Split split_of(const SdpaArgs& a) {
-  const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{a.batch} * a.groups);
-  const std::int64_t sms = std::max(1, multiprocessors()), bytes = std::int64_t{a.keys} * a.dim * 4;
+Split split_of(const SdpaArgs& a, bool is_f32) {
+  const std::int64_t parts = is_f32 ? ceil_div(a.ratio * a.rows, kDecodeF32Rows) : 1;  // of a head
+  const std::int64_t heads = std::max<std::int64_t>(1, std::int64_t{a.batch} * a.groups * parts);
+  const std::int64_t sms = std::max(1, multiprocessors()),
+                     bytes = std::int64_t{a.keys} * a.dim * (is_f32 ? 8 : 4);
   const std::int64_t most = std::max<std::int64_t>(1, ceil_div(a.keys, 64));
   const bool clusters = compute_capability() >= 90;
   if (!clusters || (4 * heads * kDecodeCluster < sms && heads * bytes > (8 << 20))) {
@@ -62,22 +66,39 @@ const char* decode_why_not(const Sdpa& p) {
   return tensor_why_not(p, 256);
 }
 
+const char* decode_f32_why_not(const Sdpa& p) {
+  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (p.q.dtype != DType::f32) return "not float32";
+  if (p.q.shape[2] * (p.q.shape[1] / p.k.shape[1]) > kDecodeRows) {
+    return "more than 16 query rows a key head";
+  }
+  if (p.q.shape[3] > 256 || p.q.shape[3] % 4 != 0) {
+    return "the head dim is not a multiple of 4 up to 256";
+  }
+  if (!rows_aligned(p.k) || !rows_aligned(p.v)) return "rows are not 16-byte aligned";
+  if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
+}
+
 const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 256); }
 
-template <class T, class Shape>
-Status launch_decode_shape(SdpaArgs a, bool overlap, Workspace workspace, Stream stream) {
-  const Split split = split_of(a);
+template <class T, class Shape, class Kernel>
+Status launch_decode_shape(Kernel* kernel, SdpaArgs a, bool overlap, Workspace workspace,
+                           Stream stream) {
+  constexpr bool kF32 = std::is_same_v<T, float>;
+  const Split split = split_of(a, kF32);
   if (workspace.bytes < partial_bytes(a, split)) {
     return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, split)) +
                    " bytes, got " + std::to_string(workspace.bytes) + "; try workspace()");
   }
   a.splits = split.blocks, a.cluster = split.cluster;
   a.partial = static_cast<float*>(workspace.data);
-  auto* kernel = sdpa_decode<T, Shape>;
   if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2] = {};
-  config.gridDim = dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups));
+  const std::int64_t parts = kF32 ? ceil_div(a.ratio * a.rows, kDecodeF32Rows) : 1;
+  config.gridDim = dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups),
+                        static_cast<unsigned>(parts));
   config.blockDim = dim3(Shape::kThreads);
   config.dynamicSmemBytes = Shape::kMemory, config.stream = stream, config.attrs = attributes;
   if (overlap) {
@@ -115,14 +136,26 @@ Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) {
-      return launch_decode_shape<T, DecodeShape<64, 8, 32, 3>>(a, p.overlap, workspace, stream);
-    }
-    if (a.dim <= 128) {
-      return launch_decode_shape<T, DecodeShape<128, 8, 16, 3>>(a, p.overlap, workspace, stream);
-    }
-    return launch_decode_shape<T, DecodeShape<256, 4, 16, 3>>(a, p.overlap, workspace, stream);
+    const auto launch = [&](auto shape) {
+      using Shape = decltype(shape);
+      return launch_decode_shape<T, Shape>(sdpa_decode<T, Shape>, a, p.overlap, workspace, stream);
+    };
+    if (a.dim <= 64) return launch(DecodeShape<64, 8, 32, 3>{});
+    if (a.dim <= 128) return launch(DecodeShape<128, 8, 16, 3>{});
+    return launch(DecodeShape<256, 4, 16, 3>{});
   });
+}
+
+Status launch_decode_f32(const Sdpa& p, Workspace workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  const auto launch = [&](auto shape) {
+    using Shape = decltype(shape);
+    return launch_decode_shape<float, Shape>(sdpa_decode_f32<Shape>, a, p.overlap, workspace,
+                                             stream);
+  };
+  if (a.dim <= 64) return launch(DecodeF32Shape<64>{});
+  if (a.dim <= 128) return launch(DecodeF32Shape<128>{});
+  return launch(DecodeF32Shape<256>{});
 }
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
@@ -164,6 +197,36 @@ Status launch_tiles(const Sdpa& p, Workspace, Stream stream) {
   });
 }
 
+template <int kD>
+Status launch_prefill_f32_dim(const SdpaArgs& a, Stream stream) {
+  using Shape = PrefillF32Shape<kD>;
+  auto* kernel = sdpa_prefill_f32<Shape>;
+  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, Shape::kRows)),
+                  static_cast<unsigned>(a.batch * a.heads));
+  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a);
+  return launch_status("sdpa");
+}
+
+Status launch_prefill_f32(const Sdpa& p, Workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  if (a.dim <= 64) return launch_prefill_f32_dim<64>(a, stream);
+  return launch_prefill_f32_dim<128>(a, stream);
+}
+
+const char* prefill_f32_why_not(const Sdpa& p) {
+  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (p.q.dtype != DType::f32) return "not float32";
+  if (p.q.shape[3] > 128 || p.q.shape[3] % 4 != 0) {
+    return "the head dim is not a multiple of 4 up to 128";
+  }
+  for (const Tensor* t : {&p.q, &p.k, &p.v}) {
+    if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
+  }
+  if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
+}
+
 const char* plain_tiles_why_not(const Sdpa& p) {
   if (p.q.shape[3] > 256) return "the head dim is above 256";
   if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
@@ -175,13 +238,15 @@ double flops(const Sdpa& p) {
   return 4.0 * static_cast<double>(numel(p.q)) * static_cast<double>(p.k.shape[2]);
 }
 
-/// Blocks compute whole tiles of query rows, and each goes through all keys by itself.
-double tiles_us(const Sdpa& p) {
-  const double rows = static_cast<double>(std::max<std::int64_t>(1, p.q.shape[2]));
-  const double whole = static_cast<double>(ceil_div(p.q.shape[2], kTilesRows) * kTilesRows) / rows;
-  const double alone = static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 600;
-  return 15 + std::max(flops(p) * whole / 20e6, alone);
+/// Blocks of `tile` query rows in turns on the card, each of which goes through all keys by itself.
+double plain_us(const Sdpa& p, int tile, double flops_per_us) {
+  const std::int64_t blocks = p.q.shape[0] * p.q.shape[1] * ceil_div(p.q.shape[2], tile);
+  const std::int64_t turns = ceil_div(blocks, std::max(1, multiprocessors()));
+  const double one = 4.0 * tile * static_cast<double>(p.k.shape[2] * p.q.shape[3]);
+  return 10 + static_cast<double>(turns) * one / flops_per_us;
 }
+double tiles_us(const Sdpa& p) { return plain_us(p, kTilesRows, 24e6 / 132); }
+double prefill_f32_us(const Sdpa& p) { return plain_us(p, 128, 31e6 / 132); }
 /// A warp goes through all keys of a query row by itself.
 double naive_us(const Sdpa& p) {
   return 20 + std::max(flops(p) / 1e6, static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
@@ -190,14 +255,18 @@ double naive_us(const Sdpa& p) {
 constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_decode_sm80", "bfloat16, float16; up to 16 query rows a key head, D <= 256",
      decode_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); }, launch_decode},
+    {"sdpa_decode_f32_sm80", "float32; up to 16 query rows a key head, D <= 256",
+     decode_f32_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); },
+     launch_decode_f32},
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
      launch_wgmma},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
-    {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
-     tiles_us, launch_tiles},
+    {"sdpa_prefill_f32_sm80", "float32; D <= 128", prefill_f32_why_not, prefill_f32_us,
+     launch_prefill_f32},
+    {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not, tiles_us, launch_tiles},
     {"sdpa_naive_any", "any problem with D <= 512",
      [](const Sdpa&) -> const char* { return nullptr; }, naive_us, launch_naive},
 };
@@ -255,11 +324,12 @@ Status check_sdpa(const Sdpa& p) {
 std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
 
 std::size_t sdpa_workspace(const Sdpa& p) {
-  if (p.q.rank != 4 || p.k.rank != 4 || p.k.shape[1] == 0 || numel(p.q) == 0 || decode_why_not(p)) {
+  if (p.q.rank != 4 || p.k.rank != 4 || p.k.shape[1] == 0 || numel(p.q) == 0 ||
+      (decode_why_not(p) && decode_f32_why_not(p))) {
     return 0;
   }
   const SdpaArgs a = args_of(p);
-  return partial_bytes(a, split_of(a));
+  return partial_bytes(a, split_of(a, p.q.dtype == DType::f32));
 }
 
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream) {

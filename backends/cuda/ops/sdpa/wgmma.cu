@@ -1,5 +1,6 @@
 // Launches of sdpa_wgmma_sm90a: tensor maps of q, k, v and the order of the blocks.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "sdpa/common.hpp"
@@ -71,22 +72,81 @@ int heads_of_set(const SdpaArgs& a, int rows, int keys, int grid) {
   return best;
 }
 
-template <class T, class Shape>
+/// How many blocks of `rows` rows a head: the rest is blocks of 64 shared rows, which take about a
+/// third of the time and are gone through last, so that the card's last turn is full. Found once
+/// for problems that follow each other.
+int whole_blocks(const SdpaArgs& a, int rows, int keys, int sms) {
+  struct Known {
+    int numbers[6] = {}, whole = 0;
+  };
+  thread_local Known known;
+  const int numbers[6] = {a.batch * a.heads, a.rows, a.keys, rows, keys, sms};
+  if (std::equal(numbers, numbers + 6, known.numbers)) return known.whole;
+  const std::int64_t heads = numbers[0];
+  const double tiles = static_cast<double>(ceil_div(a.keys, keys));
+  const double whole_us = tiles + 1.5, shared_us = tiles / (rows / 64) + 2.5;  // in tiles
+  const int all = static_cast<int>(ceil_div(a.rows, rows));
+  double least = 0;
+  int best = all;
+  for (int n = all; n >= 0 && n + 4 >= all; --n) {
+    const std::int64_t rest = std::max<std::int64_t>(0, a.rows - std::int64_t{n} * rows);
+    const std::int64_t many = n * heads, few = ceil_div(rest, 64) * heads;
+    const std::int64_t full = many / sms, left = many % sms;  // in the last turn of whole blocks
+    // Shared ones go to those without a block in that turn first, then to all.
+    const std::int64_t idle = left ? sms - left : 0,
+                       later = few > idle ? ceil_div(few - idle, sms) : 0;
+    const double us = std::max((full + (left ? 1 : 0)) * whole_us + later * shared_us,
+                               full * whole_us + (few && idle ? 1 + later : later) * shared_us);
+    if (n == all || us < 0.97 * least) least = us, best = n;
+  }
+  std::copy(numbers, numbers + 6, known.numbers);
+  return known.whole = best;
+}
+
+/// Shared: the shape of the second kernel's blocks, void: there is none.
+template <class T, class Shape, class Shared = void>
 Status launch_shape(const Sdpa& p, Stream stream) {
   const SdpaArgs a = args_of(p);
+  const int sms = std::max(1, multiprocessors()), heads = a.batch * a.heads;
   CUtensorMap q, k, v;
   if (Status s = encode_tiles(p.q, Shape::kRows, &q); !s) return s;
   if (Status s = encode_tiles(p.k, Shape::kKeys, &k); !s) return s;
   if (Status s = encode_tiles(p.v, Shape::kKeys, &v); !s) return s;
-  auto* kernel = sdpa_wgmma<T, Shape>;
-  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
   WgmmaOrder order{};
   order.blocks = static_cast<int>(ceil_div(a.rows, Shape::kRows));
-  order.total = order.blocks * a.batch * a.heads;
-  const int blocks = std::min(order.total, std::max(1, multiprocessors()));
-  order.set = heads_of_set(a, Shape::kRows, Shape::kKeys, blocks);
-  kernel<<<blocks, Shape::kThreads, Shape::kMemory, stream>>>(a, order, q, k, v);
-  return launch_status("sdpa");
+  if constexpr (!std::is_void_v<Shared>) {
+    if (!a.causal) order.blocks = whole_blocks(a, Shape::kRows, Shape::kKeys, sms);
+  }
+  order.total = order.blocks * heads;
+  order.pieces_from = order.blocks * Shape::kRows;
+  if (order.total > 0) {
+    auto* kernel = sdpa_wgmma<T, Shape>;
+    if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
+    const int blocks = std::min(order.total, sms);
+    order.set = heads_of_set(a, Shape::kRows, Shape::kKeys, blocks);
+    kernel<<<blocks, Shape::kThreads, Shape::kMemory, stream>>>(a, order, q, k, v);
+    if (Status s = launch_status("sdpa"); !s) return s;
+  }
+  if constexpr (!std::is_void_v<Shared>) {
+    if (a.rows > order.pieces_from) {
+      order.pieces = static_cast<int>(ceil_div(a.rows - order.pieces_from, 64));
+      const int blocks = order.total > 0 ? 1 : 0;  // a kernel before this one
+      order.total = order.pieces * heads;
+      auto* kernel = sdpa_wgmma<T, Shared>;
+      if (Status s = allow_shared_memory("sdpa", kernel, Shared::kMemory); !s) return s;
+      cudaLaunchAttribute early{};
+      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      early.val.programmaticStreamSerializationAllowed = 1;
+      cudaLaunchConfig_t config{};
+      config.gridDim = dim3(static_cast<unsigned>(order.total));
+      config.blockDim = dim3(Shared::kThreads);
+      config.dynamicSmemBytes = Shared::kMemory, config.stream = stream;
+      config.attrs = &early, config.numAttrs = static_cast<unsigned>(blocks);
+      return cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a, order, q, k, v),
+                         "a launch without errors");
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -111,7 +171,9 @@ const char* wgmma_why_not(const Sdpa& p) {
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream) {
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (p.q.shape[3] <= 64) return launch_shape<T, WgmmaShape<64, 3, 128, 2>>(p, stream);
+    if (p.q.shape[3] <= 64) {
+      return launch_shape<T, WgmmaShape<64, 3, 128, 2>, WgmmaShape<64, 3, 128, 1, true>>(p, stream);
+    }
     if (p.q.shape[3] <= 128) return launch_shape<T, WgmmaShape<128, 2, 128, 2>>(p, stream);
     return launch_shape<T, WgmmaShape<256, 2, 64, 1>>(p, stream);
   });

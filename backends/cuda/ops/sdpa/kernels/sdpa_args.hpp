@@ -25,6 +25,7 @@ struct SdpaGradArgs {
   const void* d_o;
   void *dq, *dk, *dv;
   float* delta;
+  int vectors;  // q, k, v, d_o have rows of whole 16-byte pieces
   std::int64_t d_o_batch, d_o_head, d_o_row, dq_batch, dq_head, dq_row;
   std::int64_t dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row;
 };

@@ -13,9 +13,13 @@ namespace rm::cuda_ops {
 /// What a launch computes. keys: dk and dv; where registers do not hold both, one after the other.
 enum class GradPart { queries, keys, dk, dv };
 
-template <int kD>
+template <int kD, GradPart kPart>
 struct GradShape {
-  static constexpr int kRows = 128, kTile = kD == 256 ? 32 : 64, kStages = 2, kThreads = 384;
+  /// Warpgroups of 64 rows; three where their registers suffice.
+  static constexpr int kGroups = kD == 64 && kPart == GradPart::queries ? 3 : 2;
+  static constexpr int kFew = kGroups == 3 ? 32 : 24, kMany = kGroups == 3 ? 160 : 240;
+  static constexpr int kRows = kGroups * 64, kThreads = (kGroups + 1) * 128;
+  static constexpr int kTile = kD == 256 ? 32 : 64, kStages = 3;
   static constexpr int kRowsBytes = kRows * kD * 2, kTileBytes = kTile * kD * 2;
   static constexpr int kStageBytes = 2 * kTileBytes;
   static constexpr int kStatistics = 2 * kRowsBytes + kStages * kStageBytes;  // where they lie
@@ -29,8 +33,9 @@ __host__ __device__ inline int grad_padded(int rows) {
   return (rows + kGradPad - 1) / kGradPad * kGradPad;
 }
 
-/// The statistics of every row, a warp each: [B, H, padded S] twice, from `delta` on.
-template <class T>
+/// The statistics of every row, a warp each: [B, H, padded S] twice, from `delta` on. kVectors:
+/// rows are 16-byte aligned, and the head dim a multiple of 8.
+template <class T, bool kVectors>
 __global__ void __launch_bounds__(128) sdpa_backward_statistics(const SdpaGradArgs p) {
   const SdpaArgs& f = p.f;
   const int padded = grad_padded(f.rows), lane = threadIdx.x % 32;
@@ -43,11 +48,15 @@ __global__ void __launch_bounds__(128) sdpa_backward_statistics(const SdpaGradAr
       const T* o = static_cast<const T*>(f.o) + b * f.o_batch + h * f.o_head + s * f.o_row;
       const T* d_o =
           static_cast<const T*>(p.d_o) + b * p.d_o_batch + h * p.d_o_head + s * p.d_o_row;
-      for (int d = lane * 8; d < f.dim; d += 256) {
-        float x[8], y[8];
-        load_vec(o + d, x), load_vec(d_o + d, y);
+      if constexpr (kVectors) {
+        for (int d = lane * 8; d < f.dim; d += 256) {
+          float x[8], y[8];
+          load_vec(o + d, x), load_vec(d_o + d, y);
 #pragma unroll
-        for (int k = 0; k < 8; ++k) sum += x[k] * y[k];
+          for (int k = 0; k < 8; ++k) sum += x[k] * y[k];
+        }
+      } else {
+        for (int d = lane; d < f.dim; d += 32) sum += to_float(o[d]) * to_float(d_o[d]);
       }
       sum = warp_reduce<Sum>(sum);
       const float found = f.lse[(static_cast<std::int64_t>(b) * f.heads + h) * f.rows + s];
@@ -65,7 +74,7 @@ struct GradBlock {
 
 template <int kD, GradPart kPart>
 __device__ __forceinline__ GradBlock grad_block(const SdpaArgs& p) {
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   constexpr bool kQueries = kPart == GradPart::queries;
   const int heads = kQueries ? p.heads : p.groups;
   GradBlock t;
@@ -94,7 +103,7 @@ template <int kD, GradPart kPart>
 __device__ __forceinline__ void grad_copies(const SdpaGradArgs& p, const GradMaps& maps,
                                             const GradBlock& t, std::uint32_t memory,
                                             std::uint32_t bars) {
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   constexpr bool kQueries = kPart == GradPart::queries;
   barrier_expect(bars, 2 * Shape::kRowsBytes);
 #pragma unroll
@@ -135,7 +144,7 @@ __device__ __forceinline__ void grad_copies(const SdpaGradArgs& p, const GradMap
 /// One warpgroup's 64 rows.
 template <class T, int kD, GradPart kPart>
 struct GradRows {
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   static constexpr int kTile = Shape::kTile;
   static constexpr bool kQueries = kPart == GradPart::queries;
   static constexpr bool kFirst = kPart != GradPart::dv;  // the sums of slopes
@@ -189,10 +198,26 @@ struct GradRows {
       }
     }
   }
-  /// The same where some are not seen, or there is a mask.
-  __device__ __forceinline__ void weigh_seen(const SdpaArgs& f, const GradBlock& t, int h, int r,
-                                             int column0, const float (&rows_lse)[2],
-                                             const float* columns_lse) {
+  /// Rows g and g + 8 see the columns from `from` up to `to`: others weigh nothing.
+  __device__ __forceinline__ void hide(const int (&from)[2], const int (&to)[2]) {
+#pragma unroll
+    for (int i = 0; i < kTile / 2; ++i) {
+      const int column = i / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i % 2,
+                half = i / 2 % 2;
+      if (column < from[half] || column >= to[half]) score[i] = 0.0f;
+    }
+  }
+  /// What weighs nothing may be anything.
+  __device__ __forceinline__ void hide_slopes() {
+#pragma unroll
+    for (int i = 0; i < kTile / 2; ++i) {
+      if (score[i] == 0.0f) slope[i] = 0.0f;
+    }
+  }
+  /// As weigh, with a mask.
+  __device__ __forceinline__ void weigh_masked(const SdpaArgs& f, const GradBlock& t, int h, int r,
+                                               int column0, const float (&rows_lse)[2],
+                                               const float* columns_lse) {
 #pragma unroll
     for (int i = 0; i < kTile / 2; ++i) {
       const int column = i / 4 * 8 + static_cast<int>(threadIdx.x % 4) * 2 + i % 2;
@@ -217,7 +242,7 @@ struct GradRows {
       for (int j = 0; j < 4; ++j) {
         const float mean = kQueries ? rows_delta[j / 2] : j % 2 ? column.y : column.x;
         const float weight = score[i + j];
-        slope[i + j] = weight == 0.0f ? 0.0f : weight * (slope[i + j] - mean);
+        slope[i + j] = weight * (slope[i + j] - mean);
       }
     }
   }
@@ -228,7 +253,7 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
                                           unsigned char* generic, std::uint32_t memory,
                                           std::uint32_t bars) {
   using Rows = GradRows<T, kD, kPart>;
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   constexpr int kTile = Shape::kTile;
   constexpr bool kQueries = Rows::kQueries;
   const SdpaArgs& f = p.f;
@@ -253,75 +278,126 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
       delta[half] = is ? p.delta[all + at + r + 8 * half] : 0.0f;
     }
   }
-  barrier_wait(bars, 0);
+  // Rows g and g + 8 of this thread see the columns between these: keys of a query, or queries of a
+  // key.
+  int sees_from[2] = {}, sees_to[2] = {f.rows, f.rows};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = r + 8 * half;
+    if constexpr (kQueries) {
+      sees_to[half] = row < f.rows ? visible_keys(f, t.keys, row) : 0;
+    } else {
+      const std::int64_t from = f.causal ? row - f.causal_offset : 0;
+      sees_from[half] = static_cast<int>(from < 0 ? 0 : from < f.rows ? from : f.rows);
+      if (row >= t.keys) sees_to[half] = 0;
+    }
+  }
+  const int total = t.turns * t.tiles;
+  // Where registers do not hold two tiles' products beside the sums, d_o v^T is asked for late.
+  constexpr bool kLate = kPart == GradPart::keys && kD == 128;
   RingPlace<Shape::kStages> at;
-  for (int turn = 0; turn < t.turns; ++turn) {
-    const int h = kQueries ? t.head : t.head * f.ratio + turn;
-    for (int n = t.first; n < t.first + t.tiles; ++n) {
-      const std::uint32_t full = bars + 8 + 16 * at.stage;
-      const int stage = 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
-      const std::uint32_t tile = memory + stage;
-      const float* columns =
-          reinterpret_cast<const float*>(generic + Shape::kStatistics) + at.stage * 2 * kTile;
-      barrier_wait(full, at.parity);
-      if (kQueries && (n + 1) * kTile > t.keys && t.keys < f.keys) {
-        // Keys behind the length may be anything, also NaN: zero them.
-        const int from = t.keys - n * kTile, count = kTile - from;
-        for (int i = static_cast<int>(threadIdx.x) - 128; i < count * kD / 8; i += 256) {
-          const int row = from + i % count, piece = i / count;
-          *reinterpret_cast<uint4*>(generic + stage + piece / 8 * kTile * 128 + row * 128 +
-                                    piece % 8 * 16) = make_uint4(0, 0, 0, 0);
-        }
-        fence_async_proxy();
-        named_barrier(5, 256);
+  std::uint32_t weights[Rows::kSecond ? kTile / 4 : 1], slopes[Rows::kFirst ? kTile / 4 : 1];
+  const auto ready = [&](int n) {
+    barrier_wait(bars + 8 + 16 * at.stage, at.parity);
+    if (kQueries && (n + 1) * kTile > t.keys && t.keys < f.keys) {
+      // Keys behind the length may be anything, also NaN: zero them.
+      const int from = t.keys - n * kTile, count = kTile - from;
+      unsigned char* stage = generic + 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
+      for (int i = static_cast<int>(threadIdx.x) - 128; i < count * kD / 8;
+           i += Shape::kThreads - 128) {
+        const int row = from + i % count, piece = i / count;
+        *reinterpret_cast<uint4*>(stage + piece / 8 * kTile * 128 + row * 128 + piece % 8 * 16) =
+            make_uint4(0, 0, 0, 0);
       }
+      fence_async_proxy();
+      named_barrier(5, Shape::kThreads - 128);
+    }
+  };
+  const auto ask = [&] {
+    const std::uint32_t tile = memory + 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
+    wgmma_fence();
+    Rows::ask_products(w.score, rows, tile);
+    if constexpr (Rows::kFirst && !kLate) {
+      Rows::ask_products(w.slope, rows + Shape::kRowsBytes, tile + Shape::kTileBytes);
+    }
+  };
+  // Scores and d_o v^T of a tile, `pending` groups of products after them, become packed weights
+  // and slopes.
+  const auto weigh = [&](int turn, int n, auto pending) {
+    constexpr int kPending = decltype(pending)::value;
+    const int column0 = n * kTile;
+    const float* columns =
+        reinterpret_cast<const float*>(generic + Shape::kStatistics) + at.stage * 2 * kTile;
+    wgmma_wait<kPending + (Rows::kFirst && !kLate ? 1 : 0)>();
+    pin(w.score);
+    bool all_seen = f.mask == nullptr;
+    if constexpr (kQueries) {
+      all_seen = all_seen && column0 + kTile <= visible_keys(f, t.keys, group0);
+    } else {
+      all_seen = all_seen && group0 + 63 < visible_keys(f, t.keys, column0);
+    }
+    if (f.mask == nullptr) {
+      w.weigh(scale, lse, columns);
+    } else {
+      const int h = kQueries ? t.head : t.head * f.ratio + turn;
+      w.weigh_masked(f, t, h, r, column0, lse, columns);
+    }
+    if (!all_seen) {
+      const int from[2] = {sees_from[0] - column0, sees_from[1] - column0},
+                to[2] = {sees_to[0] - column0, sees_to[1] - column0};
+      w.hide(from, to);
+    }
+    if constexpr (kLate) {
+      const std::uint32_t tile = memory + 2 * Shape::kRowsBytes + at.stage * Shape::kStageBytes;
+      wgmma_wait<0>();
+      pin(w.first), pin(w.second);
       wgmma_fence();
-      Rows::ask_products(w.score, rows, tile);
-      if constexpr (Rows::kFirst) {
-        Rows::ask_products(w.slope, rows + Shape::kRowsBytes, tile + Shape::kTileBytes);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      pin(w.score);
-      const int column0 = n * kTile;
-      bool all_seen = f.mask == nullptr;
-      if constexpr (kQueries) {
-        all_seen = all_seen && column0 + kTile <= visible_keys(f, t.keys, group0);
-      } else {
-        all_seen = all_seen && group0 + 63 < visible_keys(f, t.keys, column0);
-      }
-      if (all_seen) {
-        w.weigh(scale, lse, columns);
-      } else {
-        w.weigh_seen(f, t, h, r, column0, lse, columns);
-      }
-      std::uint32_t weights[kTile / 4], slopes[kTile / 4];
-      if constexpr (Rows::kSecond) {
-        Rows::pack(weights, w.score);
-        pin(w.second);
-        wgmma_fence();
-        Rows::ask_sums(w.second, weights, tile + Shape::kTileBytes);
-      }
-      if constexpr (Rows::kFirst) {
-        if constexpr (Rows::kSecond) {
-          wgmma_wait<1>();
-        } else {
-          wgmma_wait<0>();
-        }
-        pin(w.slope);
-        w.find_slopes(delta, columns + kTile);
-        Rows::pack(slopes, w.slope);
-        pin(w.first);
-        wgmma_fence();
-        Rows::ask_sums(w.first, slopes, tile);
-      }
+      Rows::ask_products(w.slope, rows + Shape::kRowsBytes, tile + Shape::kTileBytes);
+      Rows::pack(weights, w.score);
+    }
+    if constexpr (Rows::kFirst) {
+      wgmma_wait<kLate ? 0 : kPending>();
+      pin(w.slope);
+      w.find_slopes(delta, columns + kTile);
+      if (!all_seen) w.hide_slopes();
+    }
+    if constexpr (!kLate) {
       wgmma_wait<0>();
       if constexpr (Rows::kFirst) pin(w.first);
       if constexpr (Rows::kSecond) pin(w.second);
-      if (!kQueries || lane == 0) barrier_arrive(full + 8);
-      at.next();
+      if constexpr (Rows::kSecond) Rows::pack(weights, w.score);
     }
+    if constexpr (Rows::kFirst) Rows::pack(slopes, w.slope);
+  };
+  const auto ask_sums = [&](int stage) {
+    const std::uint32_t tile = memory + 2 * Shape::kRowsBytes + stage * Shape::kStageBytes;
+    if constexpr (Rows::kSecond) Rows::ask_sums(w.second, weights, tile + Shape::kTileBytes);
+    if constexpr (Rows::kFirst) Rows::ask_sums(w.first, slopes, tile);
+  };
+  constexpr int kSums = (Rows::kFirst ? 1 : 0) + (Rows::kSecond ? 1 : 0);
+  barrier_wait(bars, 0);
+  if (total > 0) {
+    ready(t.first);
+    ask();
+    weigh(0, t.first, std::integral_constant<int, 0>{});
+    // While tensor cores multiply this tile's weights and slopes, the next one is weighed.
+    for (int i = 1, turn = 0, n = t.first; i < total; ++i) {
+      if (++n == t.first + t.tiles) n = t.first, ++turn;
+      const int stage = at.stage;
+      at.next();
+      ready(n);
+      if constexpr (Rows::kFirst) pin(w.first);
+      if constexpr (Rows::kSecond) pin(w.second);
+      ask();
+      ask_sums(stage);
+      weigh(turn, n, std::integral_constant<int, kSums>{});
+      if (!kQueries || lane == 0) barrier_arrive(bars + 16 + 16 * stage);
+    }
+    wgmma_fence();
+    ask_sums(at.stage);
+    wgmma_wait<0>();
+    if constexpr (Rows::kFirst) pin(w.first);
+    if constexpr (Rows::kSecond) pin(w.second);
   }
   const float scales[2] = {f.scale, f.scale}, ones[2] = {1.0f, 1.0f};
   if constexpr (kQueries) {
@@ -340,11 +416,11 @@ __device__ __forceinline__ void grad_rows(const SdpaGradArgs& p, const GradBlock
 }
 
 template <class T, int kD, GradPart kPart>
-__global__ void __launch_bounds__(GradShape<kD>::kThreads, 1)
+__global__ void __launch_bounds__(GradShape<kD, kPart>::kThreads, 1)
     sdpa_backward_wgmma(const __grid_constant__ SdpaGradArgs p,
                         const __grid_constant__ GradMaps maps) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = GradShape<kD>;
+  using Shape = GradShape<kD, kPart>;
   extern __shared__ unsigned char raw[];
   __shared__ __align__(8) std::uint64_t storage[1 + 2 * Shape::kStages];  // rows; full, empty
   const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
@@ -354,17 +430,17 @@ __global__ void __launch_bounds__(GradShape<kD>::kThreads, 1)
     for (int s = 0; s < Shape::kStages; ++s) {
       barrier_init(bars + 8 + 16 * s, 1);
       // Every thread reads its columns' statistics; tiles are read by warpgroups as one.
-      barrier_init(bars + 16 + 16 * s, kPart == GradPart::queries ? 8 : 256);
+      barrier_init(bars + 16 + 16 * s, kPart == GradPart::queries ? Shape::kGroups * 4 : 256);
     }
     barrier_init_done();
   }
   __syncthreads();
   const GradBlock t = grad_block<kD, kPart>(p.f);
   if (uniform_warp() < 4) {
-    fewer_registers<24>();
+    fewer_registers<Shape::kFew>();
     if (uniform_warp() == 0 && elect_lane()) grad_copies<kD, kPart>(p, maps, t, memory, bars);
   } else {
-    more_registers<240>();
+    more_registers<Shape::kMany>();
     grad_rows<T, kD, kPart>(p, t, raw + (memory - start), memory, bars);
   }
 #endif

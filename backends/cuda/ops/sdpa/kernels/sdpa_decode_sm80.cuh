@@ -55,8 +55,8 @@ __device__ __forceinline__ void decode_store(const SdpaArgs& p, int b, int g, in
 
 /// The cluster's blocks share the columns of all rows; `at`: each block's [rows][kD + 2] floats.
 template <class T, class Shape>
-__device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, int g, int rows,
-                                                    std::uint32_t at) {
+__device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, int g, int row0,
+                                                    int rows, std::uint32_t at) {
   constexpr int kD = Shape::kD;
   cluster_barrier();
   for (int i = blockIdx.x * Shape::kThreads + threadIdx.x; i < rows * kD;
@@ -79,9 +79,47 @@ __device__ __forceinline__ void decode_join_cluster(const SdpaArgs& p, int b, in
       const float keep = exp2f(tops[n] - base);
       total += totals[n] * keep, sum += sums[n] * keep;
     }
-    decode_store<T>(p, b, g, r, d, top, total, sum);
+    decode_store<T>(p, b, g, row0 + r, d, top, total, sum);
   }
   cluster_barrier();  // no block may end while others read its memory
+}
+
+/// What the warps have of rows row0 .. of a key head becomes the block's, and then rows of o or the
+/// block's part of them. `memory`: each warp's [16 rows][kD + 2] floats, room for the block's.
+template <class T, class Shape>
+__device__ __forceinline__ void decode_join(const SdpaArgs& p, int b, int g, int row0, int rows,
+                                            unsigned char* memory) {
+  __syncthreads();
+  constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kWarpFloats = Shape::kFloats;
+  float* joined = reinterpret_cast<float*>(memory) + kWarps * kWarpFloats;
+  if (p.splits > 1 && !p.cluster) {
+    joined = p.partial + row0 * (kD + 2) +
+             (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kWarpFloats;
+  }
+  for (int i = threadIdx.x; i < rows * kD; i += kWarps * 32) {
+    const int r = i / kD, d = i % kD;
+    const float* from = reinterpret_cast<const float*>(memory) + r * (kD + 2);
+    float top = minus_infinity(), total = 0.0f, sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < kWarps; ++n) top = Max{}(top, from[n * kWarpFloats + kD]);
+    const float base = top == minus_infinity() ? 0.0f : top;
+#pragma unroll
+    for (int n = 0; n < kWarps; ++n) {
+      const float* part = from + n * kWarpFloats;
+      const float keep = exp2f(part[kD] - base);
+      total += part[kD + 1] * keep;
+      sum += part[d] * keep;
+    }
+    if (p.splits == 1) {
+      decode_store<T>(p, b, g, row0 + r, d, top, total, sum);
+      continue;
+    }
+    joined[r * (kD + 2) + d] = sum;
+    if (d == 0) joined[r * (kD + 2) + kD] = top, joined[r * (kD + 2) + kD + 1] = total;
+  }
+  if (p.splits > 1 && p.cluster) {
+    decode_join_cluster<T, Shape>(p, b, g, row0, rows, shared_address(joined));
+  }
 }
 
 /// Row r of 16: query r / ratio of head g * ratio + r % ratio.
@@ -186,37 +224,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
       row[d * 8 + lane % 4 * 2 + 1] = w.sum[0][d][2 * half + 1];
     }
   }
-  __syncthreads();
-  constexpr int kWarpFloats = Shape::kFloats;
-  float* joined = reinterpret_cast<float*>(memory) + kWarps * kWarpFloats;
-  if (p.splits > 1 && !p.cluster) {
-    joined =
-        p.partial + (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * kWarpFloats;
-  }
-  for (int i = threadIdx.x; i < rows * kD; i += kWarps * 32) {
-    const int r = i / kD, d = i % kD;
-    const float* from = reinterpret_cast<const float*>(memory) + r * (kD + 2);
-    float top = minus_infinity(), total = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kWarps; ++n) top = Max{}(top, from[n * kWarpFloats + kD]);
-    const float base = top == minus_infinity() ? 0.0f : top;
-#pragma unroll
-    for (int n = 0; n < kWarps; ++n) {
-      const float* part = from + n * kWarpFloats;
-      const float keep = exp2f(part[kD] - base);
-      total += part[kD + 1] * keep;
-      sum += part[d] * keep;
-    }
-    if (p.splits == 1) {
-      decode_store<T>(p, b, g, r, d, top, total, sum);
-      continue;
-    }
-    joined[r * (kD + 2) + d] = sum;
-    if (d == 0) joined[r * (kD + 2) + kD] = top, joined[r * (kD + 2) + kD + 1] = total;
-  }
-  if (p.splits > 1 && p.cluster) {
-    decode_join_cluster<T, Shape>(p, b, g, rows, shared_address(joined));
-  }
+  decode_join<T, Shape>(p, b, g, 0, rows, memory);
 }
 
 /// The blocks' parts become rows of o: one block of kD threads a row.

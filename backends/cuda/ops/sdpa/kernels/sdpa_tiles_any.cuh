@@ -25,6 +25,11 @@ __device__ __forceinline__ void tiles_load(float* to, int to_pitch, const T* fro
   }
 }
 
+/// sum + x y, one multiply-add after the other.
+__device__ __forceinline__ float add_product(float sum, float4 x, float4 y) {
+  return fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sum))));
+}
+
 __device__ __forceinline__ float lanes_16_max(float x) {
 #pragma unroll
   for (int k = 8; k > 0; k >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, k));

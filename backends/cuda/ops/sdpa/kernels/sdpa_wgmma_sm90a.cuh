@@ -9,23 +9,29 @@
 
 namespace rm::cuda_ops {
 
-/// What a block is made of: warpgroups of 64 rows, keys of a tile, the registers of the copying and
-/// of the other threads.
-template <int kHeadDim, int kGroups, int kTileKeys, int kQueries>
+/// What a block is made of: warpgroups of 64 rows, keys of a tile, stages of queries; whether its
+/// warpgroups share the keys of 64 rows. Then each takes every kWarpgroups-th tile, and with it
+/// that tile's stage.
+template <int kHeadDim, int kGroups, int kTileKeys, int kQueries, bool kShared = false>
 struct WgmmaShape {
-  static constexpr int kD = kHeadDim, kWarpgroups = kGroups, kKeys = kTileKeys, kStages = 2;
+  static constexpr int kD = kHeadDim, kWarpgroups = kGroups, kKeys = kTileKeys;
+  static constexpr int kStages = kShared ? kWarpgroups : 2;
+  static constexpr bool kShare = kShared;
   static constexpr int kQueryStages = kQueries;
   static constexpr int kRows = kWarpgroups * 64, kThreads = (kWarpgroups + 1) * 128;
   static constexpr int kFew = kWarpgroups == 3 ? 32 : 24, kMany = kWarpgroups == 3 ? 160 : 240;
   static constexpr int kQueryBytes = kRows * kD * 2, kTileBytes = kKeys * kD * 2;
   static constexpr int kRings = kQueryStages * kQueryBytes;  // where keys and values start
+  static constexpr int kJoinFloats = kD / 2 + 4;  // of a thread, where shared rows are added up
   static constexpr int kMemory = 1024 + kRings + 2 * kStages * kTileBytes;
+  static_assert(!kShare || (kWarpgroups - 1) * 512 * kJoinFloats <= 2 * kStages * kTileBytes);
 };
 
 /// The blocks of rows in their order: all of a head, or, causal, the longest of a set of heads
 /// whose keys fit the L2 cache.
 struct WgmmaOrder {
   int blocks, total, set;  // blocks of rows a head, all, heads of a set (0: one head after another)
+  int pieces, pieces_from;  // blocks of 64 shared rows of a head, and their first row
 };
 
 struct WgmmaTile {
@@ -39,10 +45,13 @@ __device__ __forceinline__ int wgmma_turn(int round) {
   return round * static_cast<int>(gridDim.x) + at;
 }
 
-template <int kRows, int kKeys>
+template <class Shape>
 __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOrder& order, int i) {
+  constexpr int kRows = Shape::kShare ? 64 : Shape::kRows, kKeys = Shape::kKeys;
   int head, block;
-  if (order.set == 0) {
+  if constexpr (Shape::kShare) {
+    head = i / order.pieces, block = i % order.pieces;
+  } else if (order.set == 0) {
     head = i / order.blocks, block = i % order.blocks;
   } else {
     const int set = i / (order.set * order.blocks), rest = i % (order.set * order.blocks);
@@ -50,7 +59,8 @@ __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOr
     head = set * order.set + rest % width, block = order.blocks - 1 - rest / width;
   }
   WgmmaTile t;
-  t.b = head / p.heads, t.h = head % p.heads, t.s0 = block * kRows;
+  t.b = head / p.heads, t.h = head % p.heads;
+  t.s0 = (Shape::kShare ? order.pieces_from : 0) + block * kRows;
   t.keys = keys_of(p, t.b);
   const int last = visible_keys(p, t.keys, min(p.rows, t.s0 + kRows) - 1);
   t.tiles = (last + kKeys - 1) / kKeys;
@@ -60,7 +70,7 @@ __device__ __forceinline__ WgmmaTile wgmma_tile(const SdpaArgs& p, const WgmmaOr
 /// Barriers of a block, 8 bytes each.
 struct WgmmaBarriers {
   std::uint32_t base;
-  static constexpr int kBytes = 96;
+  static constexpr int kBytes = 32 + 32 * 3;
   __device__ __forceinline__ std::uint32_t q_full(int s) const { return base + 16 * s; }
   __device__ __forceinline__ std::uint32_t q_empty(int s) const { return base + 8 + 16 * s; }
   __device__ __forceinline__ std::uint32_t k_full(int s) const { return base + 32 + 32 * s; }
@@ -120,9 +130,10 @@ struct WgmmaRows {
       }
       high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
       high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2)) * scale;
-      keep[half] = 1.0f;
-      if (high > top[half] + 8.0f) keep[half] = power_of_2(top[half] - high), top[half] = high;
-      const float base = top[half] == minus_infinity() ? 0.0f : top[half];
+      // No branches: with products on their way the compiler would wait for them first.
+      const float rise = high > top[half] + 8.0f ? high : top[half];
+      const float base = rise == minus_infinity() ? 0.0f : rise;
+      keep[half] = power_of_2(top[half] - base), top[half] = rise;
       float part[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int i = 0; i < kKeys / 2; i += 4) {
@@ -139,11 +150,54 @@ struct WgmmaRows {
   __device__ __forceinline__ void pack_weights() {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) weight[i] = pack_pair<T>(score[2 * i], score[2 * i + 1]);
+      // Behind the next fence this would make the compiler start products anew.
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) asm volatile("" : "+r"(weight[i])::"memory");
   }
   __device__ __forceinline__ void scale_sums(const float (&keep)[2]) {
     if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kD / 2; ++i) sum[i] *= keep[i / 2 % 2];
+  }
+  /// Adds up what warpgroups have of the same rows, in their order, in the first one. `memory` may
+  /// be what tiles were in.
+  template <class Shape>
+  __device__ __forceinline__ void join(float* memory, int group) {
+    const int thread = threadIdx.x % 128;
+    const auto at = [&](int of, int i) -> float& {
+      return memory[((of - 1) * Shape::kJoinFloats + i) * 128 + thread];
+    };
+    named_barrier(5, Shape::kThreads - 128);  // tiles are no longer read
+    if (group > 0) {
+#pragma unroll
+      for (int i = 0; i < kD / 2; ++i) at(group, i) = sum[i];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        at(group, kD / 2 + half) = top[half], at(group, kD / 2 + 2 + half) = total[half];
+      }
+    }
+    named_barrier(5, Shape::kThreads - 128);
+    if (group > 0) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float high = top[half];
+#pragma unroll
+      for (int g = 1; g < Shape::kWarpgroups; ++g) high = fmaxf(high, at(g, kD / 2 + half));
+      const float base = high == minus_infinity() ? 0.0f : high;
+      const float keep = power_of_2(top[half] - base);
+      total[half] *= keep, top[half] = high;
+#pragma unroll
+      for (int i = 2 * half; i < kD / 2; i += 4) sum[i] *= keep, sum[i + 1] *= keep;
+#pragma unroll
+      for (int g = 1; g < Shape::kWarpgroups; ++g) {
+        const float weight_of = power_of_2(at(g, kD / 2 + half) - base);
+        total[half] += at(g, kD / 2 + 2 + half) * weight_of;
+#pragma unroll
+        for (int i = 2 * half; i < kD / 2; i += 4) {
+          sum[i] += at(g, i) * weight_of, sum[i + 1] += at(g, i + 1) * weight_of;
+        }
+      }
+    }
   }
   /// Rows s and s + 8 of o, and their log-sum-exp.
   __device__ __forceinline__ void store(const SdpaArgs& p, const WgmmaTile& t, int s) {
@@ -178,7 +232,7 @@ __device__ __forceinline__ void wgmma_copies(const SdpaArgs& p, const WgmmaOrder
   RingPlace<Shape::kStages> k_at, v_at;
   RingPlace<Shape::kQueryStages> q_at;
   for (int round = 0, i; (i = wgmma_turn(round)) < order.total; ++round) {
-    const WgmmaTile t = wgmma_tile<Shape::kRows, Shape::kKeys>(p, order, i);
+    const WgmmaTile t = wgmma_tile<Shape>(p, order, i);
     if (t.tiles == 0) continue;
     const int g = t.h / p.ratio;
     const auto copy = [&](const CUtensorMap* map, std::uint32_t to, int n, std::uint32_t bar) {
@@ -227,91 +281,106 @@ __device__ __forceinline__ void wgmma_rows(const SdpaArgs& p, const WgmmaOrder& 
   const int group = uniform_warp() / 4 - 1, lane = threadIdx.x % 32;
   const int row_of_group = uniform_warp() % 4 * 16 + lane / 4;
   const int mine = 1 + group, following = 1 + (group + 1) % Shape::kWarpgroups;
-  if (group == 0) named_barrier_arrive(1, 256);
+  if (!Shape::kShare && group == 0) named_barrier_arrive(1, 256);
+  constexpr bool kShared = Shape::kShare;
+  constexpr int kStride = kShared ? Shape::kWarpgroups : 1;
   RingPlace<Shape::kStages> k_at, v_at;
+  if constexpr (kShared) k_at.stage = v_at.stage = group;
   RingPlace<Shape::kQueryStages> q_at;
-  const auto release = [&](std::uint32_t bar) {
-    if (lane == 0) barrier_arrive(bar);
+  const auto release = [&](std::uint32_t bar) { barrier_arrive_where(lane == 0, bar, kStride); };
+  const auto next = [](RingPlace<Shape::kStages>& at) {
+    if constexpr (kShared) {
+      at.parity ^= 1;
+    } else {
+      at.next();
+    }
   };
   WgmmaRows<T, kD, kKeys> w;
   for (int round = 0, i; (i = wgmma_turn(round)) < order.total; ++round) {
-    const WgmmaTile t = wgmma_tile<Shape::kRows, kKeys>(p, order, i);
-    const int s = t.s0 + group * 64 + row_of_group;
+    const WgmmaTile t = wgmma_tile<Shape>(p, order, i);
+    const int rows0 = kShared ? 0 : group * 64, s = t.s0 + rows0 + row_of_group;
     w.clear();
     if (t.tiles == 0) {
-      w.store(p, t, s);
+      if (!kShared || group == 0) w.store(p, t, s);
       continue;
     }
     const int seen[2] = {visible_keys(p, t.keys, s), visible_keys(p, t.keys, s + 8)};
-    const int fewest = visible_keys(p, t.keys, t.s0 + group * 64);
+    const int fewest = visible_keys(p, t.keys, t.s0 + rows0);
     const float scale = p.scale * kLog2E;
     float keep[2];
     const auto hide = [&](int n) {
       const int rest[2] = {seen[0] - n * kKeys, seen[1] - n * kKeys};
       w.hide(rest);
     };
-    int n = t.tiles - 1;
-    const std::uint32_t q = memory + q_at.stage * Shape::kQueryBytes + group * 64 * 128;
+    const std::uint32_t q = memory + q_at.stage * Shape::kQueryBytes + rows0 * 128;
+    int n = t.tiles - 1 - (kShared ? group : 0);
     barrier_wait(bars.q_full(q_at.stage), q_at.parity);
-    barrier_wait(bars.k_full(k_at.stage), k_at.parity);
-    wgmma_fence();
-    w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
-    wgmma_wait<0>();
-    pin(w.score);
-    release(bars.k_empty(k_at.stage));
-    k_at.next();
-    if ((n + 1) * kKeys > fewest) hide(n);
-    w.soften(scale, keep);
-    w.pack_weights();
-    if ((n + 1) * kKeys > t.keys && t.keys < p.keys) {
-      // Values behind the length may be anything, also NaN: zero them.
-      barrier_wait(bars.v_full(v_at.stage), v_at.parity);
-      unsigned char* tile =
-          generic + Shape::kRings + (Shape::kStages + v_at.stage) * Shape::kTileBytes;
-      const int first = t.keys - n * kKeys, thread = threadIdx.x - 128;
-      for (int at = thread; at < (kKeys - first) * kD / 8; at += Shape::kThreads - 128) {
-        const int row = first + at % (kKeys - first), piece = at / (kKeys - first);
-        *reinterpret_cast<uint4*>(tile + piece / 8 * kKeys * 128 + row * 128 + piece % 8 * 16) =
-            make_uint4(0, 0, 0, 0);
-      }
-      fence_async_proxy();
-      named_barrier(5, Shape::kThreads - 128);
-    }
-    const auto step = [&](auto hidden) {
+    if (!kShared || n >= 0) {
       barrier_wait(bars.k_full(k_at.stage), k_at.parity);
-      named_barrier(mine, 256);
-      pin(w.sum);
       wgmma_fence();
       w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
-      barrier_wait(bars.v_full(v_at.stage), v_at.parity);
-      w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
-      named_barrier_arrive(following, 256);
-      wgmma_wait<1>();
+      wgmma_wait<0>();
       pin(w.score);
       release(bars.k_empty(k_at.stage));
-      k_at.next();
-      if constexpr (decltype(hidden)::value) hide(n);
+      next(k_at);
+      if ((n + 1) * kKeys > fewest) hide(n);
       w.soften(scale, keep);
+      w.pack_weights();
+      if ((n + 1) * kKeys > t.keys && t.keys < p.keys) {
+        // Values behind the length may be anything, also NaN: zero them.
+        barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+        unsigned char* tile =
+            generic + Shape::kRings + (Shape::kStages + v_at.stage) * Shape::kTileBytes;
+        const int first = t.keys - n * kKeys, threads = kShared ? 128 : Shape::kThreads - 128;
+        const int thread = kShared ? threadIdx.x % 128 : threadIdx.x - 128;
+        for (int at = thread; at < (kKeys - first) * kD / 8; at += threads) {
+          const int row = first + at % (kKeys - first), piece = at / (kKeys - first);
+          *reinterpret_cast<uint4*>(tile + piece / 8 * kKeys * 128 + row * 128 + piece % 8 * 16) =
+              make_uint4(0, 0, 0, 0);
+        }
+        fence_async_proxy();
+        named_barrier(kShared ? 6 : 5, threads);
+      }
+      const auto step = [&](auto hidden) {
+        barrier_wait(bars.k_full(k_at.stage), k_at.parity);
+        if constexpr (!kShared) named_barrier(mine, 256);
+        pin(w.sum);
+        wgmma_fence();
+        w.ask_scores(q, Shape::kRows * 128, k_ring + k_at.stage * Shape::kTileBytes);
+        barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+        wgmma_fence();
+        w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
+        if constexpr (!kShared) named_barrier_arrive(following, 256);
+        wgmma_wait<1>();
+        pin(w.score);
+        release(bars.k_empty(k_at.stage));
+        next(k_at);
+        if constexpr (decltype(hidden)::value) hide(n);
+        w.soften(scale, keep);
+        wgmma_wait<0>();
+        pin(w.sum);
+        release(bars.v_empty(v_at.stage));
+        next(v_at);
+        w.pack_weights();
+        w.scale_sums(keep);
+      };
+      for (n -= kStride; n >= 0 && (n + 1) * kKeys > fewest; n -= kStride) step(std::true_type{});
+      for (; n >= 0; n -= kStride) step(std::false_type{});
+      barrier_wait(bars.v_full(v_at.stage), v_at.parity);
+      pin(w.sum);
+      wgmma_fence();
+      w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
       wgmma_wait<0>();
       pin(w.sum);
       release(bars.v_empty(v_at.stage));
-      v_at.next();
-      w.pack_weights();
-      w.scale_sums(keep);
-    };
-    for (--n; n >= 0 && (n + 1) * kKeys > fewest; --n) step(std::true_type{});
-    for (; n >= 0; --n) step(std::false_type{});
-    release(bars.q_empty(q_at.stage));
+      next(v_at);
+    }
+    if (lane == 0) barrier_arrive(bars.q_empty(q_at.stage));
     q_at.next();
-    barrier_wait(bars.v_full(v_at.stage), v_at.parity);
-    pin(w.sum);
-    wgmma_fence();
-    w.ask_sums(v_ring + v_at.stage * Shape::kTileBytes);
-    wgmma_wait<0>();
-    pin(w.sum);
-    release(bars.v_empty(v_at.stage));
-    v_at.next();
-    w.store(p, t, s);
+    if constexpr (kShared) {
+      w.template join<Shape>(reinterpret_cast<float*>(generic + Shape::kRings), group);
+    }
+    if (!kShared || group == 0) w.store(p, t, s);
   }
 }
 
@@ -325,6 +394,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   __shared__ __align__(8) std::uint64_t storage[WgmmaBarriers::kBytes / 8];
   const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
   const WgmmaBarriers bars{shared_address(storage)};
+  launch_dependents();  // a second kernel takes the rest of the rows where blocks of this one end
   if (threadIdx.x == 0) {
     for (int s = 0; s < Shape::kQueryStages; ++s) {
       barrier_init(bars.q_full(s), 1), barrier_init(bars.q_empty(s), Shape::kWarpgroups * 4);
@@ -346,6 +416,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     more_registers<Shape::kMany>();
     wgmma_rows<T, Shape>(p, order, bars, raw + (memory - start), memory);
   }
+  // Who waits for the second kernel waits for the first one too.
+  if constexpr (Shape::kShare) wait_for_previous();
 #endif
 }
 
