@@ -4,7 +4,7 @@
 
 #include "_shim/dispatch_shim.hpp"
 #include "sampling/api.hpp"
-#include "sampling/kernels/sampling_select_any.cuh"
+#include "sampling/kernels/sampling_argmax_any.cuh"
 
 namespace rm::cuda_ops {
 namespace {
@@ -50,34 +50,56 @@ std::int64_t blocks_of(const Sampling& p) {
   return blocks;
 }
 
-Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
-  const std::int64_t blocks = blocks_of(p);
-  const SamplingArgs a = args_of(p, blocks);
+template <class Kernel>
+Status launch_clusters(Kernel* kernel, const SamplingArgs& a, std::int64_t blocks, int threads,
+                       std::size_t shared, Stream stream) {
+  if (Status s = allow_shared_memory("sampling", kernel, static_cast<int>(shared)); !s) return s;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
   cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = grid_of(blocks, a.rows), config.blockDim = dim3(kSamplingThreads);
+  config.gridDim = grid_of(blocks, a.rows), config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
-  config.dynamicSmemBytes =
+  config.dynamicSmemBytes = shared;
+  return cuda_status("sampling", cudaLaunchKernelEx(&config, kernel, a), "a launch without errors");
+}
+
+/// As many as leave two blocks a multiprocessor, each with two vectors a thread.
+std::int64_t argmax_blocks(const Sampling& p) {
+  const Rows rows = rows_of(p.logits);
+  const std::int64_t least = 2 * kArgmaxThreads * 16 / size_of(p.logits.dtype);
+  std::int64_t blocks = 1;
+  while (blocks < kSamplingBlocks && blocks * rows.rows <= multiprocessors() &&
+         rows.n >= 2 * least * blocks) {
+    blocks *= 2;
+  }
+  return blocks;
+}
+
+Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
+  const std::int64_t blocks = blocks_of(p);
+  const SamplingArgs a = args_of(p, blocks);
+  const std::size_t held =
       static_cast<std::size_t>(kSamplingPitch) * a.per * size_of(p.logits.dtype);
   return dispatch_float(p.logits.dtype, [&](auto type) {
-    const auto kernel = sample_rows<typename decltype(type)::type, SamplingOver::held>;
-    const int bytes = static_cast<int>(config.dynamicSmemBytes);
-    if (Status s = allow_shared_memory("sampling", kernel, bytes); !s) return s;
-    return cuda_status("sampling", cudaLaunchKernelEx(&config, kernel, a),
-                       "a launch without errors");
+    using T = typename decltype(type)::type;
+    if (a.scale == 0.0f && a.vectors) {
+      return launch_clusters(sample_largest<T>, a, argmax_blocks(p), kArgmaxThreads, 0, stream);
+    }
+    return launch_clusters(sample_rows<T, SamplingOver::held>, a, blocks, kSamplingThreads,
+                           sizeof(SamplingShared) + held, stream);
   });
 }
 
 Status launch_any(const Sampling& p, Workspace, Stream stream) {
   const SamplingArgs a = args_of(p, 1);
-  dispatch_float(p.logits.dtype, [&](auto type) {
-    sample_rows<typename decltype(type)::type, SamplingOver::memory>
-        <<<grid_of(1, a.rows), kSamplingThreads, 0, stream>>>(a);
+  return dispatch_float(p.logits.dtype, [&](auto type) -> Status {
+    const auto kernel = sample_rows<typename decltype(type)::type, SamplingOver::memory>;
+    if (Status s = allow_shared_memory("sampling", kernel, sizeof(SamplingShared)); !s) return s;
+    kernel<<<grid_of(1, a.rows), kSamplingThreads, sizeof(SamplingShared), stream>>>(a);
+    return launch_status("sampling");
   });
-  return launch_status("sampling");
 }
 
 const char* cluster_why_not(const Sampling& p) {

@@ -21,7 +21,7 @@ inline constexpr int kSamplingBlocks = 8;  // the largest portable cluster
 inline constexpr int kSamplingPitch = kSamplingThreads + 2;
 /// Steps of 1/15 of a power of two below the largest logit: beyond the last but one the mass is 0.
 inline constexpr int kSamplingSteps = 512, kSamplingStepsAUnit = 15;
-inline constexpr int kSamplingCandidates = 2048;
+inline constexpr int kSamplingCandidates = 4096;
 
 struct SamplingArgs {
   const void* logits;
@@ -50,7 +50,7 @@ struct SamplingCandidate {
   int index;
 };
 
-struct SamplingShared {
+struct alignas(16) SamplingShared {
   SamplingBin bins[kSamplingBins];
   union {
     Mass merged[kSamplingBins];
@@ -73,6 +73,64 @@ __device__ __forceinline__ std::uint32_t sampling_key(float v) {
   const std::uint32_t key = v != v ? 0xffffffffu : b & 0x80000000u ? ~b : b | 0x80000000u;
   return key >> (32 - kKeyBits<T>);
 }
+
+/// A logit and its index: larger logits, then lower indices are larger.
+__device__ __forceinline__ Mass sampling_place(float v, int index) {
+  return static_cast<Mass>(sampling_key<float>(v)) << 32 |
+         (0xffffffffu - static_cast<unsigned>(index));
+}
+__device__ __forceinline__ int sampling_index(Mass place) {
+  return static_cast<int>(0xffffffffu - static_cast<unsigned>(place));
+}
+__device__ __forceinline__ float sampling_value(Mass place) {
+  const auto key = static_cast<std::uint32_t>(place >> 32);
+  if (key == 0xffffffffu) return __uint_as_float(0x7fffffffu);
+  return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/// The first largest of 16-byte vectors that come in order.
+template <class T>
+struct SamplingLargest {
+  static constexpr int V = kVec<T>;
+  float value = -__builtin_huge_valf();
+  int start;  // of the vector where it was
+  uint4 kept;
+
+  __device__ explicit SamplingLargest(int first) : start(first) {
+    Pack<T, V> none;
+#pragma unroll
+    for (int j = 0; j < V; ++j) none.v[j] = from_float<T>(value);
+    kept = reinterpret_cast<const uint4&>(none);
+  }
+  /// NaN wins.
+  __device__ __forceinline__ static float largest(const uint4& w) {
+    if constexpr (sizeof(T) == 2) {
+      using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+      Pair pair[4];
+      memcpy(pair, &w, 16);
+      const Pair best = __hmax2_nan(__hmax2_nan(pair[0], pair[1]), __hmax2_nan(pair[2], pair[3]));
+      return Max{}(to_float(best.x), to_float(best.y));
+    } else {
+      float v[4];
+      unpack<T>(w, v);
+      return Max{}(Max{}(v[0], v[1]), Max{}(v[2], v[3]));
+    }
+  }
+  __device__ __forceinline__ void take(const uint4& w, int first) {
+    const float best = largest(w);
+    if (!(best <= value) && value == value) value = best, kept = w, start = first;
+  }
+  __device__ __forceinline__ Mass key() const {
+    float v[V];
+    unpack<T>(kept, v);
+    int at = V - 1;
+#pragma unroll
+    for (int j = V - 2; j >= 0; --j) {
+      if (v[j] == value || v[j] != v[j]) at = j;
+    }
+    return sampling_place(value, start + at);
+  }
+};
 
 /// The first 64 bits of Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
 /// 3", 2011) for a seed and a 128-bit counter.
@@ -174,12 +232,6 @@ struct Sampler {
     const Pack<T, V> pack = read(i + k * V);
     return reinterpret_cast<const uint4&>(pack);
   }
-  __device__ __forceinline__ static uint4 words(T value) {
-    Pack<T, V> pack;
-#pragma unroll
-    for (int j = 0; j < V; ++j) pack.v[j] = value;
-    return reinterpret_cast<const uint4&>(pack);
-  }
   __device__ int first(int tile) const {
     return ((tile * static_cast<int>(blocks) + static_cast<int>(rank)) * kSamplingThreads +
             static_cast<int>(threadIdx.x)) *
@@ -198,10 +250,10 @@ struct Sampler {
   template <class Fn>
   __device__ __forceinline__ void each(int tile, Fn&& fn) {
     if constexpr (kOver == SamplingOver::candidates) {
-      constexpr int kMine = kSamplingCandidates / kSamplingThreads;
-#pragma unroll
-      for (int k = 0; k < kMine; ++k) {
-        const int at = static_cast<int>(threadIdx.x) * kMine + k;
+      const int share = (count + kSamplingThreads - 1) / kSamplingThreads;
+#pragma unroll 1
+      for (int k = 0; k < share; ++k) {
+        const int at = static_cast<int>(threadIdx.x) * share + k;
         const SamplingCandidate c =
             at < count ? s.candidate[at] : SamplingCandidate{-__builtin_huge_valf(), p.n};
         fn(c.index, c.value);
@@ -284,51 +336,20 @@ struct Sampler {
     return best;
   }
 
-  /// The largest value of 16 bytes; NaN wins.
-  __device__ __forceinline__ static float largest(const uint4& w) {
-    if constexpr (sizeof(T) == 2) {
-      using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-      Pair pair[4];
-      memcpy(pair, &w, 16);
-      const Pair best = __hmax2_nan(__hmax2_nan(pair[0], pair[1]), __hmax2_nan(pair[2], pair[3]));
-      return Max{}(to_float(best.x), to_float(best.y));
-    } else {
-      float v[4];
-      unpack<T>(w, v);
-      return Max{}(Max{}(v[0], v[1]), Max{}(v[2], v[3]));
-    }
-  }
   /// The first largest logit's index; sets `top` and `mine`.
   __device__ int find_top() {
-    mine = -__builtin_huge_valf();
     const int packs = p.per / V;
-    int start = first(0);
-    uint4 kept = words(from_float<T>(mine));
+    SamplingLargest<T> largest(first(0));
     for (int t = 0; t < tiles; ++t) {
       const int i = first(t);
 #pragma unroll 1
-      for (int k = 0; k < packs; ++k) {
-        const uint4 w = words_of(i, k);
-        const float best = largest(w);
-        if (!(best <= mine) && mine == mine) mine = best, kept = w, start = i + k * V;
-      }
+      for (int k = 0; k < packs; ++k) largest.take(words_of(i, k), i + k * V);
     }
-    float v[V];
-    unpack<T>(kept, v);
-    int at = V - 1;
-#pragma unroll
-    for (int j = V - 2; j >= 0; --j) {
-      if (v[j] == mine || v[j] != v[j]) at = j;
-    }
-    const std::uint32_t b = __float_as_uint(mine + 0.0f);
-    const std::uint32_t own = mine != mine ? 0xffffffffu : b & 0x80000000u ? ~b : b | 0x80000000u;
-    Mass best =
-        block_max(static_cast<Mass>(own) << 32 | (0xffffffffu - static_cast<unsigned>(start + at)));
+    mine = largest.value;
+    Mass best = block_max(largest.key());
     exchange<1>({best}, [&](unsigned, const Mass* other) { best = max(best, other[0]); });
-    const auto key = static_cast<std::uint32_t>(best >> 32);
-    top = __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-    if (key == 0xffffffffu) top = __uint_as_float(0x7fffffffu);
-    return static_cast<int>(0xffffffffu - static_cast<unsigned>(best));
+    top = sampling_value(best);
+    return sampling_index(best);
   }
   /// Powers of two below the largest logit.
   __device__ __forceinline__ float below_top(float v) const { return (top - v) * p.scale; }
@@ -602,11 +623,14 @@ __device__ void draw(Sampler<T, kOver>& sampler, const SamplingArgs& p, std::int
   });
 }
 
-/// The threads' largest logits that must be above the bound: candidates are somewhat more.
-__device__ __forceinline__ int wanted_of(const SamplingArgs& p) {
-  if (p.top_k > 0 && p.top_k < p.n)
+/// The threads' largest logits that must be above the bound: candidates are somewhat more, of
+/// logits in no order about three quarters of what there is room for.
+__device__ __forceinline__ int wanted_of(const SamplingArgs& p, unsigned blocks) {
+  if (p.top_k > 0 && p.top_k < p.n) {
     return max(256, static_cast<int>(min(static_cast<long long>(p.top_k), 1ll << 20)));
-  return kSamplingCandidates * 11 / 16;
+  }
+  const auto threads = static_cast<float>(blocks * kSamplingThreads);
+  return static_cast<int>(threads * (1.0f - __expf(-0.75f * kSamplingCandidates / threads)));
 }
 
 template <class T, SamplingOver kOver>
@@ -624,13 +648,13 @@ __device__ void sample_row(Sampler<T, kOver>& sampler, const SamplingArgs& p, st
     bool few = false;
     if (p.top_k > 0 && p.top_k < p.n) {
       few = sampler.template gather<false>(
-          wanted_of(p), row_mass, [&](int step, Mass count, Mass, Mass) {
+          wanted_of(p, sampler.blocks), row_mass, [&](int step, Mass count, Mass, Mass) {
             return step == kSamplingSteps - 2 || count >= static_cast<Mass>(p.top_k);
           });
       row_mass = 0;
     } else if (p.top_p < 1.0) {
       few = sampler.template gather<true>(
-          wanted_of(p), row_mass, [&](int step, Mass, Mass inside, Mass all) {
+          wanted_of(p, sampler.blocks), row_mass, [&](int step, Mass, Mass inside, Mass all) {
             return step == kSamplingSteps - 2 || inside >= nucleus(p, all);
           });
     }
@@ -651,11 +675,12 @@ __global__ void __launch_bounds__(kSamplingThreads, 1) sample_rows(const Samplin
 #if __CUDA_ARCH__ < 900
   if constexpr (kOver == SamplingOver::held) return;
 #endif
-  __shared__ SamplingShared s;
   extern __shared__ uint4 sampling_room[];
+  auto& s = *reinterpret_cast<SamplingShared*>(sampling_room);
   const std::int64_t row = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * gridDim.y;
   if (row >= p.rows) return;
-  Sampler<T, kOver> sampler(p, static_cast<const T*>(p.logits) + row * p.pitch, s, sampling_room);
+  Sampler<T, kOver> sampler(p, static_cast<const T*>(p.logits) + row * p.pitch, s,
+                            sampling_room + sizeof(SamplingShared) / 16);
   sample_row(sampler, p, row);
   // no block leaves while others read it
   if constexpr (kOver == SamplingOver::held) SamplingTeam<true>::sync();
