@@ -5,11 +5,20 @@
 namespace rm::cuda_ops {
 namespace {
 
+/// Taps lie side by side and results without gaps.
+bool has_windows(const ConvMap& m) {
+  bool ok = true;
+  for (int d = 0; d < 2; ++d) {
+    ok = ok && m.mul[d] == 1 && m.div[d] == 1 && (m.step[d] == 1 || m.step[d] == -1);
+  }
+  return ok;
+}
+
 /// `channels` in vectors of `per`: a unit has up to `length` places, a block up to 32 lanes.
 ConvUnits units_of(int n, int oh, int ow, int channels, int per, int length) {
   ConvUnits u{};
   const auto segments = static_cast<int>(ceil_div(ow, length));
-  u.length = static_cast<int>(ceil_div(ow, segments));
+  u.length = length;
   u.units = n * oh * segments, u.lanes = 1;
   while (u.lanes < 32 && u.lanes * per < channels) u.lanes *= 2;
   u.by_segments = FastDivisor(static_cast<std::uint32_t>(segments));
@@ -73,13 +82,19 @@ Status launch_conv_depthwise(const ConvProblem& p, Stream stream) {
     return launch_status("conv2d");
   }
   const int per = 16 / size_of(p.dtype);
-  ConvUnits u = units_of(a.n, a.oh, a.ow, a.groups, per, kDepthwisePlaces);
-  u.length = kDepthwisePlaces;
+  const ConvUnits u = units_of(a.n, a.oh, a.ow, a.groups, per, kDepthwisePlaces);
   const dim3 grid(static_cast<unsigned>(ceil_div(u.units, 256 / u.lanes)),
                   static_cast<unsigned>(ceil_div(a.groups, u.lanes * per)));
   const int shared = a.kh * a.kw * u.lanes * 16;
   dispatch_float(p.dtype, [&](auto type) {
-    conv2d_depthwise_vectors<typename decltype(type)::type><<<grid, 256, shared, stream>>>(a, u);
+    using T = typename decltype(type)::type;
+    const bool windows = has_windows(a.map) && a.kh == a.kw;
+    auto* kernel = !windows    ? conv2d_depthwise_vectors<T>
+                   : a.kw == 3 ? conv2d_depthwise_window<T, 3>
+                   : a.kw == 5 ? conv2d_depthwise_window<T, 5>
+                   : a.kw == 7 ? conv2d_depthwise_window<T, 7>
+                               : conv2d_depthwise_vectors<T>;
+    kernel<<<grid, 256, shared, stream>>>(a, u);
   });
   return launch_status("conv2d");
 }
@@ -115,7 +130,9 @@ Status launch_conv_depthwise_weight(const ConvWeightProblem& p, Workspace worksp
   const std::int64_t all = static_cast<std::int64_t>(p.args.kh) * p.args.kw * p.args.groups;
   dispatch_float(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    conv2d_depthwise_weight<T><<<grid, 256, 0, stream>>>(p.args, plan.units, parts);
+    const bool windows = p.args.kh == 3 && p.args.kw == 3 && has_windows(p.args.map);
+    auto* kernel = windows ? conv2d_depthwise_weight<T, true> : conv2d_depthwise_weight<T, false>;
+    kernel<<<grid, 256, 0, stream>>>(p.args, plan.units, parts);
     conv2d_depthwise_finish<T>
         <<<static_cast<unsigned>(ceil_div(all, 32)), dim3(32, 8), 0, stream>>>(p.args, parts,
                                                                                plan.splits);

@@ -25,14 +25,12 @@ __device__ __forceinline__ ConvUnit conv_unit(const ConvUnits& u, int unit) {
 
 inline constexpr int kDepthwisePlaces = 4, kDepthwiseMaxTaps = 64;
 
+/// The weights of the block's channels in shared memory: [taps][lanes * vector].
 template <class T>
-__global__ void __launch_bounds__(256)
-    conv2d_depthwise_vectors(const __grid_constant__ ConvArgs p,
-                             const __grid_constant__ ConvUnits u) {
-  constexpr int V = kVec<T>;
-  extern __shared__ __align__(16) unsigned char conv_weights[];
-  T* weights = reinterpret_cast<T*>(conv_weights);  // [taps][lanes * V]
-  const int width = u.lanes * V, first = static_cast<int>(blockIdx.y) * width;
+__device__ __forceinline__ const T* conv_share_weights(const ConvArgs& p, const ConvUnits& u,
+                                                       unsigned char* room) {
+  T* weights = reinterpret_cast<T*>(room);
+  const int width = u.lanes * kVec<T>, first = static_cast<int>(blockIdx.y) * width;
   const int taps = p.kh * p.kw;
   for (int i = threadIdx.x; i < taps * width; i += 256) {
     const int tap = i / width, c = first + i - tap * width;
@@ -42,6 +40,17 @@ __global__ void __launch_bounds__(256)
     }
   }
   __syncthreads();
+  return weights;
+}
+
+template <class T>
+__global__ void __launch_bounds__(256)
+    conv2d_depthwise_vectors(const __grid_constant__ ConvArgs p,
+                             const __grid_constant__ ConvUnits u) {
+  constexpr int V = kVec<T>;
+  extern __shared__ __align__(16) unsigned char conv_weights[];
+  const T* weights = conv_share_weights<T>(p, u, conv_weights);
+  const int width = u.lanes * V, first = static_cast<int>(blockIdx.y) * width;
   const int lane = static_cast<int>(threadIdx.x) & (u.lanes - 1), c = first + lane * V;
   const int unit = static_cast<int>(blockIdx.x) * (256 / u.lanes) + threadIdx.x / u.lanes;
   if (unit >= u.units || c >= p.groups) return;
@@ -82,11 +91,107 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+/// kTaps x kTaps taps side by side, no stride: a thread reads each column of its places once.
+template <class T, int kTaps>
+__global__ void __launch_bounds__(256)
+    conv2d_depthwise_window(const __grid_constant__ ConvArgs p,
+                            const __grid_constant__ ConvUnits u) {
+  constexpr int V = kVec<T>, kColumns = kDepthwisePlaces + kTaps - 1;
+  extern __shared__ __align__(16) unsigned char conv_weights[];
+  const T* weights = conv_share_weights<T>(p, u, conv_weights);
+  const int width = u.lanes * V, first = static_cast<int>(blockIdx.y) * width;
+  const int lane = static_cast<int>(threadIdx.x) & (u.lanes - 1), c = first + lane * V;
+  const int unit = static_cast<int>(blockIdx.x) * (256 / u.lanes) + threadIdx.x / u.lanes;
+  if (unit >= u.units || c >= p.groups) return;
+  const ConvUnit at = conv_unit(u, unit);
+  const bool flip_h = p.map.step[0] < 0, flip_w = p.map.step[1] < 0;
+  const int h0 = at.oh + p.map.off[0] - (flip_h ? kTaps - 1 : 0);
+  const int w0 = at.ow + p.map.off[1] - (flip_w ? kTaps - 1 : 0);
+  const T* image = static_cast<const T*>(p.x) + at.n * p.x_stride[0] + c;
+  float sum[kDepthwisePlaces][V] = {};
+#pragma unroll(kTaps == 3 ? 3 : 1)
+  for (int k = 0; k < kTaps; ++k) {
+    const int h = h0 + k;
+    uint4 in[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      in[j] = make_uint4(0, 0, 0, 0);
+      if (static_cast<unsigned>(h) < p.h && static_cast<unsigned>(w0 + j) < p.wd) {
+        in[j] =
+            *reinterpret_cast<const uint4*>(image + h * p.x_stride[2] + (w0 + j) * p.x_stride[3]);
+      }
+    }
+    const T* line = weights + (flip_h ? kTaps - 1 - k : k) * kTaps * width + lane * V;
+#pragma unroll
+    for (int t = 0; t < kTaps; ++t) {
+      float w[V];
+      unpack<T>(*reinterpret_cast<const uint4*>(line + (flip_w ? kTaps - 1 - t : t) * width), w);
+#pragma unroll
+      for (int q = 0; q < kDepthwisePlaces; ++q) {
+        float v[V];
+        unpack<T>(in[q + t], v);
+#pragma unroll
+        for (int j = 0; j < V; ++j) sum[q][j] += v[j] * w[j];
+      }
+    }
+  }
+#pragma unroll
+  for (int q = 0; q < kDepthwisePlaces; ++q) {
+    if (at.ow + q < p.ow) {
+      conv_store<T, V>(p, sum[q], conv_offset(p.y_stride, at.n, c, at.oh, at.ow + q), c);
+    }
+  }
+}
+
 inline constexpr int kDepthwiseTaps = 9, kDepthwiseChannels = 4;
 
+/// A channel vector of dw's taps from four places of a line, 3 x 3 taps side by side, no stride.
+template <class T, class Words>
+__device__ __forceinline__ void conv_weight_window(
+    const ConvWeightArgs& p, const T* x, const T* dy, const ConvUnit& at, int ow,
+    float (&acc)[kDepthwiseTaps][kDepthwiseChannels]) {
+  constexpr int V = kDepthwiseChannels, kColumns = 6;
+  Words slope[4], in[3][kColumns];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) {
+    slope[q] = *reinterpret_cast<const Words*>(dy + at.n * p.dy_stride[0] + at.oh * p.dy_stride[2] +
+                                               (ow + q) * p.dy_stride[3]);
+  }
+  const int h0 = at.oh + p.map.off[0], w0 = ow + p.map.off[1];
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      in[k][j] = Words{};
+      if (static_cast<unsigned>(h0 + k) < p.h && static_cast<unsigned>(w0 + j) < p.wd) {
+        in[k][j] = *reinterpret_cast<const Words*>(
+            x + at.n * p.x_stride[0] + (h0 + k) * p.x_stride[2] + (w0 + j) * p.x_stride[3]);
+      }
+    }
+  }
+  float g[4][V];
+#pragma unroll
+  for (int q = 0; q < 4; ++q) unpack<T>(slope[q], g[q]);
+#pragma unroll
+  for (int k = 0; k < 3; ++k) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      float v[V];
+      unpack<T>(in[k][j], v);
+#pragma unroll
+      for (int t = 0; t < 3; ++t) {
+        if (j < t || j - t > 3) continue;
+#pragma unroll
+        for (int i = 0; i < V; ++i) acc[k * 3 + t][i] += g[j - t][i] * v[i];
+      }
+    }
+  }
+}
+
+/// kWindow: 3 x 3 taps side by side, no stride.
 /// parts [gridDim.x][taps][channels]: block x has every gridDim.x-th group of units, block z the
 /// taps from 9 z on.
-template <class T>
+template <class T, bool kWindow>
 __global__ void __launch_bounds__(256)
     conv2d_depthwise_weight(const __grid_constant__ ConvWeightArgs p,
                             const __grid_constant__ ConvUnits u, float* parts) {
@@ -106,7 +211,12 @@ __global__ void __launch_bounds__(256)
          unit += static_cast<int>(gridDim.x) * slots) {
       const ConvUnit at = conv_unit(u, unit);
       const int end = min(p.ow, at.ow + u.length);
-      for (int ow = at.ow; ow < end; ++ow) {
+      int ow = at.ow;
+      if constexpr (kWindow) {
+        for (; ow + 4 <= end; ow += 4) conv_weight_window<T, Words>(p, x, dy, at, ow, acc);
+      }
+#pragma unroll 1
+      for (; ow < end; ++ow) {
         const Words slope = *reinterpret_cast<const Words*>(
             dy + at.n * p.dy_stride[0] + at.oh * p.dy_stride[2] + ow * p.dy_stride[3]);
         Words in[kDepthwiseTaps];
