@@ -52,7 +52,8 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
   p.b_batched = s.batch > 1 && s.b.batch_stride != 0;
   p.epilogue = epilogue_args(s.epilogue);
   p.c = g.c.data, p.c_pitch = s.c.pitch, p.c_batch = s.c.batch_stride;
-  p.c_lines = mappable(g.c.data, s.c);
+  p.c_lines = mappable(g.c.data, s.c) && make_map(&p.c_map, g.c.dtype, g.c.data, s.batch, s.m, s.n,
+                                                  s.c.pitch, s.c.batch_stride, 16);
   p.pairs = in_pairs(g.c.data, s.c.pitch, s.c.batch_stride);
   if (p.epilogue.residual) {
     p.pairs = p.pairs &&
@@ -104,7 +105,7 @@ Status launch_args(const WgmmaArgs& args, int cluster, Stream stream) {
   attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
-  config.blockDim = dim3(kWgmmaThreads);
+  config.blockDim = dim3(WgmmaLayout<kN, kMode>::kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = stream;
   config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;

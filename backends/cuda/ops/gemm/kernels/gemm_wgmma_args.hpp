@@ -9,10 +9,7 @@
 namespace rm::cuda_ops {
 
 struct WgmmaProblem {
-  CUtensorMap a, b;
-  EpilogueArgs epilogue;
-  void* c;
-  std::int64_t c_pitch, c_batch;
+  CUtensorMap a, b, c_map;             // c_map: where c_lines
   int m, n, batch, k_blocks;           // k_blocks: of 64, a block's share of them
   int units_m, units_n, units, group;  // a unit: one tile a block of a cluster; group: its rows
   int share;                           // blocks below each other that share b's tile
@@ -21,6 +18,9 @@ struct WgmmaProblem {
   bool a_batched, b_batched;
   bool c_lines, aux_lines;  // rows lie on 16 bytes
   bool pairs;               // c, residual and aux may be accessed in pairs
+  void* c;
+  std::int64_t c_pitch, c_batch;
+  EpilogueArgs epilogue;
 };
 
 struct WgmmaArgs {

@@ -7,6 +7,8 @@
 // a time.
 #pragma once
 
+#include <cstddef>
+
 #include "_shim/async_shim.cuh"
 #include "gemm/kernels/gemm_wgmma_args.hpp"
 #include "gemm/kernels/gemm_wgmma_store_sm90a.cuh"
@@ -15,7 +17,7 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kWgmmaM = 128, kWgmmaK = 64, kWgmmaThreads = 320;
+inline constexpr int kWgmmaM = 128, kWgmmaK = 64;
 
 /// What the two consumer warpgroups do: 64 rows each of the same tile; the same of a part of its K;
 /// or a tile each in turns, so that one's epilogue runs beside the other's products.
@@ -25,12 +27,16 @@ template <int kN, WgmmaMode kMode>
 struct WgmmaLayout {
   static constexpr bool kSplit = kMode == WgmmaMode::parts, kTurns = kMode == WgmmaMode::turns;
   static constexpr int kTall = kTurns ? 2 : 1;  // times 64 rows of a consumer warpgroup
+  // more than 168 registers a consumer: a whole warpgroup gives its own up
+  static constexpr bool kWide = kN * kTall == 256;
+  static constexpr int kChunks = kSplit ? 1 : 2;  // of 64 columns, in a turn of the epilogue
+  static constexpr int kThreads = kWide ? 384 : 320;
   static constexpr int kA = kWgmmaM * kWgmmaK * 2, kB = kN * kWgmmaK * 2;
   static constexpr int kStages = kN == 256 ? 4 : kN == 128 ? (kSplit ? 4 : 6) : kSplit ? 6 : 8;
   static constexpr int kOut = kStages * (kA + kB);   // two buffers of 2 KiB a consumer warp
   static constexpr int kSums = kOut + 8 * 2 * 2048;  // the accumulators that others will add up
   static constexpr int kBias = kSums + (kSplit ? kWgmmaM * kN * 4 : 0);  // one a warpgroup
-  static constexpr int kBarriers = kBias + 2 * kN * 2;
+  static constexpr int kBarriers = kBias + 2 * kN * 4;
   static constexpr int kBytes = kBarriers + (2 * kStages + (kSplit ? 4 : 0)) * 8;
 };
 
@@ -105,6 +111,18 @@ __device__ __forceinline__ void wgmma_produce(const WgmmaProblem& p, const Wgmma
   }
 }
 
+/// A stage has been read, says one thread to each block of the cluster.
+__device__ __forceinline__ void wgmma_release(const Ring& ring, int stage, int cluster,
+                                              int thread) {
+  if (thread >= cluster) return;
+  const std::uint32_t empty = ring.empty + stage * 8;
+  if (cluster == 1) {
+    barrier_arrive(empty);
+  } else {
+    arrive_in_block<false>(empty, thread);
+  }
+}
+
 /// A warpgroup: acc = the product of its 64 rows.
 template <class T, int kN, WgmmaMode kMode, int kTransA, int kTransB>
 __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
@@ -112,15 +130,6 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
                                               Ring& ring, std::uint32_t shared, int group,
                                               int cluster, int thread, bool more) {
   using L = WgmmaLayout<kN, kMode>;
-  const auto release = [&](int stage) {  // by one thread for each block
-    if (thread >= cluster) return;
-    const std::uint32_t empty = ring.empty + stage * 8;
-    if (cluster == 1) {
-      barrier_arrive(empty);
-    } else {
-      arrive_in_block<false>(empty, thread);
-    }
-  };
 #pragma unroll
   for (int r = 0; r < L::kTall; ++r) {
 #pragma unroll
@@ -145,12 +154,12 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
     }
     wgmma_commit();
     wgmma_wait<1>();  // the block before this one has been read
-    if (block > 0) release(previous);
+    if (block > 0) wgmma_release(ring, previous, cluster, thread);
     previous = ring.stage;
     ring.next<L::kStages>();
   }
   wgmma_wait<0>();
-  release(previous);
+  wgmma_release(ring, previous, cluster, thread);
 }
 
 /// The parts of K that a tile was cut into meet: afterwards acc holds the sums in the chunks of 64
@@ -199,6 +208,15 @@ struct WgmmaSums {
   }
 };
 
+/// Parameters come from memory when they are first read, one line after the other: all at once
+/// here.
+__device__ __forceinline__ void wgmma_touch(const WgmmaProblem& p) {
+#pragma unroll
+  for (int at = offsetof(WgmmaProblem, m); at < static_cast<int>(sizeof p); at += 32) {
+    asm volatile("" ::"r"(*reinterpret_cast<const int*>(reinterpret_cast<const char*>(&p) + at)));
+  }
+}
+
 /// An idle warp: the column sums that came as partial sums, in a fixed order.
 template <class T>
 __device__ __forceinline__ void wgmma_column_sums(const ColumnSums& sums) {
@@ -213,7 +231,7 @@ __device__ __forceinline__ void wgmma_column_sums(const ColumnSums& sums) {
 }
 
 template <class T, int kN, WgmmaMode kMode>
-__global__ void __launch_bounds__(kWgmmaThreads, 1)
+__global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
     gemm_wgmma(const __grid_constant__ WgmmaArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere why_not says that it does not run
   using L = WgmmaLayout<kN, kMode>;
@@ -234,38 +252,49 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
     }
     barrier_init_done();
   }
-  const auto meet = [&] {
-    if (cluster == 1) {
-      __syncthreads();
-    } else {
-      asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-    }
+  if (threadIdx.x == 256) {
+    prefetch_map(&args.problem[0].a);
+    prefetch_map(&args.problem[0].b);
+    if (args.problem[0].c_lines) prefetch_map(&args.problem[0].c_map);
+  }
+  const int step = gridDim.x / cluster, start = blockIdx.x / cluster;
+  const int units0 = args.problem[0].units;
+  const int units = units0 + (args.problems > 1 ? args.problem[1].units : 0);
+  const auto tile_of = [&](int unit) {
+    const bool second = unit >= units0;
+    return wgmma_tile<kN>(args.problem[second], second ? unit - units0 : unit, rank);
   };
-  meet();
+  wgmma_touch(args.problem[start >= units0]);
+  WgmmaTile tile = tile_of(start);
+  if (cluster == 1) {
+    __syncthreads();
+  } else {  // barrier_init_done has released what the others must see
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+  }
   wait_for_previous();
   launch_dependents();
   const int warp = uniform_warp(), lane = threadIdx.x % 32;
-  const int units0 = args.problem[0].units;
-  const int units = units0 + (args.problems > 1 ? args.problem[1].units : 0);
-  const int step = gridDim.x / cluster, start = blockIdx.x / cluster;
-  if (warp == 8) {
-    if (elect_lane()) {
+  if (warp >= 8) {
+    if constexpr (L::kWide) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (warp == 9) wgmma_column_sums<T>(args.sums);
+    if (warp == 8 && elect_lane()) {
       for (int unit = start; unit < units; unit += step) {
-        const WgmmaProblem& p = args.problem[unit >= units0];
-        const WgmmaTile tile = wgmma_tile<kN>(p, unit >= units0 ? unit - units0 : unit, rank);
-        wgmma_produce<kN, kMode>(p, tile, ring, shared, rank);
+        if (unit != start) tile = tile_of(unit);
+        wgmma_produce<kN, kMode>(args.problem[unit >= units0], tile, ring, shared, rank);
       }
     }
-  } else if (warp == 9) {
-    wgmma_column_sums<T>(args.sums);
   } else {
+    if constexpr (L::kWide) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = warp / 4, thread = threadIdx.x % 128;
-    T* bias = reinterpret_cast<T*>(memory + L::kBias) + group * kN;
+    float* bias = reinterpret_cast<float*>(memory + L::kBias) + group * kN;
     WgmmaStore<T> store{shared + L::kOut + warp * 4096, 0, lane};
     const std::uint32_t meeting = ring.empty + (L::kStages + group) * 8;
     WgmmaSums<kN> sums{shared + L::kSums,      meeting, meeting + 16, static_cast<int>(cluster),
                        static_cast<int>(rank), group,   thread};
     float acc[L::kTall][kN / 2];
+    float* const v = acc[0];
+    constexpr int kPart = L::kChunks * 32, kParts = L::kTall * kN / 2 / kPart;
+    constexpr int kBias = (kN + 127) / 128;
     int turn = 0;
     for (int unit = start; unit < units; unit += step, turn ^= 1) {
       const WgmmaProblem& p = args.problem[unit >= units0];
@@ -274,12 +303,14 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         continue;
       }
       const bool more = unit + step < units;
-      const WgmmaTile tile = wgmma_tile<kN>(p, unit >= units0 ? unit - units0 : unit, rank);
+      if (unit != start) tile = tile_of(unit);
       const EpilogueArgs& e = p.epilogue;
-      named_barrier(1 + group, 128);  // the last tile's bias has been read
-      for (int i = thread; i < kN; i += 128) {
-        const bool there = e.bias_kind == static_cast<int>(BiasKind::column) && tile.n + i < p.n;
-        bias[i] = there ? static_cast<const T*>(e.bias)[tile.n + i] : from_float<T>(0.0f);
+      T column_bias[kBias];  // on its way beside the products
+#pragma unroll
+      for (int i = 0; i < kBias; ++i) {
+        const int n = tile.n + i * 128 + thread;
+        const bool there = e.bias_kind == static_cast<int>(BiasKind::column) && n < p.n;
+        column_bias[i] = there ? static_cast<const T*>(e.bias)[n] : from_float<T>(0.0f);
       }
       // the ring tells a turn of the barriers from the next, no more: the other has seen all its
       // own
@@ -296,27 +327,33 @@ __global__ void __launch_bounds__(kWgmmaThreads, 1)
         wgmma_consume<T, kN, kMode, 0, 0>(p, acc, ring, shared, group, cluster, thread, more);
       }
       const bool split = L::kSplit && p.split;
-      if (split) {
-        sums.run(acc[0]);
-      } else {
-        named_barrier(1 + group, 128);  // the bias is there
-      }
+      if (split) sums.run(acc[0]);
+      named_barrier(1 + group, 128);  // the last tile's bias has been read
 #pragma unroll
-      for (int r = 0; r < L::kTall; ++r) {
-        const int m = tile.m + (L::kTurns ? r : group) * 64 + warp % 4 * 16;
+      for (int i = 0; i < kBias; ++i) {
+        if (i * 128 + thread < kN) bias[i * 128 + thread] = to_float(column_bias[i]);
+      }
+      named_barrier(1 + group, 128);
+      // a short loop over what lies in the first registers: code that runs once waits for itself
+#pragma unroll 1
+      for (int part = 0; part < kParts; ++part) {
+        const int m = tile.m + (L::kTurns ? part : group) * 64 + warp % 4 * 16;
+        const int chunk = L::kTurns ? 0 : part * L::kChunks, n = tile.n + chunk * 64;
+        if (part > 0) {
+#pragma unroll
+          for (int i = 0; i < (kParts - 1) * kPart; ++i) v[i] = v[i + kPart];
+        }
+        if (n >= p.n || (split && !sums.owns(chunk))) continue;
         float row_bias[2];
         wgmma_row_bias<T>(p, m, lane, row_bias);
-#pragma unroll
-        for (int chunk = 0; chunk < kN / 64; ++chunk) {
-          const int n = tile.n + chunk * 64;
-          if (n >= p.n || (split && !sums.owns(chunk))) continue;
-          wgmma_epilogue<T>(p, acc[r] + chunk * 32, bias + chunk * 64, row_bias, store, n, m,
-                            tile.batch);
-        }
+        wgmma_epilogue<T, L::kChunks>(p, v, bias + chunk * 64, row_bias, store, n, m, tile.batch);
       }
     }
   }
-  if (cluster > 1) meet();  // the other block may still write here
+  if (warp < 8 && lane == 0) store_boxes_wait();
+  if (cluster > 1)
+    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::
+                     : "memory");  // the other block may still write here
 #endif
 }
 

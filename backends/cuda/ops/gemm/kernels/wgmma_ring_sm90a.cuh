@@ -71,6 +71,9 @@ __device__ __forceinline__ void arrive_in_block(std::uint32_t bar, std::uint32_t
   }
 }
 
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 __device__ __forceinline__ void load_box(std::uint32_t dst, const CUtensorMap* map,
                                          std::uint32_t bar, int x, int y, int z) {
   asm volatile(
@@ -88,6 +91,22 @@ __device__ __forceinline__ void load_box_all(std::uint32_t dst, const CUtensorMa
       ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(dst),
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(static_cast<std::uint16_t>(mask))
       : "memory");
+}
+/// From shared memory to where the map says; rows and columns beyond it are left out.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t src, int x, int y,
+                                          int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(src), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ __forceinline__ void store_boxes_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// What this thread's stores leave from has been read.
+__device__ __forceinline__ void store_boxes_wait() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 __device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
   uint4 v;
