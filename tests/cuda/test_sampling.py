@@ -124,6 +124,23 @@ def test_of_equal_logits_the_lower_indices_stay(
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+def test_masses_of_long_rows_of_two_levels_are_added_without_loss(
+    module: Callable[[str], ModuleType], kernel: str
+) -> None:
+    m, n = module("sampling"), 250_000
+    x = torch.zeros(4, n, device="cuda").bfloat16()
+    x[:, 1::2] = -0.3125
+    u = torch.tensor([0.1, 0.5, 0.9, 0.9999], device="cuda")
+    tokens, share = torch.empty(4, dtype=torch.int64, device="cuda"), torch.empty(4, device="cuda")
+    for top_p in (0.4, 0.9):
+        m.forward(x, u, tokens=tokens, probability=share, top_p=top_p, kernel=kernel)
+        p = kept(x[0].double().cpu().numpy(), 1.0, 0, top_p, 0.0)
+        for token, drawn, got in zip(tokens.tolist(), u.tolist(), share.tolist(), strict=True):
+            assert abs(p[: token + 1].sum() - drawn) < 2e-5 and p[token] > 0
+            assert abs(got / p[token] - 1) < 1e-4
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_rows_without_a_finite_maximum_give_torchs_argmax(
     module: Callable[[str], ModuleType], kernel: str
 ) -> None:

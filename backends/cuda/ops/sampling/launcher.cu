@@ -9,7 +9,7 @@
 namespace rm::cuda_ops {
 namespace {
 
-inline constexpr std::int64_t kBlockElements = kSamplingThreads * kSamplingPer;
+std::int64_t most_per(DType t) { return size_of(t) == 2 ? kSamplingPerHalf : kSamplingPer; }
 inline constexpr std::int64_t kRowsAcross = 32768;  // rows along the grid's second axis
 
 SamplingArgs args_of(const Sampling& p, std::int64_t blocks) {
@@ -22,7 +22,7 @@ SamplingArgs args_of(const Sampling& p, std::int64_t blocks) {
   a.rows = rows.rows, a.pitch = rows.pitch, a.n = static_cast<int>(rows.n);
   const std::int64_t vector = 16 / size_of(p.logits.dtype);
   const std::int64_t per = ceil_div(ceil_div(rows.n, blocks * kSamplingThreads), vector) * vector;
-  a.per = static_cast<int>(std::min<std::int64_t>(per, kSamplingPer));
+  a.per = static_cast<int>(std::min(per, most_per(p.logits.dtype)));
   a.top_k = p.top_k, a.top_p = p.top_p;
   if (p.temperature > 0) {
     // not infinite: the largest logit minus itself times this is 0
@@ -43,7 +43,7 @@ std::int64_t blocks_of(const Sampling& p) {
   const Rows rows = rows_of(p.logits);
   std::int64_t blocks = 1;
   while (blocks < kSamplingBlocks &&
-         (blocks * kBlockElements < rows.n ||
+         (blocks * kSamplingThreads * most_per(p.logits.dtype) < rows.n ||
           (2 * blocks * rows.rows <= multiprocessors() && rows.n >= 8192 * blocks))) {
     blocks *= 2;
   }
@@ -103,7 +103,7 @@ Status launch_any(const Sampling& p, Workspace, Stream stream) {
 }
 
 const char* cluster_why_not(const Sampling& p) {
-  if (p.logits.shape[1] > kBlockElements * kSamplingBlocks) {
+  if (p.logits.shape[1] > kSamplingThreads * kSamplingPer * kSamplingBlocks) {
     return "a row has more than 262144 elements";
   }
   const int capability = compute_capability();

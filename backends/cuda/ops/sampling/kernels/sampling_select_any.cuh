@@ -1,8 +1,8 @@
-// A row of logits in tiles: 1024 threads of up to 8 blocks (a cluster, sm_90) take 32 neighbouring
-// elements each; a cluster reads its row once and holds it in shared memory. The k-th logit and the
-// end of the nucleus are found by radix selection over the bits of the logits, 11 at a time. A
-// cluster first gathers, in order, what is above a bound that the threads' largest logits give; if
-// those few are enough, one block goes on with them alone. Bound: latency of the passes.
+// A row of logits in tiles: 1024 threads of up to 8 blocks (a cluster, sm_90) take 32 or 64
+// neighbouring elements each; a cluster reads its row once and holds it in shared memory. The k-th
+// logit and the end of the nucleus are found by radix selection over the bits of the logits, 11 at
+// a time. A cluster first gathers, in order, what is above a bound that the threads' largest logits
+// give; if those few are enough, one block goes on with them alone. Bound: latency of the passes.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -14,7 +14,9 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kSamplingThreads = 1024, kSamplingPer = 32, kSamplingBins = 2048;
+inline constexpr int kSamplingThreads = 1024, kSamplingBins = 2048;
+/// Most elements of a thread in a tile: of 4 or of 2 bytes.
+inline constexpr int kSamplingPer = 32, kSamplingPerHalf = 64;
 inline constexpr int kSamplingBlocks = 8;  // the largest portable cluster
 /// Of a held row: neighbouring threads' packs of one number lie together, the next number's packs
 /// start in other banks.
@@ -38,11 +40,11 @@ struct SamplingArgs {
 
 using Mass = unsigned long long;
 
-/// The largest mass is below 2^34 and a tile of a block has 2^15 elements, so a bin's halves of 17
-/// bits stay below 2^32: two native additions instead of a 64-bit one, which shared memory lacks.
+/// Two native additions, the second where there is a carry, instead of a 64-bit one, which shared
+/// memory lacks.
 struct SamplingBin {
   unsigned low, high;
-  __device__ Mass sum() const { return low + (static_cast<Mass>(high) << 17); }
+  __device__ Mass sum() const { return low + (static_cast<Mass>(high) << 32); }
 };
 
 struct SamplingCandidate {
@@ -386,26 +388,27 @@ struct Sampler {
   __device__ bool gather(int wanted, Mass& row_mass, Enough&& enough) {
     const int step = step_of(wanted), packs = p.per / V, i = first(0);
     const float edge = static_cast<float>(step + 1) / kSamplingStepsAUnit;
-    std::uint32_t mask = 0;
-    Mass inside = 0, all = 0;
+    Mass mask = 0, inside = 0, all = 0;
 #pragma unroll 1
     for (int k = 0; k < packs; ++k) {
       float values[V];
       unpack<T>(words_of(i, k), values);
+      std::uint32_t part = 0;
 #pragma unroll
       for (int j = 0; j < V; ++j) {
         const float v = values[j];
         const bool in = below_top(v) < edge;
-        mask |= static_cast<std::uint32_t>(in) << (k * V + j);
+        part |= static_cast<std::uint32_t>(in) << j;
         if constexpr (kMasses) {
           const Mass w = mass_of(v);
           all += w;
           if (in) inside += w;
         }
       }
+      mask |= static_cast<Mass>(part) << (k * V);
     }
     Mass values[3] = {}, sum[3] = {};
-    auto at = static_cast<std::uint32_t>(scan(__popc(mask), values[0]));
+    auto at = static_cast<std::uint32_t>(scan(__popcll(mask), values[0]));
     if constexpr (kMasses) scan(inside, values[1]), scan(all, values[2]);
     exchange<3>(values, [&](unsigned b, const Mass* other) {
       if (b < rank) at += static_cast<std::uint32_t>(other[0]);
@@ -417,7 +420,7 @@ struct Sampler {
     count = static_cast<int>(sum[0]);
     SamplingCandidate* to = Team::of(s.candidate, 0);
     for (; mask != 0; mask &= mask - 1) {
-      const int e = __ffs(static_cast<int>(mask)) - 1;
+      const int e = __ffsll(static_cast<long long>(mask)) - 1;
       const T value = reinterpret_cast<const T*>(&pack_of(e / V))[e % V];
       to[at++] = {to_float(value), i + e};
     }
@@ -426,9 +429,12 @@ struct Sampler {
   }
 
   __device__ void add_to_bin(int digit, Mass w) {
-    const unsigned low = static_cast<unsigned>(w) & 0x1ffffu, high = static_cast<unsigned>(w >> 17);
-    if (low) atomicAdd(&s.bins[digit].low, low);
-    if (high) atomicAdd(&s.bins[digit].high, high);
+    if (w == 0) return;
+    const auto added = static_cast<unsigned>(w);
+    const unsigned before = atomicAdd(&s.bins[digit].low, added);
+    const unsigned carry = before + added < before ? 1 : 0;
+    const unsigned above = static_cast<unsigned>(w >> 32) + carry;
+    if (above) atomicAdd(&s.bins[digit].high, above);
   }
   /// merged[d] = the weights, over all tiles and blocks, of the keys that begin with `prefix` and
   /// go on with the `bits` bits d.
