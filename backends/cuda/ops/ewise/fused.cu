@@ -147,19 +147,11 @@ const char* fused_args(const Ewise& p, EwiseFusedArgs* out) {
   return nullptr;
 }
 
-template <class T, int kOperands, int kUnroll>
-void launch_unrolled(const EwiseFusedArgs& a, Stream stream) {
+template <class T, int kOperands>
+void launch_operands(const EwiseFusedArgs& a, Stream stream) {
+  constexpr int kUnroll = 2, kBlocks = kOperands == 3 ? 5 : 6;
   const auto blocks = static_cast<unsigned>(ceil_div(a.vectors, kFusedThreads * kUnroll));
-  ewise_fused<T, kOperands, kUnroll><<<blocks, kFusedThreads, 0, stream>>>(a);
-}
-
-/// Four vectors a thread where only one operand is dense, else two.
-template <class T>
-void launch_type(const EwiseFusedArgs& a, Stream stream) {
-  if (a.operands == 1) return launch_unrolled<T, 1, 4>(a, stream);
-  if (a.operands == 3) return launch_unrolled<T, 3, 2>(a, stream);
-  const bool one = a.mode[0] != kFusedDense || a.mode[1] != kFusedDense;
-  one ? launch_unrolled<T, 2, 4>(a, stream) : launch_unrolled<T, 2, 2>(a, stream);
+  ewise_fused<T, kOperands, kUnroll, kBlocks><<<blocks, kFusedThreads, 0, stream>>>(a);
 }
 
 }  // namespace
@@ -174,7 +166,9 @@ Status launch_fused(const Ewise& p, Workspace, Stream stream) {
   if (const char* why = fused_args(p, &args)) return unsupported(std::string("[ewise] ") + why);
   dispatch_float(p.y.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    launch_type<T>(args, stream);
+    args.operands == 1   ? launch_operands<T, 1>(args, stream)
+    : args.operands == 2 ? launch_operands<T, 2>(args, stream)
+                         : launch_operands<T, 3>(args, stream);
   });
   return launch_status("ewise");
 }

@@ -117,13 +117,14 @@ RingPlan ring_plan(std::int64_t n) {
   plan.teams = std::min(norm_ring_threads(per) / 32 / plan.warps, 15);
   plan.pitch = static_cast<int>(ceil_div(vectors * 16, 128) * 128);
   plan.stages =
-      std::min(per == 1 ? 4 : 2, (kRingMemory - kRingHead) / (plan.teams * 2 * plan.pitch));
+      std::min(per == 1 ? 3 : 2, (kRingMemory - kRingHead) / (plan.teams * 2 * plan.pitch));
   return plan;
 }
 
 std::int64_t ring_blocks(std::int64_t rows, std::int64_t n) {
   const int teams = n > 8192 ? 1 : ring_plan(n).teams;  // longer rows take another kernel
-  return std::min<std::int64_t>(ceil_div(rows, teams), std::max(1, multiprocessors()));
+  const std::int64_t all = ceil_div(rows, teams);  // balanced: as few blocks as as many turns need
+  return std::max<std::int64_t>(1, ceil_div(all, ceil_div(all, std::max(1, multiprocessors()))));
 }
 
 const char* ring_why_not(const NormBackward& p) {

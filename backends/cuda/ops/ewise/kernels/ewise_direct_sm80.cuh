@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(256)
     Pack<T, V> out;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-      if constexpr (Arity == 1) out.v[j] = from_float<T>(apply1<Op>(to_float(pa[u].v[j])));
+      if constexpr (Arity == 1) out.v[j] = from_float<T>(apply_as<Op, T>(to_float(pa[u].v[j])));
       if constexpr (Arity == 2) {
         out.v[j] = from_float<T>(apply2<Op>(to_float(pa[u].v[j]), to_float(pb[u].v[j])));
       }
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(256)
   }
   if (blockIdx.x == 0 && static_cast<std::int64_t>(threadIdx.x) < tail) {
     const std::int64_t i = vectors * V + threadIdx.x;
-    if constexpr (Arity == 1) y[i] = from_float<T>(apply1<Op>(to_float(a[i])));
+    if constexpr (Arity == 1) y[i] = from_float<T>(apply_as<Op, T>(to_float(a[i])));
     if constexpr (Arity == 2) y[i] = from_float<T>(apply2<Op>(to_float(a[i]), to_float(b[i])));
   }
 }

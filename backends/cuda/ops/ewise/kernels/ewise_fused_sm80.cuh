@@ -11,33 +11,10 @@ namespace rm::cuda_ops {
 
 inline constexpr int kFusedThreads = 256;
 
-/// 16-bit results need less of gelu: 0.5 erfc as 2 to a polynomial, 3e-5 of the value.
-__device__ __forceinline__ float gelu_half(float a) {
-  const float b = fabsf(a);
-  float e = -1.26245828e-06f, q;
-  e = fmaf(e, b, 4.820329162302443e-05f);
-  e = fmaf(e, b, -0.0008072483010487554f);
-  e = fmaf(e, b, 0.007944579294414972f);
-  e = fmaf(e, b, -0.05263538412726607f);
-  e = fmaf(e, b, -0.45995683171631796f);
-  e = fmaf(e, b, -1.1506099355772355f);
-  e = fmaf(e, b, -1.000043088883022f);
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(e));
-  return a * (a > 0 ? 1.0f - q : q);
-}
-
-template <int Op, class T>
-__device__ __forceinline__ float fused_apply(float a) {
-  if constexpr (Op == kGelu && sizeof(T) == 2) {
-    return gelu_half(a);
-  } else {
-    return apply1<Op>(a);
-  }
-}
-
-/// kUnroll: vectors of a thread and operand, in flight at once.
-template <class T, int kOperands, int kUnroll>
-__global__ void __launch_bounds__(kFusedThreads)
+/// kUnroll: vectors of a thread and operand, in flight at once. The compiler would take 60 to 80
+/// registers to interleave values; blocks that fit beside each other hide more.
+template <class T, int kOperands, int kUnroll, int kBlocks>
+__global__ void __launch_bounds__(kFusedThreads, kBlocks)
     ewise_fused(const __grid_constant__ EwiseFusedArgs p) {
   constexpr int V = kVec<T>;
   const std::int64_t first =
@@ -89,7 +66,7 @@ __global__ void __launch_bounds__(kFusedThreads)
   break;
 #define RM_CASE(name) \
   case name:          \
-    RM_EACH((fused_apply<name, T>(a)))
+    RM_EACH((apply_as<name, T>(a)))
       RM_EWISE_FUSED_UNARY(RM_CASE)
 #undef RM_CASE
 #define RM_CASE(name)    \

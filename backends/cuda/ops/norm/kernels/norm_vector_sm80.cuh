@@ -216,6 +216,12 @@ __global__ void __launch_bounds__(1024) norm_columns_vector(const NormBackwardAr
   part[0][threadIdx.y][threadIdx.x] = dw;
   part[1][threadIdx.y][threadIdx.x] = db;
   __syncthreads();
+  if (p.n % 32 == 0 && threadIdx.x < 2) {  // whole lines that nobody reads again: not to memory
+    for (int t = threadIdx.y; t < shares; t += 32) {
+      const float* line = p.partial + (2 * static_cast<std::int64_t>(t) + threadIdx.x) * p.n;
+      asm volatile("discard.global.L2 [%0], 128;" ::"l"(line + blockIdx.x * 32) : "memory");
+    }
+  }
   dw = warp_reduce<Sum>(part[0][threadIdx.x][threadIdx.y]);  // a warp adds one column's lanes
   db = warp_reduce<Sum>(part[1][threadIdx.x][threadIdx.y]);
   const int mine = blockIdx.x * 32 + threadIdx.y;
