@@ -88,12 +88,21 @@ Status launch_scale(const Conv2dBackward& p, void* data, Stream stream) {
   return launch_conv_pack(k, p.dy.dtype, stream);
 }
 
+/// dy's places follow each other, channels last in vectors.
+bool bias_in_vectors(const Tensor& dy) {
+  const std::int64_t channels = dy.shape[1];
+  std::int64_t stride[4];
+  strides_of(dy, stride);
+  return conv_in_vectors(dy.data, stride, channels, dy.dtype) && dy.stride[3] == channels &&
+         dy.stride[2] == channels * dy.shape[3] &&
+         (dy.shape[0] == 1 || dy.stride[0] == dy.stride[2] * dy.shape[2]);
+}
 int bias_splits(const Conv2dBackward& p) {
   const std::int64_t places = p.dy.shape[0] * p.dy.shape[2] * p.dy.shape[3];
-  const std::int64_t columns = ceil_div(p.dy.shape[1], 32);
+  const std::int64_t columns = ceil_div(p.dy.shape[1], 256);
   return static_cast<int>(std::clamp<std::int64_t>(
-      std::min(ceil_div(places, 64), ceil_div(8 * std::max(1, multiprocessors()), columns)), 1,
-      4096));
+      std::min(ceil_div(places, 64), ceil_div(4 * std::max(1, multiprocessors()), columns)), 1,
+      1024));
 }
 std::size_t bias_bytes(const Conv2dBackward& p) {
   return p.dbias ? whole(static_cast<std::size_t>(bias_splits(p)) * p.dy.shape[1] * 4) : 0;
@@ -105,10 +114,20 @@ Status launch_bias(const Conv2dBackward& p, const Tensor& dy, void* room, Stream
   float* parts = static_cast<float*>(room);
   dispatch_float(dy.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const dim3 grid(static_cast<unsigned>(ceil_div(channels, 32)), static_cast<unsigned>(splits));
-    conv2d_bias_parts<T><<<grid, dim3(32, 8), 0, stream>>>(w.args, parts);
-    conv2d_bias_finish<T><<<static_cast<unsigned>(ceil_div(channels, 256)), 256, 0, stream>>>(
-        parts, splits, channels, static_cast<T*>(p.dbias->data));
+    const auto columns = [&](int width) {
+      return static_cast<unsigned>(ceil_div(channels, width));
+    };
+    if (bias_in_vectors(dy)) {
+      constexpr int V = 16 / static_cast<int>(sizeof(T));
+      const dim3 grid(columns(32 * V), static_cast<unsigned>(splits));
+      conv2d_bias_vectors<T><<<grid, dim3(32, 8), 0, stream>>>(
+          static_cast<const T*>(dy.data), dy.shape[0] * dy.shape[2] * dy.shape[3], channels, parts);
+    } else {
+      const dim3 grid(columns(32), static_cast<unsigned>(splits));
+      conv2d_bias_parts<T><<<grid, dim3(32, 8), 0, stream>>>(w.args, parts);
+    }
+    conv2d_bias_finish<T><<<columns(32), dim3(32, 32), 0, stream>>>(parts, splits, channels,
+                                                                    static_cast<T*>(p.dbias->data));
   });
   return launch_status("conv2d");
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "_shim/epilogue_shim.cuh"
+#include "_shim/words_shim.cuh"
 #include "conv2d/kernels/conv2d_args.hpp"
 
 namespace rm::cuda_ops {
@@ -175,14 +176,68 @@ __global__ void __launch_bounds__(256)
   for (int r = 1; r < 8; ++r) sum += sums[r][threadIdx.x];
   parts[static_cast<std::int64_t>(blockIdx.y) * channels + o] = sum;
 }
+/// The same of dense places, channels last: 32 vectors of channels by 8 lanes, four loads of a
+/// thread under way.
 template <class T>
 __global__ void __launch_bounds__(256)
+    conv2d_bias_vectors(const T* dy, std::int64_t places, int channels, float* parts) {
+  constexpr int V = kVec<T>, kLoads = 4;
+  __shared__ float sums[8][32 * V];
+  const int c = (static_cast<int>(blockIdx.x) * 32 + threadIdx.x) * V;
+  const std::int64_t share = (places + gridDim.y - 1) / gridDim.y;
+  const std::int64_t last = min(places, share * (blockIdx.y + 1));
+  float sum[V] = {};
+  if (c < channels) {
+#pragma unroll 1
+    for (std::int64_t j = share * blockIdx.y + threadIdx.y; j < last; j += 8 * kLoads) {
+      uint4 w[kLoads];
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        w[u] = make_uint4(0, 0, 0, 0);
+        if (j + u * 8 < last) {
+          w[u] = *reinterpret_cast<const uint4*>(dy + (j + u * 8) * channels + c);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        float v[V];
+        unpack<T>(w[u], v);
+#pragma unroll
+        for (int k = 0; k < V; ++k) sum[k] += v[k];
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < V; ++k) sums[threadIdx.y][threadIdx.x * V + k] = sum[k];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.y) * 32 + threadIdx.x; i < 32 * V; i += 256) {
+    const int o = static_cast<int>(blockIdx.x) * 32 * V + i;
+    if (o >= channels) break;
+    float all = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 8; ++r) all += sums[r][i];
+    parts[static_cast<std::int64_t>(blockIdx.y) * channels + o] = all;
+  }
+}
+/// 32 channels by 32 lanes a block.
+template <class T>
+__global__ void __launch_bounds__(1024)
     conv2d_bias_finish(const float* parts, int splits, int channels, T* dbias) {
-  const int o = blockIdx.x * 256 + threadIdx.x;
-  if (o >= channels) return;
+  __shared__ float sums[32][33];
+  const int o = static_cast<int>(blockIdx.x) * 32 + threadIdx.x;
   float sum = 0.0f;
-  for (int s = 0; s < splits; ++s) sum += parts[static_cast<std::int64_t>(s) * channels + o];
-  dbias[o] = from_float<T>(sum);
+  if (o < channels) {
+#pragma unroll 8
+    for (int s = threadIdx.y; s < splits; s += 32) {
+      sum += parts[static_cast<std::int64_t>(s) * channels + o];
+    }
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  // a warp a channel adds its lanes
+  sum = warp_reduce<Sum>(sums[threadIdx.x][threadIdx.y]);
+  const int mine = static_cast<int>(blockIdx.x) * 32 + threadIdx.y;
+  if (threadIdx.x == 0 && mine < channels) dbias[mine] = from_float<T>(sum);
 }
 
 }  // namespace rm::cuda_ops
