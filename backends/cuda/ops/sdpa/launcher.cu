@@ -153,9 +153,14 @@ Status launch_decode_f32(const Sdpa& p, Workspace workspace, Stream stream) {
     return launch_decode_shape<float, Shape>(sdpa_decode_f32<Shape>, a, p.overlap, workspace,
                                              stream);
   };
-  if (a.dim <= 64) return launch(DecodeF32Shape<64>{});
-  if (a.dim <= 128) return launch(DecodeF32Shape<128>{});
-  return launch(DecodeF32Shape<256>{});
+  if (a.ratio * a.rows == 1) {
+    if (a.dim <= 64) return launch(DecodeF32Shape<64, 1>{});
+    if (a.dim <= 128) return launch(DecodeF32Shape<128, 1>{});
+    return launch(DecodeF32Shape<256, 1>{});
+  }
+  if (a.dim <= 64) return launch(DecodeF32Shape<64, kDecodeF32Rows>{});
+  if (a.dim <= 128) return launch(DecodeF32Shape<128, kDecodeF32Rows>{});
+  return launch(DecodeF32Shape<256, kDecodeF32Rows>{});
 }
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {

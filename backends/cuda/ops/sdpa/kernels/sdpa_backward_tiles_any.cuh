@@ -61,13 +61,7 @@ __device__ __forceinline__ void grad_tiles_products(float (&out)[4][kN], const f
     for (int j = 0; j < kN; ++j) {
       y[j] = *reinterpret_cast<const float4*>(tile + (lane + 16 * j) * (kD + 4) + d);
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (int j = 0; j < kN; ++j) {
-        out[i][j] = add_product(out[i][j], x[i], y[j]);
-      }
-    }
+    add_products(out, x, y);
   }
 }
 

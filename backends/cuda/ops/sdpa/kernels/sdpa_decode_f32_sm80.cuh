@@ -10,8 +10,10 @@ namespace rm::cuda_ops {
 
 inline constexpr int kDecodeF32Rows = 4;
 
-template <int kHeadDim>
+/// kAtOnce: rows of a block, 1 or kDecodeF32Rows.
+template <int kHeadDim, int kAtOnce>
 struct DecodeF32Shape {
+  static constexpr int kRows = kAtOnce;
   static constexpr int kD = kHeadDim, kWarps = 8, kThreads = kWarps * 32, kStages = 5;
   static constexpr int kLanes = kD == 256 ? 16 : 8,
                        kQuads = kD / kLanes / 4;  // of a key; of a lane
@@ -27,9 +29,9 @@ template <int kQuads>
 struct DecodeF32Row {
   float query[kQuads * 4], sum[kQuads * 4], top, total;
 
-  /// Another key of score x and values v.
+  /// Another key of score x and values v. `top` follows the maximum only when that is 2^8 above.
   __device__ __forceinline__ void add(float x, const float (&v)[kQuads * 4]) {
-    const float high = fmaxf(top, x), base = high == minus_infinity() ? 0.0f : high;
+    const float high = x > top + 8.0f ? x : top, base = high == minus_infinity() ? 0.0f : high;
     const float keep = power_of_2(top - base), weight = power_of_2(x - base);
     top = high, total = total * keep + weight;
     if (__any_sync(0xffffffffu, keep != 1.0f)) {
@@ -54,12 +56,13 @@ struct DecodeF32Row {
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArgs p) {
   constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kKeys = Shape::kKeys,
-                kStages = Shape::kStages, kQuads = Shape::kQuads, kLanes = Shape::kLanes;
+                kStages = Shape::kStages, kQuads = Shape::kQuads, kLanes = Shape::kLanes,
+                kRows = Shape::kRows;
   extern __shared__ __align__(128) unsigned char memory[];
   launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % kLanes;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups;
-  const int row0 = blockIdx.z * kDecodeF32Rows, rows = min(kDecodeF32Rows, p.ratio * p.rows - row0);
+  const int row0 = blockIdx.z * kRows, rows = min(kRows, p.ratio * p.rows - row0);
   const int keys = keys_of(p, b), tiles = (keys + kKeys - 1) / kKeys;
   const int all = (tiles + p.splits - 1) / p.splits;
   const int begin = blockIdx.x * all, end = min(tiles, begin + all);
@@ -86,10 +89,10 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
   for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kWarps, i);
 
   wait_for_previous();  // q is written by the kernel before
-  DecodeF32Row<kQuads> row[kDecodeF32Rows];
-  int query[kDecodeF32Rows], head[kDecodeF32Rows], seen[kDecodeF32Rows];
+  DecodeF32Row<kQuads> row[kRows];
+  int query[kRows], head[kRows], seen[kRows];
 #pragma unroll
-  for (int r = 0; r < kDecodeF32Rows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     query[r] = (row0 + r) / p.ratio, head[r] = g * p.ratio + (row0 + r) % p.ratio;
     seen[r] = r < rows ? visible_keys(p, keys, query[r]) : 0;
     row[r].top = minus_infinity(), row[r].total = 0.0f;
@@ -114,9 +117,9 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
       *reinterpret_cast<float4*>(value + 4 * i) =
           *reinterpret_cast<const float4*>(memory + slot(stage, kQuads + i));
     }
-    float score[kDecodeF32Rows];
+    float score[kRows];
 #pragma unroll
-    for (int r = 0; r < kDecodeF32Rows; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       float x[2] = {};
 #pragma unroll
       for (int i = 0; i < kQuads * 4; ++i) x[i % 2] = fmaf(row[r].query[i], key[i], x[i % 2]);
@@ -129,7 +132,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
     }
     const int j = tile * kKeys + lane / kLanes;
 #pragma unroll
-    for (int r = 0; r < kDecodeF32Rows; ++r) {
+    for (int r = 0; r < kRows; ++r) {
       row[r].add(j < seen[r] ? masked_score<float>(p, score[r], b, head[r], query[r], j)
                              : minus_infinity(),
                  value);
@@ -145,7 +148,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
   __syncthreads();  // the ring becomes [warp][rows][kD + 2] floats
   float* mine = reinterpret_cast<float*>(memory) + warp * Shape::kFloats;
 #pragma unroll
-  for (int r = 0; r < kDecodeF32Rows; ++r) {
+  for (int r = 0; r < kRows; ++r) {
     float* to = mine + r * (kD + 2);
     if (lane == 0) to[kD] = row[r].top, to[kD + 1] = row[r].total;
     if (lane >= kLanes) continue;

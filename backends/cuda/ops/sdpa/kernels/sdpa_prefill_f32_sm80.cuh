@@ -77,11 +77,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1) sdpa_prefill_f32(const Sdp
         x[i] = *reinterpret_cast<const float4*>(q_tile + (row0 + 16 * i) * kPitch + d);
         y[i] = *reinterpret_cast<const float4*>(k_tile + (lane + 16 * i) * kPitch + d);
       }
-#pragma unroll
-      for (int i = 0; i < kPer; ++i) {
-#pragma unroll
-        for (int j = 0; j < kPer; ++j) score[i][j] = add_product(score[i][j], x[i], y[j]);
-      }
+      add_products(score, x, y);
     }
     copy_groups_wait<0>();
     __syncthreads();  // the values are there; the keys are no longer read

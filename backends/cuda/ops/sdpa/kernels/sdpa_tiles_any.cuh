@@ -25,9 +25,21 @@ __device__ __forceinline__ void tiles_load(float* to, int to_pitch, const T* fro
   }
 }
 
-/// sum + x y, one multiply-add after the other.
-__device__ __forceinline__ float add_product(float sum, float4 x, float4 y) {
-  return fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sum))));
+/// sum[i][j] += x[i] y[j]: one multiply-add of each product after the other, so that none waits.
+template <int kM, int kN>
+__device__ __forceinline__ void add_products(float (&sum)[kM][kN], const float4 (&x)[kM],
+                                             const float4 (&y)[kN]) {
+  const auto part = [](const float4& v, int c) {
+    return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w;
+  };
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+#pragma unroll
+    for (int i = 0; i < kM; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) sum[i][j] = fmaf(part(x[i], c), part(y[j], c), sum[i][j]);
+    }
+  }
 }
 
 __device__ __forceinline__ float lanes_16_max(float x) {
@@ -37,7 +49,7 @@ __device__ __forceinline__ float lanes_16_max(float x) {
 }
 
 template <class T, int kD>
-__global__ void __launch_bounds__(kTilesThreads) sdpa_tiles(const SdpaArgs p) {
+__global__ void __launch_bounds__(kTilesThreads, kD > 128 ? 1 : 2) sdpa_tiles(const SdpaArgs p) {
   constexpr int kPitch = kD + 4, kColumns = kD / 64;  // of o: 4 neighbours in each 64
   extern __shared__ __align__(16) float memory_4[];
   float *q_tile = memory_4, *k_tile = q_tile + kTilesRows * kPitch,
@@ -72,13 +84,7 @@ __global__ void __launch_bounds__(kTilesThreads) sdpa_tiles(const SdpaArgs p) {
         x[i] = *reinterpret_cast<const float4*>(q_tile + (row0 + i) * kPitch + d);
         y[i] = *reinterpret_cast<const float4*>(k_tile + (lane + 16 * i) * kPitch + d);
       }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          score[i][j] += x[i].x * y[j].x + x[i].y * y[j].y + x[i].z * y[j].z + x[i].w * y[j].w;
-        }
-      }
+      add_products(score, x, y);
     }
     __syncthreads();  // the keys are no longer read
 #pragma unroll
