@@ -418,3 +418,17 @@ def test_an_encoder_decoder_called_with_labels_gives_its_cache() -> None:
             assert cache.get_seq_length() == 4
             assert cache.is_updated == expected.past_key_values.is_updated
     assert report(model)["routed"] == 2, str(rm.explain(model))
+
+
+def test_a_rounding_to_half_precision_in_a_model_of_f32_keeps_its_overflow() -> None:
+    class Rounds(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner((x * 1000).half().float() * 2)
+
+    model = Rounds().eval()
+    with torch.no_grad():
+        for x in (X, X, X, X * 1000):
+            with rm.disabled():
+                expected = model(x)
+            torch.testing.assert_close(model(x), expected, equal_nan=True)
+    assert report(model)["routed"] == 3

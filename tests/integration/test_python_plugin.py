@@ -214,3 +214,15 @@ def test_without_the_exporter_a_backend_that_takes_onnx_says_what_to_install(
     found = serve("ort:0", calls=1, PYTHONPATH=paths)
     assert found["right"] and "RM401" in found["codes"]
     assert any("pip install 'rm_abstract[onnx]'" in line for line in found["warned"])
+
+
+def test_a_worker_whose_interpreter_lacks_the_sdk_says_so_and_is_no_crash(tmp_path: Path) -> None:
+    source = (PLUGINS / "rm_backend_mine.py").read_text()
+    (tmp_path / "rm_backend_mine.py").write_text(source)
+    worker = (PLUGINS / "mine_worker.py").read_text()
+    absent = worker.replace("\nimport ", "\nimport an_sdk_nobody_has\nimport ", 1)
+    assert absent != worker
+    (tmp_path / "mine_worker.py").write_text(absent)
+    found = serve("mine:0", RM_BACKEND_PATH=str(tmp_path))
+    assert found["right"] and "RM401" in found["codes"] and "RM303" not in found["codes"]
+    assert any("an_sdk_nobody_has" in text for text in found["warned"])

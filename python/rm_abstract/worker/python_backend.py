@@ -73,6 +73,8 @@ def _told(doing: str) -> Iterator[None]:
         code = "RM301"
         if isinstance(error, NotImplementedError):
             code = "RM304"
+        elif isinstance(error, ImportError):
+            code = "RM401"
         elif isinstance(error, MemoryError):
             code = "RM305"
         elif isinstance(error, TimeoutError):
@@ -91,10 +93,17 @@ class Service:
         if found.folder:
             sys.path.insert(0, found.folder)
         module, _, name = found.plugin.worker.partition(":")
-        with _told(f"{found.plugin.name} {found.plugin.worker}"):
-            self._class: Callable[[int], public.Worker] = getattr(import_module(module), name)
+        self._class: Callable[[int], public.Worker]
+        self._refusal: public.Failure | None = None  # told when the frame asks, not by a crash
+        try:
+            with _told(f"{found.plugin.name} {found.plugin.worker} in {sys.executable}"):
+                self._class = getattr(import_module(module), name)
+        except public.Failure as failure:
+            self._refusal = failure
 
     def describe(self) -> dict[str, Any]:
+        if self._refusal is not None:
+            raise self._refusal
         return {
             "pid": os.getpid(),
             "backend": self._plugin.name,

@@ -60,6 +60,18 @@ bool fits_a_register(DType dtype) {
   return ir::is_floating(dtype) || dtype == DType::kI64 || dtype == DType::kBool;
 }
 
+bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
+
+constexpr int kMaxChain = 16;  // nodes looked back at
+
+// Whether `v` comes from values of half precision, through element-wise nodes.
+bool comes_from_half(const Rewriter& rw, ValueId v, int depth = 0) {
+  const Node* node = rw.def(v);
+  if (node == nullptr || !is_elementwise(*node) || depth == kMaxChain) return is_half(rw.dtype(v));
+  return std::any_of(node->operands.begin(), node->operands.end(),
+                     [&](ValueId x) { return comes_from_half(rw, x, depth + 1); });
+}
+
 class Builder {
  public:
   Builder(const Rewriter& rw, const Node& root) : rw_(rw), root_(root) {}
@@ -113,9 +125,16 @@ class Builder {
     const Node* node = rw_.def(v);
     bool ok = node != nullptr && is_elementwise(*node) && rw_.uses(v) == reads(reader, v) &&
               rw_.dims(v) == rw_.dims(root_.result()) && fits_a_register(rw_.dtype(v)) &&
+              !rounds_on_purpose(v) &&
               // Constant expressions are computed once, outside the plan.
               !rw_.is_constant_expression(v);
     return ok ? node : nullptr;
+  }
+
+  // A model of f32 that goes through half precision wants that rounding (and its overflow); in a
+  // model of half precision the rounding between two steps is storage (decision 0010).
+  bool rounds_on_purpose(ValueId v) const {
+    return is_half(rw_.dtype(v)) && !is_half(rw_.dtype(root_.result())) && !comes_from_half(rw_, v);
   }
 
   int64_t value(const Node& reader, ValueId v) {

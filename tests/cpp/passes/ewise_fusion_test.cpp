@@ -56,6 +56,19 @@ TEST_CASE("half precision chains compute in f32 inside the program") {
       0.02);
 }
 
+TEST_CASE("a rounding to half precision that a model of f32 asks for stays") {
+  for (const std::string half : {"f16", "bf16"}) {
+    check_kept(kS + "input %0 \"x\" : f32[s0,s1]\n%1 = cast(%0) : " + half +
+                   "[s0,s1]\n%2 = cast(%1) : f32[s0,s1]\nreturn %2\n",
+               {fuse_ewise});
+  }
+  ir::Graph graph = after(kS + "input %0 \"x\" : f32[s0,s1]\n%1 = exp(%0) : f32[s0,s1]\n"
+                               "%2 = cast(%1) : f16[s0,s1]\n%3 = cast(%2) : f32[s0,s1]\n"
+                               "%4 = neg(%3) : f32[s0,s1]\nreturn %4\n",
+                          {fuse_ewise});
+  CHECK(graph.nodes.size() == 2);
+}
+
 TEST_CASE("a value with another reader or another shape is not computed twice") {
   check_kept(kS + "input %0 \"x\" : f32[s0,s1]\n%1 = exp(%0) : f32[s0,s1]\n%2 = neg(%1) : "
                   "f32[s0,s1]\nreturn %1, %2\n",
