@@ -329,6 +329,39 @@ def test_a_capture_from_the_cache_is_not_used_for_other_captured_values(
             torch.testing.assert_close(other(X), expected)
 
 
+def calling(function: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    class Calls(Base):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(self.inner(x))
+
+    torch.manual_seed(0)
+    return Calls().eval()
+
+
+def test_captured_functions_of_one_name_are_told_apart_in_the_cache() -> None:
+    x = torch.zeros(2, 8)  # where the two agree: the gate would pass one for the other
+    models = [calling(lambda y: y.relu()), calling(lambda y: y.relu() * (1 + y.detach().floor()))]
+    with torch.no_grad():
+        models[0].inner.bias.fill_(0.5)
+        models[1].inner.bias.fill_(0.5)
+        for model in models:
+            for given in (x, x, X * 50):
+                with rm.disabled():
+                    expected = model(given)
+                torch.testing.assert_close(model(given), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_products_in_f64_are_left_to_torch() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).double().eval()
+    with torch.no_grad():
+        for _ in range(3):
+            with rm.disabled():
+                expected = model(X.double())
+            torch.testing.assert_close(model(X.double()), expected)
+    assert report(model)["routed"] == 2
+    assert "kept on torch: aten.linear.default x1" in str(rm.explain(model))
+
+
 def test_an_ordered_dict_comes_back_as_one_and_routed() -> None:
     class Named(Base):
         def forward(self, x: torch.Tensor) -> OrderedDict[str, torch.Tensor]:

@@ -291,7 +291,7 @@ class _Importer:
         if not vals or not all(isinstance(v, torch.Tensor) for v in vals):
             raise self.unsupported(node, "tensors as results", str(target))
         types = [self.type_of(v, node) for v in vals]
-        if target.namespace == "aten":
+        if target.namespace == "aten" and not _is_wide_product(target, types):
             handler = HANDLERS.get(str(target).removeprefix("aten."))
             if handler is not None:
                 result = handler(Call(self.b, self.bound(node, target), types))
@@ -371,3 +371,13 @@ class _Importer:
             f"expected {expected}, got {got} at {node.name} ({source_line(node)})",
             "keeping this module eager, or a mapping for this operator",
         )
+
+
+_PRODUCTS = {"linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "mv", "addmv", "dot"}
+
+
+def _is_wide_product(
+    target: torch._ops.OpOverload, types: Sequence[tuple[str, tuple[Dim, ...]]]
+) -> bool:
+    """A product in f64: our kernels for it are a reference, PyTorch's are tens of times faster."""
+    return types[0][0] == "f64" and target._schema.name.removeprefix("aten::") in _PRODUCTS

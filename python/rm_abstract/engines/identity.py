@@ -18,11 +18,12 @@ from typing import Any
 import torch
 
 from rm_abstract import surroundings
-from rm_abstract.engines.replaced_code import Unstable, replaced_code
+from rm_abstract.engines.replaced_code import Unstable, code_digest, replaced_code
 from rm_abstract.surroundings import installed
 
 __all__ = ["Unstable", "describe"]
 
+CAPTURE_VERSION = 2  # raise it with every change of what a capture gives or a row here says
 _PLAIN = (bool, int, float, str, bytes, type(None))
 # Bookkeeping of nn.Module and transformers that a traced forward does not read.
 _IGNORED = {
@@ -83,6 +84,7 @@ def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
     replaced = replaced_code({type(sub) for sub in module.modules()}, files, installed)
     return json.dumps(
         {
+            "capture": CAPTURE_VERSION,
             "modules": rows,
             "replaced": replaced,
             "around": _around(module, digest),
@@ -109,6 +111,8 @@ def _around(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> list[A
             rows.append([where, sorted(map(repr, value))])
         elif hasattr(value, "tobytes") and hasattr(value, "dtype"):  # NumPy's
             rows.append([where, str(value.dtype), digest(value.tobytes()).hex()])
+        elif isinstance(value, types.FunctionType):  # two lambdas have one name
+            rows.append([where, value.__module__, value.__qualname__, code_digest(value.__code__)])
         else:  # what it holds has rows of its own
             rows.append([where, type(value).__module__, type(value).__qualname__])
     return sorted(rows, key=lambda row: json.dumps(row))

@@ -78,7 +78,7 @@ class _Finder:
         if exists:
             row: list[Any] = [os.path.basename(file), code.co_name, code.co_firstlineno]
         else:  # made by exec or typed in
-            row = [file, code.co_name, _code_digest(code)]
+            row = [file, code.co_name, code_digest(code)]
         self._known[id(function)] = row[:3]
         held = _cells(function)
         if trusted:  # a decorator of a library: what it wraps says more than what it remembers
@@ -158,11 +158,11 @@ def _cells(function: types.FunctionType) -> list[Any]:
     return found
 
 
-def _code_digest(code: types.CodeType) -> str:
+def code_digest(code: types.CodeType) -> str:
     parts = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames)]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            parts.append(_code_digest(constant))
+            parts.append(code_digest(constant))
         elif isinstance(constant, frozenset):
             parts.append(repr(sorted(map(repr, constant))))
         else:
