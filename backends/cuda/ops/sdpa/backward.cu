@@ -91,8 +91,15 @@ Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
   if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
   const dim3 grid(static_cast<unsigned>(ceil_div(kQueries ? a.f.rows : a.f.keys, Shape::kRows)),
                   static_cast<unsigned>(a.f.batch * (kQueries ? a.f.heads : a.f.groups)));
-  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a, maps);
-  return launch_status("sdpa");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = dim3(Shape::kThreads);
+  config.dynamicSmemBytes = Shape::kMemory, config.stream = stream;
+  config.attrs = &early, config.numAttrs = kQueries ? 0 : 1;
+  return cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a, maps),
+                     "a launch without errors");
 }
 
 template <class T, int kD>

@@ -425,6 +425,7 @@ __global__ void __launch_bounds__(GradShape<kD, kPart>::kThreads, 1)
   __shared__ __align__(8) std::uint64_t storage[1 + 2 * Shape::kStages];  // rows; full, empty
   const std::uint32_t start = shared_address(raw), memory = (start + 1023) & ~1023u;
   const std::uint32_t bars = shared_address(storage);
+  launch_dependents();  // the next part needs nothing of this one: it fills this one's last turn
   if (threadIdx.x == 0) {
     barrier_init(bars, 1);
     for (int s = 0; s < Shape::kStages; ++s) {
@@ -442,6 +443,8 @@ __global__ void __launch_bounds__(GradShape<kD, kPart>::kThreads, 1)
   } else {
     more_registers<Shape::kMany>();
     grad_rows<T, kD, kPart>(p, t, raw + (memory - start), memory, bars);
+    // Who waits for the last part waits for all.
+    if constexpr (kPart != GradPart::queries) wait_for_previous();
   }
 #endif
 }
