@@ -88,11 +88,12 @@ Status launch_axes(const Reduction& p, Workspace, Stream stream) {
   });
 }
 
-/// Blocks along the reduced axes, of `least` or more: short ones, so that all multiprocessors end
-/// together.
-std::int64_t splits_for(std::int64_t blocks, std::int64_t reduced, std::int64_t least) {
+/// Blocks along the reduced axes, of `least` or more, about `share` a multiprocessor: short ones,
+/// so that all multiprocessors end together, but of columns few, whose parts are as many.
+std::int64_t splits_for(std::int64_t blocks, std::int64_t reduced, std::int64_t least,
+                        std::int64_t share = 16) {
   const std::int64_t wanted =
-      ceil_div(16 * std::max(1, multiprocessors()), std::max<std::int64_t>(1, blocks));
+      ceil_div(share * std::max(1, multiprocessors()), std::max<std::int64_t>(1, blocks));
   return std::clamp<std::int64_t>(std::min(wanted, reduced / least), 1, 2112);
 }
 /// 16-byte vectors of a row.
@@ -141,7 +142,7 @@ int column_vector(const Reduction& p, const ReductionArgs& a) {
   return a.kept.total / per < 64 ? 1 : per;
 }
 std::int64_t column_splits(const Reduction& p, const ReductionArgs& a) {
-  return splits_for(ceil_div(a.kept.total, 32 * column_vector(p, a)), a.reduced.total, 64);
+  return splits_for(ceil_div(a.kept.total, 32 * column_vector(p, a)), a.reduced.total, 64, 4);
 }
 
 Status launch_columns(const Reduction& p, Workspace workspace, Stream stream) {
