@@ -37,7 +37,7 @@ struct WgmmaLayout {
   static constexpr int kSums = kOut + 8 * 2 * 2048;  // the accumulators that others will add up
   static constexpr int kBias = kSums + (kSplit ? kWgmmaM * kN * 4 : 0);  // one a warpgroup
   static constexpr int kBarriers = kBias + 2 * kN * 4;
-  static constexpr int kBytes = kBarriers + (2 * kStages + (kSplit ? 4 : 0)) * 8;
+  static constexpr int kBytes = kBarriers + 2 * kStages * 8;
 };
 
 /// The tile of a unit of work in this block.
@@ -119,7 +119,7 @@ __device__ __forceinline__ void wgmma_release(const Ring& ring, int stage, int c
   if (cluster == 1) {
     barrier_arrive(empty);
   } else {
-    arrive_in_block<false>(empty, thread);
+    arrive_in_block(empty, thread);
   }
 }
 
@@ -130,19 +130,23 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
                                               Ring& ring, std::uint32_t shared, int group,
                                               int cluster, int thread, bool more) {
   using L = WgmmaLayout<kN, kMode>;
+  int blocks = p.k_blocks;
+  float zero = 0.0f;
+  asm volatile(""
+               : "+r"(blocks), "+f"(zero));  // in registers: ptxas would read, compute in the loop
 #pragma unroll
   for (int r = 0; r < L::kTall; ++r) {
 #pragma unroll
-    for (int i = 0; i < kN / 2; ++i) acc[r][i] = 0.0f;
+    for (int i = 0; i < kN / 2; ++i) acc[r][i] = zero;
   }
   int previous = 0;
-  for (int block = 0; block < p.k_blocks; ++block) {
+  for (int block = 0; block < blocks; ++block) {
     const std::uint32_t a = shared + ring.stage * (L::kA + L::kB);
     const std::uint64_t da =
         wgmma_descriptor(a + (L::kTurns ? 0 : group * 8192), kTransA ? 8192 : 16);
     const std::uint64_t db = wgmma_descriptor(a + L::kA, kTransB ? 8192 : 16);
     ring_wait(ring.full + ring.stage * 8, ring.phase);
-    if (L::kTurns && more && block + 1 == p.k_blocks) named_barrier_arrive(3 + (group ^ 1), 256);
+    if (L::kTurns && more && block + 1 == blocks) named_barrier_arrive(3 + (group ^ 1), 256);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -162,13 +166,31 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
   wgmma_release(ring, previous, cluster, thread);
 }
 
+/// Where all threads of a cluster meet and see what the others have written. Not by barriers in
+/// shared memory: compute-sanitizer's racecheck follows this one.
+struct ClusterMeeting {
+  bool left = false;  // this thread has said that it has read the others' parts
+
+  __device__ __forceinline__ void arrive() {
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  }
+  __device__ __forceinline__ void wait() {
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  }
+  __device__ __forceinline__ void write() {  // once all have left the unit before
+    if (left) wait();
+    left = false;
+  }
+  __device__ __forceinline__ void read() { arrive(), wait(); }
+  __device__ __forceinline__ void leave() { arrive(), left = true; }
+};
+
 /// The parts of K that a tile was cut into meet: afterwards acc holds the sums in the chunks of 64
 /// columns that this block owns.
 template <int kN>
 struct WgmmaSums {
-  std::uint32_t memory, full, free;  // of this warpgroup
+  std::uint32_t memory;
   int cluster, rank, group, thread;
-  std::uint32_t phase = 0;
 
   __device__ __forceinline__ bool owns(int chunk) const {
     return (chunk + group * (kN / 64)) % cluster == rank;
@@ -176,20 +198,15 @@ struct WgmmaSums {
   __device__ __forceinline__ std::uint32_t place(int chunk, int i) const {
     return memory + ((chunk * 8 + i) * 256 + group * 128 + thread) * 16;
   }
-  __device__ __forceinline__ void arrive(std::uint32_t bar) const {
-    named_barrier(1 + group, 128);
-    if (thread < cluster) arrive_in_block<true>(bar, thread);
-  }
-  __device__ __forceinline__ void run(float (&acc)[kN / 2]) {
-    cluster_wait(free, phase ^ 1);
+  __device__ __forceinline__ void run(float (&acc)[kN / 2], ClusterMeeting& meeting) {
+    meeting.write();
 #pragma unroll
     for (int c = 0; c < kN / 64; ++c) {
       if (owns(c)) continue;
 #pragma unroll
       for (int i = 0; i < 8; ++i) store_shared(place(c, i), acc + c * 32 + i * 4);
     }
-    arrive(full);
-    cluster_wait(full, phase);
+    meeting.read();
 #pragma unroll
     for (int c = 0; c < kN / 64; ++c) {
       if (!owns(c)) continue;
@@ -203,8 +220,7 @@ struct WgmmaSums {
         }
       }
     }
-    arrive(free);
-    phase ^= 1;
+    meeting.leave();
   }
 };
 
@@ -247,9 +263,6 @@ __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
       barrier_init(ring.full + i * 8, 1);
       barrier_init(ring.empty + i * 8, (L::kTurns ? 1 : 2) * static_cast<int>(cluster));
     }
-    for (int i = 0; L::kSplit && i < 4; ++i) {
-      barrier_init(ring.empty + (L::kStages + i) * 8, static_cast<int>(cluster));
-    }
     barrier_init_done();
   }
   if (threadIdx.x == 256) {
@@ -274,23 +287,31 @@ __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
   wait_for_previous();
   launch_dependents();
   const int warp = uniform_warp(), lane = threadIdx.x % 32;
+  ClusterMeeting meeting;
   if (warp >= 8) {
     if constexpr (L::kWide) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (warp == 9) wgmma_column_sums<T>(args.sums);
+    const auto meet = [&](int unit) {  // as WgmmaSums
+      if (args.problem[unit >= units0].split) meeting.write(), meeting.read(), meeting.leave();
+    };
     if (warp == 8 && elect_lane()) {
       for (int unit = start; unit < units; unit += step) {
         if (unit != start) tile = tile_of(unit);
         wgmma_produce<kN, kMode>(args.problem[unit >= units0], tile, ring, shared, rank);
+        if constexpr (L::kSplit) meet(unit);
       }
+    } else if constexpr (L::kSplit) {
+      for (int unit = start; unit < units; unit += step) meet(unit);
     }
   } else {
     if constexpr (L::kWide) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int group = warp / 4, thread = threadIdx.x % 128;
     float* bias = reinterpret_cast<float*>(memory + L::kBias) + group * kN;
     WgmmaStore<T> store{shared + L::kOut + warp * 4096, 0, lane};
-    const std::uint32_t meeting = ring.empty + (L::kStages + group) * 8;
-    WgmmaSums<kN> sums{shared + L::kSums,      meeting, meeting + 16, static_cast<int>(cluster),
-                       static_cast<int>(rank), group,   thread};
+    WgmmaSums<kN> sums{shared + L::kSums, static_cast<int>(cluster), static_cast<int>(rank), group,
+                       thread};
+    // kept in registers: ptxas would find out where the block lies in every turn of a loop
+    asm volatile("" : "+r"(ring.full), "+r"(ring.empty));
     float acc[L::kTall][kN / 2];
     float* const v = acc[0];
     constexpr int kPart = L::kChunks * 32, kParts = L::kTall * kN / 2 / kPart;
@@ -327,7 +348,7 @@ __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
         wgmma_consume<T, kN, kMode, 0, 0>(p, acc, ring, shared, group, cluster, thread, more);
       }
       const bool split = L::kSplit && p.split;
-      if (split) sums.run(acc[0]);
+      if (split) sums.run(acc[0], meeting);
       named_barrier(1 + group, 128);  // the last tile's bias has been read
 #pragma unroll
       for (int i = 0; i < kBias; ++i) {
@@ -351,9 +372,8 @@ __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
     }
   }
   if (warp < 8 && lane == 0) store_boxes_wait();
-  if (cluster > 1)
-    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::
-                     : "memory");  // the other block may still write here
+  if (L::kSplit) meeting.write();
+  if (cluster > 1) meeting.read();  // the other block may still write here
 #endif
 }
 

@@ -22,21 +22,6 @@ __device__ __forceinline__ void ring_wait(std::uint32_t bar, std::uint32_t parit
   }
 }
 
-/// The same for what other blocks of the cluster have written to their shared memory.
-__device__ __forceinline__ void cluster_wait(std::uint32_t bar, std::uint32_t parity) {
-  std::uint32_t done = 0;
-  for (int i = 0; !done; ++i) {
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    if (i > 1 << 26) __trap();
-  }
-}
-
 __device__ __forceinline__ float4 load_in_block(std::uint32_t address, std::uint32_t rank) {
   float4 v;
   asm volatile(
@@ -53,22 +38,13 @@ __device__ __forceinline__ void store_shared(std::uint32_t address, const float*
                : "memory");
 }
 
-/// kRelease: with what this thread has written or seen written; that takes about a microsecond.
-template <bool kRelease>
+/// Without what this thread has written: to release that takes about a microsecond.
 __device__ __forceinline__ void arrive_in_block(std::uint32_t bar, std::uint32_t rank) {
-  if constexpr (kRelease) {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-        "r"(rank)
-        : "memory");
-  } else {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-        "r"(rank)
-        : "memory");
-  }
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+      "r"(rank)
+      : "memory");
 }
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
