@@ -83,7 +83,6 @@ def gemv() -> Iterator[Call]:
         yield "forward_numpy", (x, array(n, k, dtype="float16")), {"kernel": "gemv_waves_sm90"}
         if m > 1:
             continue
-        yield "forward_numpy", (x, array(n, k, dtype="float16")), {"kernel": "gemv_tensor_sm90"}
         s = array(4, n, dtype="float16")
         yield "forward_numpy", (x, q, s), {"kernel": "gemv_tensor_sm90"}
         u = RNG.integers(0, 255, (n, k // 2)).astype("uint8")

@@ -9,16 +9,6 @@ double weight_bytes(const Gemv& p) {
   return static_cast<double>(p.w.shape[0]) * p.w.shape[1] * size_of(p.w.dtype);
 }
 
-/// One row of x: blocks that end with their rows share the card out evenly, which long products win
-/// by, and fit beside the next kernel's, which short ones do; between, gemv_tensor_sm90 is as fast
-/// or faster. Several rows: as fast as x lets it be.
-double waves_us(const Gemv& p) {
-  const double each = weight_bytes(p) / std::max(1, multiprocessors());
-  const bool best =
-      p.x.shape[0] > 1 || (gemv_k(p) <= 4096 && each <= 96 * 1024) || each >= 768 * 1024;
-  return (best ? 0.7 : 0.9) * move_us(weight_bytes(p));
-}
-
 Status launch_naive(const Gemv& p, Workspace, Stream stream) {
   const GemvArgs a = gemv_args(p);
   const std::int64_t total = static_cast<std::int64_t>(a.m) * a.n;
@@ -33,8 +23,9 @@ constexpr KernelRow<Gemv> kRows[] = {
     {"gemv_rows_sm90", "M = 1, fp32, rows of whole 16-byte vectors up to 48 KiB", gemv_rows_why_not,
      [](const Gemv& p) { return 0.9 * move_us(weight_bytes(p)); }, launch_gemv_rows},
     {"gemv_waves_sm90", "M <= 8, x and w of 16 bits; 2, 4, 8 or 16 rows of w within 72 KiB",
-     gemv_waves_why_not, waves_us, launch_gemv_waves},
-    {"gemv_tensor_sm90", "M = 1, 16-bit x that fits beside the tiles; else as gemv_bulk_sm90",
+     gemv_waves_why_not, [](const Gemv& p) { return 0.7 * move_us(weight_bytes(p)); },
+     launch_gemv_waves},
+    {"gemv_tensor_sm90", "M = 1, int8 or int4, K up to 32768; else as gemv_bulk_sm90",
      gemv_tensor_why_not, [](const Gemv& p) { return 0.8 * move_us(weight_bytes(p)); },
      launch_gemv_tensor},
     {"gemv_bulk_sm90", "M <= 8, rows of whole 16-byte vectors; groups of 128, 256, .. or a row",

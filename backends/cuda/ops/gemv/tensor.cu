@@ -7,12 +7,12 @@
 namespace rm::cuda_ops {
 namespace {
 
+constexpr int kRows = 8;  // of a tile
+
 /// Cuts the problem; the number of warps, 0 where none fits.
-int plan(GemvArgs& a, int pairs, int memory, int most_warps) {
-  constexpr int tile = 8192, step = 512;
-  const int rows = 2 * pairs, planes = a.bits == 0 ? 1 : 24 / a.bits;
-  a.row_bytes =
-      static_cast<int>(a.bits == 0 ? a.k * 2ll : a.k * static_cast<long long>(a.bits) / 8);
+int plan(GemvArgs& a, int memory, int most_warps) {
+  constexpr int tile = 8192, step = 512, rows = kRows;
+  a.row_bytes = static_cast<int>(a.k * static_cast<long long>(a.bits) / 8);
   a.steps = static_cast<int>(ceil_div(a.row_bytes, step));
   a.chunks = static_cast<int>(ceil_div(a.row_bytes, std::max(step, tile / rows / step * step)));
   a.chunk_bytes = a.chunks == 1
@@ -21,15 +21,12 @@ int plan(GemvArgs& a, int pairs, int memory, int most_warps) {
   a.chunks = static_cast<int>(ceil_div(a.row_bytes, a.chunk_bytes));
   a.together = a.chunks == 1 && (a.w_pitch == a.row_bytes || a.n == 1);
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
-  a.x_smem_pitch = a.steps * step * planes;
+  a.x_smem_pitch = a.steps * step * 24 / a.bits;  // three digits
   // the last step may read beyond a row that is no whole number of steps
-  a.stage_bytes = static_cast<int>(ceil_div(rows * a.chunk_bytes, 128) * 128);
-  if (a.bits != 0) {
-    a.scales_at = static_cast<int>(ceil_div(rows * a.chunk_bytes + step, 128) * 128);
-    const long long groups = a.chunk_bytes * 8ll / a.bits / a.group + 2;
-    a.stage_bytes = static_cast<int>(ceil_div(a.scales_at + groups * rows * 2, 128) * 128);
-  }
-  const int x_bytes = a.x_smem_pitch + (a.bits == 0 ? 0 : a.steps * 64);
+  a.scales_at = static_cast<int>(ceil_div(rows * a.chunk_bytes + step, 128) * 128);
+  const long long groups = a.chunk_bytes * 8ll / a.bits / a.group + 2;
+  a.stage_bytes = static_cast<int>(ceil_div(a.scales_at + groups * rows * 2, 128) * 128);
+  const int x_bytes = a.x_smem_pitch + a.steps * 64;
   for (int warps = most_warps; warps > 1; --warps) {
     a.slots = std::min(a.chunks, warps);
     a.buffers = static_cast<int>(
@@ -46,15 +43,15 @@ int plan(GemvArgs& a, int pairs, int memory, int most_warps) {
   return 0;
 }
 
-template <class T, int kBits, int kPairs>
+template <class T, int kBits>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
-  auto* kernel = gemv_tensor<T, kBits, kPairs>;
+  auto* kernel = gemv_tensor<T, kBits>;
   const bool half = gemv_takes_half(a.n * a.w_pitch, a.k * 2ll);
   const int memory = half ? kGemvHalfMemory : kGemvMemory;
-  const int warps = plan(a, kPairs, memory, half ? kGemvHalfWarps : gemv_tensor_warps(kBits));
+  const int warps = plan(a, memory, half ? kGemvHalfWarps : gemv_tensor_warps(kBits));
   if (warps < 2) return unsupported("[gemv] gemv_tensor_sm90: its tiles do not fit shared memory");
   if (Status s = allow_shared_memory("gemv", kernel, memory); !s) return s;
-  const std::int64_t groups = ceil_div(a.n, 2 * kPairs);
+  const std::int64_t groups = ceil_div(a.n, kRows);
   const std::int64_t blocks = std::min<std::int64_t>(groups, std::max(1, multiprocessors()));
   a.full_turns = static_cast<int>(groups / blocks), a.more = static_cast<int>(groups % blocks);
   return launch_overlapped(kernel, blocks, warps * 32, a.stages_at + warps * a.stage_bytes + 512,
@@ -65,9 +62,7 @@ template <class T>
 Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   const EpilogueArgs& e = a.epilogue;
   a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
-  if (a.bits == 8) return launch<T, 8, 4>(a, overlap, stream);
-  if (a.bits == 4) return launch<T, 4, 4>(a, overlap, stream);
-  return a.k <= 1024 ? launch<T, 0, 2>(a, overlap, stream) : launch<T, 0, 1>(a, overlap, stream);
+  return a.bits == 8 ? launch<T, 8>(a, overlap, stream) : launch<T, 4>(a, overlap, stream);
 }
 
 }  // namespace
@@ -76,7 +71,8 @@ const char* gemv_tensor_why_not(const Gemv& p) {
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (const char* why = gemv_bulk_why_not(p)) return why;
   if (p.x.shape[0] != 1) return "more than one row of x";
-  if (gemv_k(p) > (gemv_bits(p) ? 32 : 48) * 1024) return "x does not fit beside the tiles";
+  if (gemv_bits(p) == 0) return "w is not quantised";
+  if (gemv_k(p) > 32 * 1024) return "x does not fit beside the tiles";
   return nullptr;
 }
 

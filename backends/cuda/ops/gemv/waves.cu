@@ -1,11 +1,12 @@
-// Launches of gemv_waves_sm90: rows of a block.
+// Launches of gemv_waves_sm90: rows of a turn.
 #include "gemv/common.hpp"
 #include "gemv/kernels/gemv_waves_sm90.cuh"
 
 namespace rm::cuda_ops {
 namespace {
 
-constexpr int kMostRows = 72 * 1024;  // bytes of w in a block: three blocks fit a multiprocessor
+constexpr int kMostRows = 72 * 1024;  // bytes of w in a turn
+constexpr int kMemory = 80 * 1024;    // at least: two blocks a multiprocessor, not three
 
 template <class T, int kPairs, int kSegments>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
@@ -15,8 +16,9 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   a.stages_at = 128 + kGemvWavesWarps * kRows * 32;
   const int bytes = a.stages_at + kRows * a.row_bytes + 512;
   if (Status s = allow_shared_memory("gemv", kernel, kGemvMemory); !s) return s;
-  return launch_overlapped(kernel, ceil_div(a.n, kRows), kGemvWavesWarps * 32, bytes, overlap,
-                           stream, a);
+  const std::int64_t tiles = ceil_div(a.n, kRows), most = 2 * std::max(1, multiprocessors());
+  return launch_overlapped(kernel, std::min(tiles, most), kGemvWavesWarps * 32,
+                           std::max(bytes, kMemory), overlap, stream, a);
 }
 
 template <class T>
@@ -25,13 +27,20 @@ Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
   a.row_bytes = a.k * 2;
   a.together = a.w_pitch == a.row_bytes || a.n == 1;
+  const int rows = 64 * 1024 / a.row_bytes;  // of w, in 64 KiB
   if (a.m > 4) return launch<T, 1, 1>(a, overlap, stream);
-  if (a.m > 2) return launch<T, 1, 2>(a, overlap, stream);
-  if (a.m > 1 && a.row_bytes <= 4096) return launch<T, 2, 4>(a, overlap, stream);
-  if (a.m > 1) return launch<T, 1, 4>(a, overlap, stream);
-  if (a.row_bytes <= 4096) return launch<T, 4, 8>(a, overlap, stream);
-  if (a.row_bytes <= 8192) return launch<T, 2, 8>(a, overlap, stream);
-  return launch<T, 1, 8>(a, overlap, stream);
+  if (a.m > 2) {
+    return rows >= 16 ? launch<T, 2, 2>(a, overlap, stream) : launch<T, 1, 2>(a, overlap, stream);
+  }
+  if (a.m > 1) {
+    return rows >= 16  ? launch<T, 4, 4>(a, overlap, stream)
+           : rows >= 8 ? launch<T, 2, 4>(a, overlap, stream)
+                       : launch<T, 1, 4>(a, overlap, stream);
+  }
+  return rows >= 16  ? launch<T, 8, 8>(a, overlap, stream)
+         : rows >= 8 ? launch<T, 4, 8>(a, overlap, stream)
+         : rows >= 4 ? launch<T, 2, 8>(a, overlap, stream)
+                     : launch<T, 1, 8>(a, overlap, stream);
 }
 
 }  // namespace
@@ -41,7 +50,7 @@ const char* gemv_waves_why_not(const Gemv& p) {
   if (const char* why = gemv_bulk_why_not(p)) return why;
   if (gemv_bits(p) != 0) return "w is quantised";
   const std::int64_t m = p.x.shape[0], rows = m > 4 ? 16 : m > 2 ? 8 : m > 1 ? 4 : 2;
-  if (2 * gemv_k(p) * rows > kMostRows) return "a block's rows of w do not fit three times";
+  if (2 * gemv_k(p) * rows > kMostRows) return "a block's rows of w do not fit 72 KiB";
   return nullptr;
 }
 

@@ -1,78 +1,16 @@
-// One row of 16-bit x: the tensor cores multiply, so a weight costs less than an instruction. w of
-// 16 bits: a product's 16 x 16 operand is two rows of w in eight segments each, its 8 columns are x
-// in the same segments; only where the segments agree is the result of use. So every lane reads 16
-// bytes of both rows and of x, all of them beside its neighbour's. int8 and int4: gemv_digits_sm90.
-// Every warp owns a stage; none waits for another's. Bound: reading w.
+// One row of 16-bit x, int8 or int4 weights: the integer tensor cores multiply (gemv_digits_sm90).
+// A tile is eight rows of w, or a piece of them, about 8 KiB. Every warp owns a stage and asks for
+// its next tile when it has used the last; none waits for another's. Bound: reading w.
 #pragma once
 
 #include "gemv/kernels/gemv_digits_sm90.cuh"
 #include "gemv/kernels/gemv_naive_any.cuh"
 #include "gemv/kernels/gemv_ring_sm90.cuh"
-#include "gemv/kernels/gemv_unpack_sm90.cuh"
 
 namespace rm::cuda_ops {
 
-/// Warps of a block: quantised weights want registers.
-__host__ __device__ constexpr int gemv_tensor_warps(int bits) {
-  return bits == 0 ? kGemvMaxWarps : bits == 8 ? 20 : 16;
-}
-
-/// x in shared memory for w of 16 bits, zeros behind K.
-__device__ __forceinline__ void gemv_tensor_x(const GemvArgs& p, unsigned char* to) {
-  gemv_each_x(p, p.steps * 32,
-              [&](int i, const uint4& v) { *reinterpret_cast<uint4*>(to + i * 16) = v; });
-}
-
-/// Sums of one warp over kPairs pairs of rows. Of a product's 8 columns a lane's own counts.
-template <int kPairs>
-struct GemvPairSums {
-  float sum[kPairs][2][4];  // two chains of products
-  __device__ void clear() {
-#pragma unroll
-    for (int p = 0; p < kPairs; ++p) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) sum[p][i / 4][i % 4] = 0.0f;
-    }
-  }
-  /// [row of the tile][segment]
-  __device__ __forceinline__ void store(float* to) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    if (g / 2 != t) return;
-    const bool odd = g % 2 != 0;  // columns 2t and 2t + 1
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        to[(i * 2 + half) * 8 + g] = odd ? sum[i][0][2 * half + 1] + sum[i][1][2 * half + 1]
-                                         : sum[i][0][2 * half] + sum[i][1][2 * half];
-      }
-    }
-  }
-};
-/// Sums over one tile that has arrived; `chunk` of its rows. w of 16 bits.
-template <class T, int kPairs>
-__device__ __forceinline__ void gemv_tensor_tile(const GemvArgs& p, const GemvMemory& s,
-                                                 const unsigned char* stage, int chunk,
-                                                 GemvPairSums<kPairs>& sums) {
-  constexpr int kStep = 512;
-  const int lane = threadIdx.x % 32, from = chunk * p.chunk_bytes;
-  const int bytes = min(p.chunk_bytes, p.row_bytes - from);
-  const unsigned char *w = stage + lane * 16, *x = s.base + s.x + from + lane * 16;
-  const auto step = [&](int at, bool inside) {
-    const uint4 xs = shared_16(x + at);
-#pragma unroll
-    for (int r = 0; r < kPairs; ++r) {
-      const unsigned char* row = w + 2 * r * p.chunk_bytes + at;
-      const uint4 a = read_16(row, inside), b = read_16(row + p.chunk_bytes, inside);
-      mma_16816<T>(sums.sum[r][0], a.x, b.x, a.y, b.y, xs.x, xs.y);
-      mma_16816<T>(sums.sum[r][1], a.z, b.z, a.w, b.w, xs.z, xs.w);
-    }
-  };
-  int at = 0;
-#pragma unroll 4
-  for (; at + kStep <= bytes; at += kStep) step(at, true);
-  if (at < bytes) step(at, at + lane * 16 < bytes);  // what lies behind the row may be anything
-}
+/// Warps of a block: nibbles want registers.
+__host__ __device__ constexpr int gemv_tensor_warps(int bits) { return bits == 8 ? 20 : 16; }
 
 /// Asks for a tile of `rows` rows: one copy where they lie together.
 __device__ __forceinline__ void gemv_tensor_ask(const GemvArgs& p, const GemvTile& t,
@@ -158,23 +96,22 @@ __device__ __noinline__ void gemv_tensor_plain(const GemvArgs& p, int turns, int
   }
 }
 
-template <class T, int kBits, int kPairs>
+template <class T, int kBits>
 __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
     gemv_tensor(const __grid_constant__ GemvArgs p) {
   extern __shared__ __align__(128) unsigned char memory[];
-  using Sums = std::conditional_t<kBits == 0, GemvPairSums<kPairs>, GemvDigitSums>;
   launch_dependents();
   GemvMemory s;
   s.base = memory, s.full = shared_address(memory), s.sums = 1024;
   s.x = s.sums + p.sums_bytes, s.x_sums = s.x + p.x_smem_pitch;
   s.stage = p.stages_at;
   const int warp = uniform_warp();
-  constexpr int rows = 2 * kPairs;
+  constexpr int rows = 8;
   const int turns = p.full_turns + (static_cast<int>(blockIdx.x) < p.more ? 1 : 0);
   const std::uint32_t bar = s.full + 8 * warp;
   const int at = s.stage + warp * p.stage_bytes;
   if (elect_lane()) {
-    barrier_init(bar, 1 + (kBits != 0 ? 32 : 0));
+    barrier_init(bar, 1 + 32);
     barrier_init_done();
   }
   __syncwarp();
@@ -182,9 +119,7 @@ __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
   GemvTile tile{first_turn, warp - first_turn * p.chunks};
   const auto ask = [&](const GemvTile& t) {
     if (elect_lane()) gemv_tensor_ask(p, t, bar, s.full + at, rows);
-    if constexpr (kBits != 0) {
-      gemv_ask_tile_scales<T, kBits>(p, t, bar, s.full + at + p.scales_at);
-    }
+    gemv_ask_tile_scales<T, kBits>(p, t, bar, s.full + at + p.scales_at);
   };
   if (tile.turn < turns) ask(tile);
   if (threadIdx.x < kGemvBuffers) {
@@ -192,29 +127,20 @@ __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
     *s.generation(threadIdx.x) = 0;
   }
   wait_for_previous();  // x is written by the kernel before
-  if constexpr (kBits == 0) {
-    gemv_tensor_x(p, memory + s.x);
-    __syncthreads();
-  } else {
-    const bool bad = gemv_digits<T, kBits>(
-        p, memory + s.x, reinterpret_cast<float2*>(memory + s.x_sums), memory + kGemvZeros);
-    if (__syncthreads_or(bad)) {
-      if (tile.turn < turns) barrier_wait(bar, 0);
-      gemv_tensor_plain<T>(p, turns, rows);
-      return;
-    }
+  const bool bad = gemv_digits<T, kBits>(
+      p, memory + s.x, reinterpret_cast<float2*>(memory + s.x_sums), memory + kGemvZeros);
+  if (__syncthreads_or(bad)) {
+    if (tile.turn < turns) barrier_wait(bar, 0);
+    gemv_tensor_plain<T>(p, turns, rows);
+    return;
   }
-  Sums sums;
+  GemvDigitSums sums;
   sums.clear();
   int slot = tile.chunk, parity = 0;
   while (tile.turn < turns) {
     barrier_wait(bar, parity);
     parity ^= 1;
-    if constexpr (kBits == 0) {
-      gemv_tensor_tile<T, kPairs>(p, s, memory + at, tile.chunk, sums);
-    } else {
-      gemv_digit_tile<T, kBits>(p, s, memory + at, tile.chunk, sums);
-    }
+    gemv_digit_tile<T, kBits>(p, s, memory + at, tile.chunk, sums);
     __syncwarp();
     GemvTile following = tile;
     following.next(p);

@@ -1,6 +1,6 @@
-// x and w of 16 bits: a block is a few whole rows of w, asked for at once, and ends with them. A
-// grid has several times the blocks that fit: as this kernel's last blocks end, the next kernel's
-// take their place one by one and ask for their rows; and no multiprocessor waits for another's.
+// x and w of 16 bits: a turn of a block is a few whole rows of w, asked for at once, in one buffer.
+// Two blocks a multiprocessor, of about 64 KiB each: one computes while the other's rows come, and
+// each is replaced by the next kernel's as it ends.
 // The tensor cores multiply. A product's 16 rows are 16 / kSegments rows of w in kSegments pieces
 // of 64 bytes, its 8 columns 8 / kSegments rows of x in the same pieces; only where the pieces
 // agree is the result of use. The warps share out the columns of w: each holds its part of x in
@@ -15,16 +15,16 @@
 namespace rm::cuda_ops {
 
 inline constexpr int kGemvWavesWarps = 8;
-/// Rows of w in a block.
+/// Chains of products in a sum: one where sums take most registers.
+__host__ __device__ constexpr int gemv_waves_chains(int pairs) { return pairs >= 8 ? 1 : 2; }
+/// Rows of w in a turn.
 __host__ __device__ constexpr int gemv_waves_rows(int segments, int pairs) {
   return pairs * 16 / segments;
 }
 
-/// Asks for the block's rows: one copy where they lie together.
+/// Asks for a turn's rows: one copy where they lie together. Called by one lane.
 __device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t bar, int row0,
                                                int have) {
-  barrier_init(bar, 1);
-  barrier_init_done();
   barrier_expect(bar, have * p.row_bytes);
   const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
   const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
@@ -32,25 +32,27 @@ __device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t 
     bulk_copy(bar + p.stages_at + r * p.row_bytes, w, each, bar);
 }
 
-/// This warp's sums over its columns.
-template <class T, int kPairs, int kSegments>
+/// This warp's sums over its columns. x: this lane's part of the first kHeld steps, once loaded.
+template <class T, int kPairs, int kSegments, int kHeld>
 __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned char* stage,
-                                               std::uint32_t bar, float (&sum)[kPairs][2][4]) {
+                                               std::uint32_t bar, int turn, uint4 (&xs)[kHeld],
+                                               float (&sum)[kPairs][gemv_waves_chains(kPairs)][4]) {
   constexpr int kStep = 64 * kSegments, kHalf = 8 / kSegments;  // rows of half a pair
-  constexpr int kHeld = kPairs == 4 ? 4 : 8;                    // steps of x that a warp holds
   const int lane = threadIdx.x % 32, row = lane / 4 / kSegments,
             at0 = lane / 4 % kSegments * 64 + lane % 4 * 16;
   const auto* x = reinterpret_cast<const unsigned char*>(static_cast<const T*>(p.x) +
                                                          min(row, p.m - 1) * p.x_pitch);
   stage += row * p.row_bytes;
   for (int first = uniform_warp(); first < p.steps; first += kHeld * kGemvWavesWarps) {
-    uint4 xs[kHeld];
+    if (turn == 0 || p.steps > kHeld * kGemvWavesWarps) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {  // past the L1 cache: the kernel before may still run here
-      const int at = (first + j * kGemvWavesWarps) * kStep + at0;
-      xs[j] = at < p.row_bytes ? __ldcg(reinterpret_cast<const uint4*>(x + at)) : uint4{0, 0, 0, 0};
+      for (int j = 0; j < kHeld; ++j) {  // past the L1 cache: the kernel before may still run here
+        const int at = (first + j * kGemvWavesWarps) * kStep + at0;
+        xs[j] =
+            at < p.row_bytes ? __ldcg(reinterpret_cast<const uint4*>(x + at)) : uint4{0, 0, 0, 0};
+      }
     }
-    barrier_wait(bar, 0);
+    barrier_wait(bar, turn % 2);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       if (first + j * kGemvWavesWarps >= p.steps) break;
@@ -61,7 +63,7 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
       for (int r = 0; r < kPairs; ++r, w += 2 * kHalf * p.row_bytes) {
         const uint4 a = read_16(w, inside), b = read_16(w + kHalf * p.row_bytes, inside);
         mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, xs[j].x, xs[j].y);
-        mma_16816<T>(sum[r][1], a.z, b.z, a.w, b.w, xs[j].z, xs[j].w);
+        mma_16816<T>(sum[r][gemv_waves_chains(kPairs) - 1], a.z, b.z, a.w, b.w, xs[j].z, xs[j].w);
       }
     }
   }
@@ -69,7 +71,8 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
 
 /// [row of w][column of the products], those where the pieces agree.
 template <int kPairs, int kSegments>
-__device__ __forceinline__ void gemv_waves_store(float* to, const float (&sum)[kPairs][2][4]) {
+__device__ __forceinline__ void gemv_waves_store(
+    float* to, const float (&sum)[kPairs][gemv_waves_chains(kPairs)][4]) {
   constexpr int kHalf = 8 / kSegments;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -77,27 +80,17 @@ __device__ __forceinline__ void gemv_waves_store(float* to, const float (&sum)[k
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int column = 2 * t + j % 2, row = (2 * i + j / 2) * kHalf + g / kSegments;
-      if (column % kSegments == g % kSegments) to[row * 8 + column] = sum[i][0][j] + sum[i][1][j];
+      float v = sum[i][0][j];
+      if constexpr (gemv_waves_chains(kPairs) == 2) v += sum[i][1][j];
+      if (column % kSegments == g % kSegments) to[row * 8 + column] = v;
     }
   }
 }
 
-template <class T, int kPairs, int kSegments>
-__global__ void __launch_bounds__(32 * kGemvWavesWarps, 3)
-    gemv_waves(const __grid_constant__ GemvArgs p) {
-  extern __shared__ __align__(128) unsigned char memory[];
-  constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
-  const int row0 = blockIdx.x * kRows, have = min(kRows, p.n - row0);
-  const std::uint32_t bar = shared_address(memory);
-  if (uniform_warp() == 0 && elect_lane()) gemv_waves_ask(p, bar, row0, have);
-  launch_dependents();
-  __syncthreads();
-  wait_for_previous();           // x is written by the kernel before
-  float sum[kPairs][2][4] = {};  // two chains of products
-  gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at, bar, sum);
-  auto* all = reinterpret_cast<float*>(memory + 128);
-  gemv_waves_store<kPairs, kSegments>(all + uniform_warp() * kRows * 8, sum);
-  __syncthreads();
+/// The elements of a turn's rows, from all warps' sums.
+template <class T, int kRows, int kSegments>
+__device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float* all, int row0,
+                                                  int have) {
   const int i = threadIdx.x, n = row0 + i / 8, m = i % 8 / kSegments;
   if (i >= kRows * 8 && i >= 32) return;
   float v = 0.0f;
@@ -107,6 +100,40 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 3)
   if (i % kSegments != 0 || i / 8 >= have || m >= p.m) return;
   if (!p.plain) v = epilogue_value<T>(p.epilogue, v, 0, m, n);
   static_cast<T*>(p.y)[m * p.y_pitch + n] = from_float<T>(v);
+}
+
+template <class T, int kPairs, int kSegments>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_waves(const __grid_constant__ GemvArgs p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
+  constexpr int kHeld = kPairs >= 8 ? 2 : kPairs == 4 ? 4 : 8;  // steps of x that a warp holds
+  const bool asks = uniform_warp() == 0 && elect_lane();
+  const std::uint32_t bar = shared_address(memory);
+  int row0 = blockIdx.x * kRows;
+  if (asks) {
+    barrier_init(bar, 1);
+    barrier_init_done();
+    gemv_waves_ask(p, bar, row0, min(kRows, p.n - row0));
+  }
+  launch_dependents();
+  __syncthreads();
+  wait_for_previous();  // x is written by the kernel before
+  auto* all = reinterpret_cast<float*>(memory + 128);
+  uint4 xs[kHeld];
+  for (int turn = 0;; ++turn) {
+    float sum[kPairs][gemv_waves_chains(kPairs)][4] = {};
+    gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at, bar, turn, xs, sum);
+    gemv_waves_store<kPairs, kSegments>(all + uniform_warp() * kRows * 8, sum);
+    __syncthreads();
+    const int next = row0 + gridDim.x * kRows;
+    const bool more = next < p.n;
+    if (more && asks) gemv_waves_ask(p, bar, next, min(kRows, p.n - next));
+    gemv_waves_finish<T, kRows, kSegments>(p, all, row0, min(kRows, p.n - row0));
+    if (!more) return;
+    __syncthreads();
+    row0 = next;
+  }
 }
 
 }  // namespace rm::cuda_ops
