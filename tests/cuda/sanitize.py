@@ -39,6 +39,7 @@ def ewise() -> Iterator[Call]:
     for n in (64, 37):
         x, z = array(5, n, dtype="float32"), array(5, n, dtype="float32")
         yield "forward_numpy", (code, [], [x, x[0], z]), {"dtype": x.dtype}
+        yield "forward_numpy", (code, [], [x, x, z]), {"dtype": x.dtype}
         yield "backward_numpy", (code, [], [x, x, z], z), {}
 
 
@@ -48,6 +49,10 @@ def norm() -> Iterator[Call]:
             x, w = array(9, n, dtype=t), array(n, dtype=t)
             yield "forward_numpy", (x, w, w, x), {"return_sum": True}
             yield "backward_numpy", (x, x, w), {"has_bias": True}
+    for n, rows in ((768, 2500), (4096, 600)):  # several rows a ring
+        x, w = array(rows, n), array(n)
+        yield "forward_numpy", (x[:9], w, w), {"kernel": "norm_moments_sm80"}
+        yield "backward_numpy", (x, x, w), {"has_bias": True, "kernel": "norm_ring_sm90"}
 
 
 def rmsnorm() -> Iterator[Call]:
