@@ -54,10 +54,12 @@ class PyProgram {
  public:
   PyProgram(const std::string& text, const py::dict& weights,
             const std::vector<std::string>& backends, const std::string& force_kernel,
-            const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared)
+            const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
+            std::vector<std::vector<int64_t>> repeated)
       : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
         table_(kernel_table(backends)),
         program_(checked(text), *table_, force_kernel, packing_of(packing)) {
+    program_.repeat_outputs(std::move(repeated));
     update_weights(weights, std::move(shared));
   }
 
@@ -256,9 +258,11 @@ void bind_program(py::module_& m) {
                         "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
-                    std::shared_ptr<runtime::SharedConstants>>(),
+                    std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first", py::arg("shared") = nullptr,
+           py::arg("repeated") = std::vector<std::vector<int64_t>>{},
+           "repeated: by output, the axes along which it may come with stride 0.\n"
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),

@@ -47,6 +47,29 @@ engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const
   return out;
 }
 
+namespace {
+
+/// A tensor of the framework's, seen through a layout of our own.
+struct Relaid {
+  DLManagedTensorVersioned outer{};
+  DLManagedTensorVersioned* inner;
+  ir::Ints shape, strides;
+
+  Relaid(DLManagedTensorVersioned* tensor, const ir::Layout& layout)
+      : outer(*tensor), inner(tensor), shape(layout.dims), strides(layout.strides) {
+    outer.manager_ctx = this;
+    outer.dl_tensor.shape = shape.data();
+    outer.dl_tensor.strides = strides.data();
+    outer.deleter = [](DLManagedTensorVersioned* self) {
+      auto* mine = static_cast<Relaid*>(self->manager_ctx);
+      if (mine->inner->deleter != nullptr) mine->inner->deleter(mine->inner);
+      delete mine;
+    };
+  }
+};
+
+}  // namespace
+
 FrameworkOutputs::~FrameworkOutputs() {
   for (auto* t : tensors_) {
     if (t != nullptr && t->deleter != nullptr) t->deleter(t);
@@ -58,7 +81,14 @@ void* FrameworkOutputs::allocate(size_t index, const ir::Layout& layout) {
   prototype.device = {kDLCPU, 0};
   prototype.ndim = static_cast<int32_t>(layout.dims.size());
   prototype.dtype = ir::to_dlpack(layout.dtype);
-  prototype.shape = const_cast<int64_t*>(layout.dims.data());
+  ir::Ints held = layout.dims;  // an axis of stride 0 needs memory for one element
+  bool repeats = false;
+  for (size_t i = 0; i < held.size(); ++i) {
+    if (layout.strides[i] != 0 || held[i] <= 1) continue;
+    held[i] = 1;
+    repeats = true;
+  }
+  prototype.shape = held.data();
   std::string message;
   auto set_error = [](void* context, const char* kind, const char* text) {
     *static_cast<std::string*>(context) = std::string(kind) + ": " + text;
@@ -69,7 +99,7 @@ void* FrameworkOutputs::allocate(size_t index, const ir::Layout& layout) {
                 "[output] expected memory for output " + std::to_string(index) + ", got " + message,
                 "RM305");
   }
-  tensors_.push_back(tensor);
+  tensors_.push_back(repeats ? &(new Relaid(tensor, layout))->outer : tensor);
   return static_cast<char*>(tensor->dl_tensor.data) + tensor->dl_tensor.byte_offset;
 }
 

@@ -93,6 +93,7 @@ std::shared_ptr<Program::Instance> Program::instantiate(const std::vector<ir::La
   request.graph = &graph;
   request.nodes = analysis.body;
   request.results = graph.outputs;
+  request.repeated = repeated_;
   request.externals.assign(graph.num_values(), nullptr);
   auto declare = [&](ir::ValueId v, plan::External e) {
     externals[static_cast<size_t>(v)] = std::move(e);

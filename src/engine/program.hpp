@@ -31,6 +31,8 @@ struct TensorView {
 class OutputAllocator {
  public:
   virtual ~OutputAllocator() = default;
+  /// Row-major, but for strides of 0 along the axes given to Program::repeat_outputs: memory for
+  /// one element along those is enough.
   virtual void* allocate(size_t index, const ir::Layout& layout) = 0;
   /// Output `index` is the donated input `input`, updated in place; called instead of `allocate`.
   virtual void reuse(size_t index, size_t input) = 0;
@@ -66,6 +68,9 @@ class Program {
   void set_weights(const std::map<std::string, TensorView>& weights,
                    std::shared_ptr<runtime::SharedConstants> shared = nullptr);
 
+  /// Output `i` may come with stride 0 along the axes `axes[i]`; called before the first run.
+  void repeat_outputs(std::vector<ir::Ints> axes) { repeated_ = std::move(axes); }
+
   /// Throws rm::Error before anything is written when the inputs do not fit (RM105).
   void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs);
 
@@ -100,6 +105,7 @@ class Program {
 
   const ir::Graph graph_;
   const Packing packing_;
+  std::vector<ir::Ints> repeated_;
   plan::PreparedCache kernels_, direct_kernels_;  // with and without packed weights
 
   mutable std::mutex mutex_;  // guards what follows; never held while kernels run

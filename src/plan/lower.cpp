@@ -71,6 +71,19 @@ Ref Lowering::owned(ir::ValueId v) {
   return out;
 }
 
+// Axes along which result `result` repeats its elements, and may, become axes of one element.
+bool Lowering::collapse_repeated(size_t result, ir::Layout& layout) const {
+  if (result >= request_.repeated.size() || layout.num_elements() == 0) return false;
+  bool any = false;
+  for (int64_t axis : request_.repeated[result]) {
+    const auto a = static_cast<size_t>(axis);
+    if (a >= layout.dims.size() || layout.strides[a] != 0 || layout.dims[a] == 1) continue;
+    layout.dims[a] = 1;
+    any = true;
+  }
+  return any;
+}
+
 void Lowering::claim_outputs() {
   // A temporary that is exactly one output becomes that output's buffer; anything else is copied.
   std::map<int32_t, int> claims;
@@ -81,10 +94,12 @@ void Lowering::claim_outputs() {
       list_.outputs.push_back(r);
       continue;
     }
+    const ir::Ints full = r.layout.dims;
+    const bool repeats = collapse_repeated(i, r.layout);
     Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
     bool whole = b.kind == BufferKind::kTemp && claims[r.buffer] == 1 && r.layout.offset == 0 &&
                  r.layout.is_contiguous() && r.layout.num_bytes() == b.bytes;
-    if (b.kind == BufferKind::kInput && b.donated && claims[r.buffer] == 1 &&
+    if (b.kind == BufferKind::kInput && b.donated && claims[r.buffer] == 1 && !repeats &&
         r.layout.offset == 0 && r.layout.num_bytes() == b.bytes) {
       list_.outputs.push_back(r);  // the caller's own memory, updated in place
       continue;
@@ -97,6 +112,7 @@ void Lowering::claim_outputs() {
     Buffer& claimed = list_.buffers[static_cast<size_t>(r.buffer)];
     claimed.kind = BufferKind::kOutput;
     claimed.index = static_cast<int32_t>(i);
+    if (repeats) r.layout = ir::view_expand(r.layout, full);
     list_.outputs.push_back(r);
   }
 }

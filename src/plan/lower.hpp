@@ -24,6 +24,8 @@ struct LowerRequest {
   std::vector<const External*> externals;       // by value id; nullptr: computed here
   std::vector<ir::ValueId> results;             // what to keep
   bool own_outputs = true;  // results become contiguous output buffers, else any view will do
+  /// By result: axes that may repeat one element (stride 0), as they do in the original's result.
+  std::vector<ir::Ints> repeated;
 };
 
 /// Throws rm::Error(RM_UNIMPLEMENTED, "RM202") for an operator lowering does not know.

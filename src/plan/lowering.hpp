@@ -39,6 +39,7 @@ class Lowering {
 
  private:
   void claim_outputs();
+  bool collapse_repeated(size_t result, ir::Layout& layout) const;
 
   const LowerRequest& request_;
   StepList list_;

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,unused-ignore]
@@ -46,6 +46,7 @@ class Captured:
     caches: list[Structure]  # caches to commit although the output does not return them
     kept: list[KeptOp]
     capture_ms: float
+    repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
 
 
 @dataclass
@@ -208,7 +209,29 @@ def capture_flat(
         caches=list(recorder.touched.values()),
         kept=imported.kept,
         capture_ms=(time.perf_counter() - started) * 1e3,
+        repeated=[] if recorder.touched else _repeated(program),
     )
+
+
+def _repeated(program: ExportedProgram) -> list[list[int]]:
+    """By output: the axes along which eager gives one element again and again (stride 0).
+
+    [] when there are none. Nobody can write into such a tensor in place, in eager neither.
+    """
+    (output,) = (n for n in program.graph.nodes if n.op == "output")
+    found: list[list[int]] = []
+    for node in output.args[0]:
+        value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+        axes: list[int] = []
+        if isinstance(value, torch.Tensor):
+            strides = zip(value.stride(), value.shape, strict=True)
+            axes = [
+                i
+                for i, (stride, size) in enumerate(strides)
+                if isinstance(stride, int) and stride == 0 and not (type(size) is int and size <= 1)
+            ]
+        found.append(axes)
+    return found if any(found) else []
 
 
 def _shadow(module: torch.nn.Module) -> torch.nn.Module:

@@ -175,6 +175,7 @@ class NativeEngine:
             kept=dict(Counter(k.op for k in captured.kept)),
             capture_ms=captured.capture_ms,
             constants=captured.constants,
+            repeated=captured.repeated,
         )
         variant = self._compile(record, call, past, started)
         self.artefacts.store_record(module, _call_key(call, pattern), record)
@@ -188,7 +189,7 @@ class NativeEngine:
         try:
             text, artefact, _ = self.artefacts.program(record.ir)
             weights = self._weights(record)
-            program = self._program(text, weights, call)
+            program = self._program(text, weights, call, record.repeated)
             forms = [QuantisedWeight(*row) for row in _core.ir.quantised_weights(text)]
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
@@ -197,7 +198,13 @@ class NativeEngine:
         variant.report.quantised = _sizes(forms, weights)
         return variant
 
-    def _program(self, text: str, weights: dict[str, torch.Tensor], call: FlatCall) -> Any:
+    def _program(
+        self,
+        text: str,
+        weights: dict[str, torch.Tensor],
+        call: FlatCall,
+        repeated: list[list[int]],
+    ) -> Any:
         return _core.Program(
             text,
             weights,
@@ -205,6 +212,7 @@ class NativeEngine:
             self._session.settings.text("force_kernel"),
             packing=self._packing(call),
             shared=self._shared.of(weights),
+            repeated=repeated,
         )
 
     def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
@@ -326,7 +334,9 @@ class NativeEngine:
         if kept == text:
             return None
         exact = copy.copy(variant)
-        exact.program = self._program(kept, self._weights(variant.record), call)
+        exact.program = self._program(
+            kept, self._weights(variant.record), call, variant.record.repeated
+        )
         exact.report = EntryReport(signature="", engine=self.name, device=self._session.device)
         return exact
 

@@ -42,12 +42,14 @@ class Record:
     kept: dict[str, int]
     capture_ms: float = 0.0
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
 
     def to_json(self) -> bytes | None:
         """None when it holds tensors that only this process has."""
         if self.constants:
             return None
-        fields = ("ir", "input_dims", "conditions", "weights", "output", "caches", "kept")
+        fields = ["ir", "input_dims", "conditions", "weights", "output", "caches", "kept"]
+        fields += ["repeated"] if self.repeated else []
         return json.dumps(
             {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
         ).encode()
