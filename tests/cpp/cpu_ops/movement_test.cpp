@@ -250,6 +250,57 @@ TEST_CASE("sort is stable in both directions, puts NaN last going up, and can st
   }
 }
 
+TEST_CASE("long lines sort as short ones do: both zeros are equal, signs and NaN in place") {
+  std::mt19937 rng(17);
+  for (Type t : kAll) {
+    for (int64_t n : {511, 512, 3000}) {
+      for (bool descending : {false, true}) {
+        for (int64_t k : {n, n - 1, n / 4, int64_t{3}}) {
+          CAPTURE(name(t));
+          CAPTURE(n);
+          CAPTURE(descending);
+          CAPTURE(k);
+          const bool with_sign = is_float(t) || t == Type::i64 || t == Type::i32;
+          Tensor x = Tensor::scrambled(t, {2, n}, rng);
+          x.integers(rng, with_sign ? -100 : 0, t == Type::boolean ? 1 : 100);
+          if (is_float(t)) {
+            x.set(n / 2, NAN);
+            x.set(7, -NAN);
+            x.set(9, INFINITY);
+            x.set(3, -INFINITY);
+            for (int64_t i = 20; i < 60; ++i) x.set(i, i % 3 == 0 ? -0.0 : 0.0);
+          }
+          Tensor values = Tensor::scrambled(t, {2, k}, rng);
+          Tensor indices = Tensor::scrambled(Type::i64, {2, k}, rng);
+          on_every_row(
+              {"sort",
+               {&x},
+               {&values, &indices},
+               {integer("axis", 1), integer("descending", descending), integer("k", k)}},
+              [&](const std::string&) {
+                for (int64_t line = 0; line < 2; ++line) {
+                  std::vector<int64_t> order(static_cast<size_t>(n));
+                  std::iota(order.begin(), order.end(), 0);
+                  const auto rank = [&](int64_t i) {
+                    const double v = x.at({line, i});
+                    return std::pair(std::isnan(v), std::isnan(v) ? 0.0 : v);
+                  };
+                  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+                    return descending ? rank(b) < rank(a) : rank(a) < rank(b);
+                  });
+                  for (int64_t i = 0; i < k; ++i) {
+                    const int64_t from = order[static_cast<size_t>(i)];
+                    REQUIRE(indices.at({line, i}) == static_cast<double>(from));
+                    REQUIRE(close(values.at({line, i}), x.at({line, from}), 0, 0));
+                  }
+                }
+              });
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("cumsum keeps running sums along any axis") {
   std::mt19937 rng(8);
   for (Type t : kAll) {

@@ -70,15 +70,37 @@ class Gather {
       auto* y = static_cast<T*>(l.outputs[0]) + rows_.offset(0, r);
       const auto* x = static_cast<const T*>(l.inputs[0]) + rows_.offset(2, r);
       const int64_t from = rows_.offset(1, r);
-      for (int64_t i = 0; i < n_; ++i) {
-        const int64_t at = read_index(l.inputs[1], from + i * strides_[1], wide_);
-        if (at < 0 || at >= limit_) {
-          good = false;
-          continue;
-        }
-        y[i * strides_[0]] = x[at * step_ + i * strides_[2]];
-      }
+      good = wide_ ? pick(y, x, static_cast<const int64_t*>(l.inputs[1]) + from)
+                   : pick(y, x, static_cast<const int32_t*>(l.inputs[1]) + from);
     });
+    return good;
+  }
+
+  template <class T, class I>
+  bool pick(T* y, const T* x, const I* index) const {
+    if (strides_[0] != 1 || strides_[1] != 1) {
+      return pick(y, x, index, strides_[0], strides_[1], step_, strides_[2]);
+    }
+    using One = std::integral_constant<int64_t, 1>;
+    using None = std::integral_constant<int64_t, 0>;
+    if (step_ == 1 && strides_[2] == 0) return pick(y, x, index, One{}, One{}, One{}, None{});
+    return pick(y, x, index, One{}, One{}, step_, strides_[2]);
+  }
+
+  /// Strides are numbers or constants of the type: loops over dense rows compute no addresses.
+  template <class T, class I, class Sy, class Si, class Step, class Sx>
+  bool pick(T* y, const T* x, const I* index, Sy sy, Si si, Step step, Sx sx) const {
+    const int64_t n = n_;
+    const auto limit = static_cast<uint64_t>(limit_);
+    bool good = true;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t at = index[i * si];
+      if (static_cast<uint64_t>(at) >= limit) {  // negative ones are larger still
+        good = false;
+        continue;
+      }
+      y[i * sy] = x[at * step + i * sx];
+    }
     return good;
   }
 

@@ -1,8 +1,12 @@
 // Rows of sort: stable order along an axis, all of it or the first k.  NaN counts as the largest
-// value, as in torch.  Ties are broken by position, which makes an in-place sort stable.
+// value, as in torch.  Ties are broken by position, which makes an in-place sort stable.  Values of
+// up to four bytes become integers of that order, with the position below them.
 #include "ops/sort/rows.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <utility>
 
 #include "common/lines.hpp"
 #include "common/parallel.hpp"
@@ -35,8 +39,69 @@ struct Line {
   bool descending;
 };
 
+/// A number whose order as an unsigned integer is that of the values; NaN is the largest.
+template <class T>
+uint32_t order_of(T v) {
+  if constexpr (kIsFloat<T>) {
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(get(v)));
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return ~0u;
+    if ((bits & 0x7FFFFFFFu) == 0) return 0x80000000u;  // both zeros are equal
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  } else {
+    return static_cast<uint32_t>(static_cast<int32_t>(get(v))) ^ 0x80000000u;
+  }
+}
+
+/// Sorts by the upper halves, keeping the order of equal ones; `spare` has room for as many.
+/// Returns where the result lies: one of the two.
+uint64_t* radix_sort(uint64_t* items, uint64_t* spare, int64_t n) {
+  std::array<std::array<uint32_t, 256>, 4> counts{};
+  for (int64_t i = 0; i < n; ++i) {
+    for (size_t d = 0; d < 4; ++d) ++counts[d][items[i] >> (32 + 8 * d) & 255];
+  }
+  for (size_t d = 0; d < 4; ++d) {
+    auto& count = counts[d];
+    const size_t shift = 32 + 8 * d;
+    if (count[items[0] >> shift & 255] == n) continue;  // all have this digit
+    uint32_t from = 0;
+    for (uint32_t& c : count) from += std::exchange(c, from);
+    for (int64_t i = 0; i < n; ++i) spare[count[items[i] >> shift & 255]++] = items[i];
+    std::swap(items, spare);
+  }
+  return items;
+}
+
+constexpr int64_t kWorthRadix = 512;  // shorter lines are sorted by comparing
+
+/// Values of up to four bytes: order and position in one integer, so that equal ones cannot be.
+template <class T>
+void run_short_keys(const Line& l) {
+  const auto* x = static_cast<const T*>(l.x);
+  auto* items = static_cast<uint64_t*>(l.items);
+  const uint32_t flip = l.descending ? ~0u : 0u;
+  for (int64_t i = 0; i < l.n; ++i) {
+    items[i] = uint64_t{order_of(x[i * l.x_stride]) ^ flip} << 32 | static_cast<uint64_t>(i);
+  }
+  if (l.k < l.n / 8 || (l.k < l.n && l.n < kWorthRadix)) {
+    std::partial_sort(items, items + l.k, items + l.n);
+  } else if (l.n < kWorthRadix) {
+    std::sort(items, items + l.n);
+  } else {
+    items = radix_sort(items, items + l.n, l.n);
+  }
+  auto* values = static_cast<T*>(l.values);
+  for (int64_t i = 0; i < l.k; ++i) {
+    const auto from = static_cast<int64_t>(items[i] & 0xFFFFFFFFu);
+    values[i * l.v_stride] = x[from * l.x_stride];
+    l.indices[i * l.i_stride] = from;
+  }
+}
+
 template <class T>
 void run_line(const Line& l) {
+  if constexpr (sizeof(T) <= 4) {
+    if (l.n <= UINT32_MAX) return run_short_keys<T>(l);
+  }
   using W = Wide<T>;
   const auto* x = static_cast<const T*>(l.x);
   auto* items = static_cast<Item<W>*>(l.items);
