@@ -38,6 +38,10 @@ def ints(*shape: int) -> torch.Tensor:
     return torch.randint(-9, 9, shape)
 
 
+def two(a: int, b: int) -> tuple[torch.Tensor, ...]:
+    return floats(a, b), floats(a, b)
+
+
 def bools(*shape: int) -> torch.Tensor:
     return torch.rand(*shape) > 0.5
 
@@ -177,6 +181,10 @@ FUNCTIONS: dict[str, Case] = {
         cube,
     ),
     "scatter": (lambda x: x.scatter(1, torch.zeros(1, 1, dtype=torch.long), 5.0), matrix),
+    "einsum outer": (lambda x, y: torch.einsum("i,j->ij", x[:, 0], y[0]), two),
+    "einsum outer, turned": (lambda x, y: torch.einsum("bi, bj -> jbi", x, y), two),
+    "einsum scaled": (lambda x, y: torch.einsum("bi,->ib", x, y[0, 0]), two),
+    "einsum over one": (lambda x, y: torch.einsum("bi,bi->bi", x, y[:1]), two),
     "matmul": (lambda x: x @ x.transpose(1, 2) @ x, cube),
     "matrix and vector": (lambda x: (x @ x[0], x[0] @ x.T, x[0] @ x[0]), matrix),
     "batched": (lambda x: torch.bmm(x, x.transpose(1, 2)), cube),
