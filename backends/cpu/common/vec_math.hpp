@@ -50,13 +50,8 @@ RM_INLINE vf vexp_nonpositive(vf x) {
   return x < -87.0f ? vf{} : r;
 }
 
-RM_INLINE vf vlog(vf x) {
-  const vi subnormal = x < 1.17549435e-38f;
-  const vf scaled = subnormal ? x * 8388608.0f : x;
-  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2)); unsigned, because NaN may wrap.
-  const vi bits = reinterpret_cast<vi>(reinterpret_cast<vu>(scaled) - 0x3f3504f3u);
-  const vi e = (bits >> 23) + (subnormal ? vi{} - 23 : vi{});
-  const vf f = as_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+/// log(1 + f) + n log(2) for 1 + f in [sqrt(1/2), sqrt(2)).
+RM_INLINE vf log_of_mantissa(vf f, vf n) {
   vf p = vset(0.0674659182f);
   p = p * f - 0.116756388f;
   p = p * f + 0.118881776f;
@@ -66,11 +61,20 @@ RM_INLINE vf vlog(vf x) {
   p = p * f + 0.200021188f;
   p = p * f - 0.250000096f;
   p = p * f + 0.333333126f;
-  const vf n = __builtin_convertvector(e, vf);
   const vf f2 = f * f;
   vf y = f * f2 * p + n * -2.12194440e-4f;
   y = y - 0.5f * f2;
-  y = (y + f) + n * 0.693359375f;
+  return (y + f) + n * 0.693359375f;
+}
+
+RM_INLINE vf vlog(vf x) {
+  const vi subnormal = x < 1.17549435e-38f;
+  const vf scaled = subnormal ? x * 8388608.0f : x;
+  // sqrt(1/2): mantissas in [sqrt(1/2), sqrt(2)); unsigned, because NaN may wrap.
+  const vi bits = reinterpret_cast<vi>(reinterpret_cast<vu>(scaled) - 0x3f3504f3u);
+  const vi e = (bits >> 23) + (subnormal ? vi{} - 23 : vi{});
+  const vf f = as_float((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  vf y = log_of_mantissa(f, __builtin_convertvector(e, vf));
   const float inf = __builtin_inff();
   y = x == inf ? x : y;
   y = x == 0.0f ? vset(-inf) : y;
@@ -89,7 +93,7 @@ RM_INLINE vf vtanh(vf x) {
   const vf capped = a > 10.0f ? vset(10.0f) : a;  // keeps NaN
   const ExpParts e = exp_parts(capped * 2.0f);
   const vf large = 1.0f - 2.0f / (e.mantissa * as_float((e.n + 127) << 23) + 1.0f);
-  return a < 0.625f ? small : vcopysign(large, x);
+  return vcopysign(a < 0.625f ? small : large, x);  // of -0, too
 }
 
 RM_INLINE vf verf(vf x) {
@@ -124,23 +128,17 @@ RM_INLINE vf vgelu_tanh(vf x) {
 
 // ---- sin and cos --------------------------------------------------------------------------------
 
-/// Beyond this the reduction below loses bits: such lanes go through libm.
+/// Beyond this the reduction in double loses bits: such lanes go through libm.
 constexpr float kTrigLimit = 1.0e6f;
 
-/// sin(x) when quarter = 0, cos(x) when quarter = 1, for |x| <= kTrigLimit.
-RM_INLINE vf vsincos(vf x, int quarter) {
-  const vd wide = __builtin_convertvector(x, vd);
-  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
-  const vd n = (wide * 0.63661977236758134308 + kMagic) - kMagic;
-  // pi/2 in two parts: 33 bits, so that n times the first is exact, and the rest.
-  const vd rest = (wide - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11;
-  const vf r = __builtin_convertvector(rest, vf), s = r * r;
-  const vi quadrant = __builtin_convertvector(__builtin_convertvector(n, vf), vi) + quarter;
+/// sin of r in [-pi/4, pi/4] and as many times pi/2 as `quadrant` says.
+RM_INLINE vf trig_of_quadrant(vf r, vi quadrant) {
+  const vf s = r * r;
   vf a = vset(2.7182744e-06f);
   a = a * s - 0.00019839331f;
   a = a * s + 0.00833332937f;
   a = a * s - 0.166666666f;
-  const vf sine = a * s * r + r;
+  const vf sine = vcopysign(a * s * r + r, r);  // -0 plus +0 would be +0
   vf b = vset(2.44380891e-05f);
   b = b * s - 0.00138873645f;
   b = b * s + 0.0416666468f;
@@ -149,8 +147,15 @@ RM_INLINE vf vsincos(vf x, int quarter) {
   return as_float(as_int(y) ^ ((quadrant & 2) << 30));
 }
 
-RM_INLINE vf vtrig(vf x, int quarter) {
-  vf y = vsincos(x, quarter);
+/// sin(x) when quarter = 0, cos(x) when quarter = 1: any x, lane by lane where it is huge.
+RM_INLINE vf vtrig_far(vf x, int quarter) {
+  const vd wide = __builtin_convertvector(x, vd);
+  constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
+  const vd n = (wide * 0.63661977236758134308 + kMagic) - kMagic;
+  // pi/2 in two parts: 33 bits, so that n times the first is exact, and the rest.
+  const vd rest = (wide - n * 1.57079632673412561417e+00) - n * 6.07710050650619224932e-11;
+  const vi quadrant = __builtin_convertvector(__builtin_convertvector(n, vf), vi) + quarter;
+  vf y = trig_of_quadrant(__builtin_convertvector(rest, vf), quadrant);
   for (int i = 0; i < kWidth; ++i) {
     if (!(__builtin_fabsf(x[i]) <= kTrigLimit)) {
       y[i] = quarter ? __builtin_cosf(x[i]) : __builtin_sinf(x[i]);
@@ -158,5 +163,42 @@ RM_INLINE vf vtrig(vf x, int quarter) {
   }
   return y;
 }
+
+#if RM_ISA_LEVEL >= 1
+/// Up to here a reduction in f32 keeps every bit that counts, given products that do not round.
+constexpr float kTrigNear = 1.0e4f;
+
+#if RM_ISA_LEVEL >= 2
+RM_INLINE bool all_near(vf x) {
+  return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(vabs(x)), _mm512_set1_ps(kTrigNear),
+                            _CMP_LE_OQ) == 0xffff;
+}
+RM_INLINE vf less_product(vf x, vf n, float c) {
+  return reinterpret_cast<vf>(_mm512_fnmadd_ps(reinterpret_cast<__m512>(n), _mm512_set1_ps(c),
+                                               reinterpret_cast<__m512>(x)));
+}
+#else
+RM_INLINE bool all_near(vf x) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(vabs(x)),
+                                          _mm256_set1_ps(kTrigNear), _CMP_LE_OQ)) == 0xff;
+}
+RM_INLINE vf less_product(vf x, vf n, float c) {
+  return reinterpret_cast<vf>(_mm256_fnmadd_ps(reinterpret_cast<__m256>(n), _mm256_set1_ps(c),
+                                               reinterpret_cast<__m256>(x)));
+}
+#endif
+
+RM_INLINE vf vtrig(vf x, int quarter) {
+  if (__builtin_expect(!all_near(x), 0)) return vtrig_far(x, quarter);
+  const vf t = x * 0.636619772f + kRoundMagic;
+  const vf n = t - kRoundMagic;
+  // pi/2 in three parts, each below what is left: so -0 keeps its sign.
+  const vf r = less_product(less_product(less_product(x, n, 1.57079625f), n, 7.54978942e-08f), n,
+                            5.39030253e-15f);
+  return trig_of_quadrant(r, as_int(t) + quarter);  // the magic number is a multiple of 4
+}
+#else
+RM_INLINE vf vtrig(vf x, int quarter) { return vtrig_far(x, quarter); }
+#endif
 
 }  // namespace rm::cpu::RM_ISA

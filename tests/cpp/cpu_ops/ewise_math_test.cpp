@@ -41,6 +41,7 @@ const Function kFunctions[] = {
     {"gelu", 14, [](double x) { return 0.5 * x * (1 + std::erf(x * M_SQRT1_2)); }, 4, 4e-7},
     {"gelu_tanh", 15, gelu_tanh, 6, 4e-7},
     {"silu", 16, [](double x) { return x / (1 + std::exp(-x)); }, 4, 2e-36},
+    {"softplus", 23, [](double x) { return x > 20 ? x : std::log1p(std::exp(x)); }, 4, 1e-43},
     {"log1p", 24, [](double x) { return std::log1p(x); }, 2, 0},
     {"expm1", 25, [](double x) { return std::expm1(x); }, 2, 0}};
 
@@ -49,6 +50,14 @@ std::vector<float> inputs() {
                           -103.9f, -104.5f, 0.625f,    -0.625f, 0.9277f, 0.9278f, 4.0f,
                           -4.0f,   3.9f,    10.1f,     1e-38f,  1e-45f,  -1e-42f, 3e38f,
                           -3e38f,  1e6f,    1.0001e6f, -1e7f,   3e30f};
+  // Neighbours of zeros of sin, cos and log, and of what the functions split their ranges at.
+  for (float at : {1.57079637f, 3.14159274f, 355.0f, 710.0f, 9999.0f, 1e4f, 1e6f, 1.0f, 2.0f, 20.0f,
+                   1.6777216e7f, 1.7014118e38f, 17.3286804f, 0.346573591f, 0.41421357f, 0.29289323f,
+                   0.99999994f, 1.17549435e-38f}) {
+    for (float v : {at, std::nextafterf(at, 0.0f), std::nextafterf(at, 2 * at)}) {
+      x.insert(x.end(), {v, -v});
+    }
+  }
   const float inf = std::numeric_limits<float>::infinity();
   x.insert(x.end(), {inf, -inf, std::numeric_limits<float>::quiet_NaN()});
   std::mt19937 rng(20);
@@ -57,6 +66,7 @@ std::vector<float> inputs() {
     x.push_back(narrow(rng));
     x.push_back(wide(rng));
     x.push_back((i % 2 ? 1.0f : -1.0f) * std::exp(exponent(rng)));
+    x.push_back((i % 2 ? 1e-42f : -1e-42f) * static_cast<float>(i));
   }
   return x;
 }
@@ -84,6 +94,9 @@ TEST_CASE("vector functions stay within a few ulp over the whole range, NaN and 
                      } else if (std::isinf(single)) {
                        special += got != static_cast<double>(single);
                      } else {
+                       // Functions that are odd, or the identity, at 0 keep its sign.
+                       if (want == 0 && x[i] == 0)
+                         special += std::signbit(got) != std::signbit(want);
                        const double error =
                            std::max(0.0, std::abs(got - want) - f.absolute) / ulp_of(want);
                        if (!(error <= worst)) worst = error, where = x[i];
@@ -94,6 +107,53 @@ TEST_CASE("vector functions stay within a few ulp over the whole range, NaN and 
                    CHECK(worst <= f.ulp);
                  });
   }
+}
+
+TEST_CASE("pow keeps libm's signs, Inf and NaN, and 2 ulp everywhere") {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::nanf("");
+  std::vector<float> bases = {
+      0.0f,   1.0f,  0.99999994f, 1.0000001f, 2.0f,        0.5f,        10.0f, 1e-45f,
+      1e-40f, 1e30f, 3.4e38f,     1.4142135f, 0.70710677f, 0.70710683f, inf,   nan};
+  std::vector<float> powers = {0.0f,   1e-45f,  1e-30f,     0.3f,       0.5f,        1.0f,
+                               1.5f,   2.0f,    3.0f,       4.0f,       7.0f,        100.0f,
+                               127.0f, 149.0f,  8388607.5f, 8388609.0f, 16777215.0f, 16777216.0f,
+                               3e9f,   3.4e38f, inf,        nan};
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal(0, 3), exponent(0, 20);
+  for (int i = 0; i < 150; ++i) bases.push_back(std::exp(exponent(rng)));
+  for (int i = 0; i < 150; ++i) powers.push_back(i % 3 ? normal(rng) : std::exp(exponent(rng)));
+  std::vector<float> a, b;
+  for (float x : bases) {
+    for (float y : powers) {
+      a.insert(a.end(), {x, x, -x, -x});
+      b.insert(b.end(), {y, -y, y, -y});
+    }
+  }
+  const auto n = static_cast<int64_t>(a.size());
+  Tensor x(Type::f32, {n}), y(Type::f32, {n}), z(Type::f32, {n});
+  x.fill([&](int64_t i) { return a[static_cast<size_t>(i)]; });
+  y.fill([&](int64_t i) { return b[static_cast<size_t>(i)]; });
+  on_every_row({"ewise", {&x, &y}, {&z}, {integers("code", {44, 0, 0, 1, -1})}},
+               [&](const std::string&) {
+                 double worst = 0;
+                 int special = 0;
+                 int64_t where = -1;
+                 for (int64_t i = 0; i < n; ++i) {
+                   const double want = std::pow(x[i], y[i]), got = z[i];
+                   const auto single = static_cast<float>(want);
+                   bool right = std::isnan(got);
+                   if (!std::isnan(single)) right = std::signbit(single) == std::signbit(got);
+                   if (std::isinf(single)) right = got == static_cast<double>(single);
+                   if (!right && !special++) where = i;
+                   if (!std::isfinite(single)) continue;
+                   const double error = std::abs(got - want) / ulp_of(want);
+                   if (!(error <= worst)) worst = error, where = i;
+                 }
+                 CAPTURE(x[where < 0 ? 0 : where]);
+                 CAPTURE(y[where < 0 ? 0 : where]);
+                 CHECK(special == 0);
+                 CHECK(worst <= 2);
+               });
 }
 
 TEST_CASE("the small powers and the libm ones agree with pow") {

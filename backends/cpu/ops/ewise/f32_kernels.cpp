@@ -1,6 +1,7 @@
 // The f32 class of the ewise interpreter.  Simple functions are plain loops the compiler
-// vectorises; transcendental ones use common/vec_math.hpp.
-#include "common/vec_math.hpp"
+// vectorises; transcendental ones use common/vec_math.hpp and
+// common/vec_pow.hpp.
+#include "common/vec_pow.hpp"
 #include "ops/ewise/isa_tables.hpp"
 #include "ops/ewise/opcodes.hpp"
 
@@ -49,7 +50,6 @@ RM_INLINE float floor_div_of(float a, float b) {
   if (q - f > 0.5f) f += 1.0f;
   return f;
 }
-RM_INLINE float softplus_of(float a) { return a > 20.0f ? a : __builtin_log1pf(__builtin_expf(a)); }
 
 RM_LOOP(neg, -a)
 RM_LOOP(abs_, __builtin_fabsf(a))
@@ -63,15 +63,11 @@ RM_LOOP(ceil_, __builtin_ceilf(a))
 RM_LOOP(round_, __builtin_rintf(a))
 RM_LOOP(trunc_, __builtin_truncf(a))
 RM_LOOP(sign, a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : 0.0f)  // NaN: 0, as in torch
-RM_LOOP(softplus, softplus_of(a))
-RM_LOOP(log1p_, __builtin_log1pf(a))
-RM_LOOP(expm1_, __builtin_expm1f(a))
 RM_LOOP(is_nan, a != a ? 1.0f : 0.0f)
 RM_LOOP(add, a + RM_B)
 RM_LOOP(sub, a - RM_B)
 RM_LOOP(mul, a* RM_B)
 RM_LOOP(div_, a / RM_B)
-RM_LOOP(pow_, __builtin_powf(a, RM_B))
 RM_LOOP(minimum, a != a ? a : (RM_B < a || RM_B != RM_B) ? RM_B : a)
 RM_LOOP(maximum, a != a ? a : (RM_B > a || RM_B != RM_B) ? RM_B : a)
 RM_LOOP(floor_div, floor_div_of(a, RM_B))
@@ -98,6 +94,17 @@ RM_VECTOR(sigmoid, vsigmoid)
 RM_VECTOR(gelu, vgelu)
 RM_VECTOR(gelu_tanh, vgelu_tanh)
 RM_VECTOR(silu, vsilu)
+RM_VECTOR(softplus, vsoftplus)
+RM_VECTOR(log1p_, vlog1p)
+RM_VECTOR(expm1_, vexpm1)
+
+void pow_(void* dst, const void* pa, const void* pb, const void*, int64_t n) {
+  auto* d = static_cast<float*>(dst);
+  const auto *a = static_cast<const float*>(pa), *b = static_cast<const float*>(pb);
+  int64_t i = 0;
+  for (; i + kWidth <= n; i += kWidth) vstore(d + i, vpow(vload(a + i), vload(b + i)));
+  if (i < n) vstore_part(d + i, vpow(vload_part(a + i, n - i), vload_part(b + i, n - i)), n - i);
+}
 
 }  // namespace
 
