@@ -81,6 +81,17 @@ RM_INLINE vf vlog(vf x) {
   return (x < 0.0f) | (x != x) ? vset(__builtin_nanf("")) : y;
 }
 
+/// Whether any lane of a comparison holds.
+RM_INLINE bool any_lane(vi mask) {
+#if RM_ISA_LEVEL >= 2
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask)) != 0;
+#elif RM_ISA_LEVEL == 1
+  return _mm256_movemask_ps(reinterpret_cast<__m256>(mask)) != 0;
+#else
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
+}
+
 RM_INLINE vf vtanh(vf x) {
   const vf a = vabs(x), s = x * x;
   vf p = vset(0.00214753687f);
@@ -168,28 +179,18 @@ RM_INLINE vf vtrig_far(vf x, int quarter) {
 /// Up to here a reduction in f32 keeps every bit that counts, given products that do not round.
 constexpr float kTrigNear = 1.0e4f;
 
-#if RM_ISA_LEVEL >= 2
-RM_INLINE bool all_near(vf x) {
-  return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(vabs(x)), _mm512_set1_ps(kTrigNear),
-                            _CMP_LE_OQ) == 0xffff;
-}
 RM_INLINE vf less_product(vf x, vf n, float c) {
+#if RM_ISA_LEVEL >= 2
   return reinterpret_cast<vf>(_mm512_fnmadd_ps(reinterpret_cast<__m512>(n), _mm512_set1_ps(c),
                                                reinterpret_cast<__m512>(x)));
-}
 #else
-RM_INLINE bool all_near(vf x) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(vabs(x)),
-                                          _mm256_set1_ps(kTrigNear), _CMP_LE_OQ)) == 0xff;
-}
-RM_INLINE vf less_product(vf x, vf n, float c) {
   return reinterpret_cast<vf>(_mm256_fnmadd_ps(reinterpret_cast<__m256>(n), _mm256_set1_ps(c),
                                                reinterpret_cast<__m256>(x)));
-}
 #endif
+}
 
 RM_INLINE vf vtrig(vf x, int quarter) {
-  if (__builtin_expect(!all_near(x), 0)) return vtrig_far(x, quarter);
+  if (__builtin_expect(any_lane(~(vabs(x) <= kTrigNear)), 0)) return vtrig_far(x, quarter);
   const vf t = x * 0.636619772f + kRoundMagic;
   const vf n = t - kRoundMagic;
   // pi/2 in three parts, each below what is left: so -0 keeps its sign.

@@ -28,6 +28,21 @@ double gelu_tanh(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
 
+float remainder_of(float a, float b) {
+  const float r = std::fmod(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+
+float floor_div(float a, float b) {
+  if (b == 0) return a / b;
+  const float r = std::fmod(a, b);
+  float q = (a - r) / b;
+  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
+  if (q == 0) return std::copysign(0.0f, a / b);
+  const float f = std::floor(q);
+  return q - f > 0.5f ? f + 1 : f;
+}
+
 const Function kFunctions[] = {
     {"exp", 4, [](double x) { return std::exp(x); }, 2, 0},
     {"log", 5, [](double x) { return std::log(x); }, 2, 0},
@@ -154,6 +169,48 @@ TEST_CASE("pow keeps libm's signs, Inf and NaN, and 2 ulp everywhere") {
                  CHECK(special == 0);
                  CHECK(worst <= 2);
                });
+}
+
+TEST_CASE("remainder and floor_divide are torch's steps on fmod, bit by bit") {
+  const float inf = std::numeric_limits<float>::infinity();
+  std::vector<float> values = {0.0f,         1.0f, 0.1f,   0.3f,   1.5f,
+                               3.0f,         7.0f, 1e-45f, 1e-38f, 4194304.0f,
+                               268435456.0f, 3e9f, 3e38f,  inf,    std::nanf("")};
+  std::mt19937 rng(9);
+  std::normal_distribution<float> normal(0, 10), exponent(0, 8);
+  for (int i = 0; i < 200; ++i) values.push_back(i % 2 ? normal(rng) : std::exp(exponent(rng)));
+  std::vector<float> a, b;
+  for (float x : values) {
+    for (float y : values) {
+      a.insert(a.end(), {x, x, -x, -x, x * y});
+      b.insert(b.end(), {y, -y, y, -y, y});
+    }
+  }
+  const auto n = static_cast<int64_t>(a.size());
+  Tensor x(Type::f32, {n}), y(Type::f32, {n}), z(Type::f32, {n});
+  x.fill([&](int64_t i) { return a[static_cast<size_t>(i)]; });
+  y.fill([&](int64_t i) { return b[static_cast<size_t>(i)]; });
+  for (int64_t opcode : {47, 48}) {
+    CAPTURE(opcode);
+    on_every_row({"ewise", {&x, &y}, {&z}, {integers("code", {opcode, 0, 0, 1, -1})}},
+                 [&](const std::string&) {
+                   int wrong = 0;
+                   int64_t where = 0;
+                   for (int64_t i = 0; i < n; ++i) {
+                     const auto p = a[static_cast<size_t>(i)], q = b[static_cast<size_t>(i)];
+                     const float want = opcode == 47 ? floor_div(p, q) : remainder_of(p, q);
+                     const double got = z[i];
+                     const bool same = std::isnan(want)
+                                           ? std::isnan(got)
+                                           : got == static_cast<double>(want) &&
+                                                 std::signbit(got) == std::signbit(want);
+                     if (!same && !wrong++) where = i;
+                   }
+                   CAPTURE(a[static_cast<size_t>(where)]);
+                   CAPTURE(b[static_cast<size_t>(where)]);
+                   CHECK(wrong == 0);
+                 });
+  }
 }
 
 TEST_CASE("the small powers and the libm ones agree with pow") {

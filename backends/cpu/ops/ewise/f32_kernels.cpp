@@ -2,6 +2,7 @@
 // vectorises; transcendental ones use common/vec_math.hpp and
 // common/vec_pow.hpp.
 #include "common/vec_pow.hpp"
+#include "common/vec_remainder.hpp"
 #include "ops/ewise/isa_tables.hpp"
 #include "ops/ewise/opcodes.hpp"
 
@@ -32,24 +33,20 @@ namespace {
     if (i < n) vstore_part(d + i, function(vload_part(a + i, n - i)), n - i);   \
   }
 
+#define RM_VECTOR2(name, function)                                                            \
+  void name(void* dst, const void* pa, const void* pb, const void*, int64_t n) {              \
+    auto* d = static_cast<float*>(dst);                                                       \
+    const auto *a = static_cast<const float*>(pa), *b = static_cast<const float*>(pb);        \
+    int64_t i = 0;                                                                            \
+    for (; i + kWidth <= n; i += kWidth) vstore(d + i, function(vload(a + i), vload(b + i))); \
+    if (i < n) {                                                                              \
+      const vf x = vload_part(a + i, n - i, 1.0f), y = vload_part(b + i, n - i, 1.0f);        \
+      vstore_part(d + i, function(x, y), n - i);                                              \
+    }                                                                                         \
+  }
+
 RM_INLINE vf sin_of(vf x) { return vtrig(x, 0); }
 RM_INLINE vf cos_of(vf x) { return vtrig(x, 1); }
-
-RM_INLINE float remainder_of(float a, float b) {
-  const float r = __builtin_fmodf(a, b);
-  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-}
-// torch's floor_divide: exact even where a / b rounds up to an integer.
-RM_INLINE float floor_div_of(float a, float b) {
-  if (b == 0) return a / b;
-  const float r = __builtin_fmodf(a, b);
-  float q = (a - r) / b;
-  if (r != 0 && (b < 0) != (r < 0)) q -= 1.0f;
-  if (q == 0) return __builtin_copysignf(0.0f, a / b);
-  float f = __builtin_floorf(q);
-  if (q - f > 0.5f) f += 1.0f;
-  return f;
-}
 
 RM_LOOP(neg, -a)
 RM_LOOP(abs_, __builtin_fabsf(a))
@@ -70,8 +67,6 @@ RM_LOOP(mul, a* RM_B)
 RM_LOOP(div_, a / RM_B)
 RM_LOOP(minimum, a != a ? a : (RM_B < a || RM_B != RM_B) ? RM_B : a)
 RM_LOOP(maximum, a != a ? a : (RM_B > a || RM_B != RM_B) ? RM_B : a)
-RM_LOOP(floor_div, floor_div_of(a, RM_B))
-RM_LOOP(remainder_, remainder_of(a, RM_B))
 RM_LOOP(eq, a == RM_B ? 1.0f : 0.0f)
 RM_LOOP(ne, a != RM_B ? 1.0f : 0.0f)
 RM_LOOP(lt, a < RM_B ? 1.0f : 0.0f)
@@ -98,13 +93,9 @@ RM_VECTOR(softplus, vsoftplus)
 RM_VECTOR(log1p_, vlog1p)
 RM_VECTOR(expm1_, vexpm1)
 
-void pow_(void* dst, const void* pa, const void* pb, const void*, int64_t n) {
-  auto* d = static_cast<float*>(dst);
-  const auto *a = static_cast<const float*>(pa), *b = static_cast<const float*>(pb);
-  int64_t i = 0;
-  for (; i + kWidth <= n; i += kWidth) vstore(d + i, vpow(vload(a + i), vload(b + i)));
-  if (i < n) vstore_part(d + i, vpow(vload_part(a + i, n - i), vload_part(b + i, n - i)), n - i);
-}
+RM_VECTOR2(pow_, vpow)
+RM_VECTOR2(floor_div, vfloor_div)
+RM_VECTOR2(remainder_, vremainder)
 
 }  // namespace
 

@@ -28,7 +28,7 @@ double op_ns(int op, Class cls) {
       return cls == Class::f32 ? 2.0 : 15.0;
     case kRemainder:
     case kFloorDiv:
-      return 5.0;
+      return cls == Class::f32 ? 1.5 : 5.0;
     case kExp:
     case kLog:
     case kTanh:
