@@ -53,6 +53,44 @@ TEST_CASE("ewise adds and multiplies every mix of types, layouts and broadcasts"
   }
 }
 
+TEST_CASE("ewise gives every row its own element where operands repeat one along the row") {
+  std::mt19937 rng(12);
+  for (Type t : kAll) {
+    for (const Dims& shape : {Dims{3, 1300}, Dims{2, 3, 513}, Dims{5, 512}, Dims{4, 2048}}) {
+      CAPTURE(name(t));
+      CAPTURE(shape);
+      const int last = static_cast<int>(shape.size()) - 1;
+      std::vector<int> order(shape.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+      // More operands than the fills that are remembered, every third one the same for all rows.
+      std::vector<Tensor> factors;
+      for (int i = 0; i < 20; ++i) {
+        std::vector<int> repeated = {last};
+        if (i % 3 == 0) repeated = order;
+        factors.push_back(Tensor::strided(t, shape, order, 0, repeated));
+        factors.back().integers(rng, 0, 1);
+      }
+      Tensor y(Type::f64, shape);
+      std::vector<int64_t> code;
+      op(code, 40, F64, 0, 1);
+      std::vector<const Tensor*> inputs = {&factors[0], &factors[1]};
+      for (int i = 2; i < 20; ++i) {
+        op(code, 40, F64, 20 + i - 2, i);
+        inputs.push_back(&factors[static_cast<size_t>(i)]);
+      }
+      on_every_row({"ewise", inputs, {&y}, {integers("code", code)}}, [&](const std::string&) {
+        int bad = 0;
+        for (int64_t i = 0; i < y.numel(); ++i) {
+          double want = 0;
+          for (const Tensor& f : factors) want += f[i];
+          bad += y[i] != want;
+        }
+        CHECK(bad == 0);
+      });
+    }
+  }
+}
+
 TEST_CASE("ewise compares, combines and selects, with NaN on no side of a comparison") {
   const double nan = NAN;
   const std::vector<double> values = {nan, -INFINITY, -1, -0.0, 0, 1, INFINITY};

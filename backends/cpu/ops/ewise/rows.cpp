@@ -14,6 +14,8 @@ namespace rm::cpu {
 namespace {
 
 constexpr int kMaxAxes = 64;
+constexpr int64_t kSharedFill = 512;
+constexpr size_t kFills = 16;  // operands whose last fill is remembered
 
 class Ewise {
  public:
@@ -50,6 +52,10 @@ class Ewise {
     const int64_t bytes = std::min<int64_t>(8192, std::max<int64_t>(1024, room / 1024 * 1024));
     block_ = bytes / program_.element_bytes;
     by_rows_ = inner_ >= 128 || nest_.rank() == 1;
+    // An element repeated along a row is written out for one block of it, for all of its blocks.
+    if (by_rows_ && inner_ > kSharedFill && repeats_along_rows()) {
+      block_ = std::min(block_, kSharedFill);
+    }
     per_row_ = by_rows_ ? (inner_ + block_ - 1) / block_ : 0;
     blocks_ = total_ == 0 ? 0
               : by_rows_  ? total_ / inner_ * per_row_
@@ -103,12 +109,54 @@ class Ewise {
       pointer[c.slot] = slots + slot_bytes() * static_cast<uint64_t>(c.slot);
       fill(pointer[c.slot], c);
     }
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t start = by_rows_ ? b / per_row_ * inner_ + b % per_row_ * block_ : b * block_;
-      const int64_t left = by_rows_ ? inner_ - b % per_row_ * block_ : total_ - start;
-      block(l, start, std::min(left, block_), pointer, slots, &flag);
+    Memory m{pointer, slots, &flag, {}};
+    int64_t at[kMaxAxes];
+    if (!by_rows_) {
+      for (int64_t start = begin * block_; begin < end; ++begin, start += block_) {
+        coordinates(start, at);
+        block(l, start, at, std::min(total_ - start, block_), m);
+      }
+      return flag;
+    }
+    const size_t last = static_cast<size_t>(nest_.rank()) - 1;
+    int64_t piece = begin % per_row_, row_start = begin / per_row_ * inner_;
+    coordinates(row_start, at);
+    for (; begin < end; ++begin) {
+      at[last] = piece * block_;
+      block(l, row_start + at[last], at, std::min(inner_ - at[last], block_), m);
+      if (++piece < per_row_) continue;
+      piece = 0;
+      row_start += inner_;
+      next_row(at);
     }
     return flag;
+  }
+
+  /// A thread's slots, and which element the slots of repeated operands are full of.
+  struct Memory {
+    void** pointer;
+    char* slots;
+    int* flag;
+    const char* filled[kFills];
+  };
+
+  /// Some operand has another element for every row, and only that.
+  bool repeats_along_rows() const {
+    for (const OperandLoad& o : program_.loads) {
+      const auto& stride = nest_.strides[static_cast<size_t>(o.operand) + 1];
+      if (stride.back() != 0) continue;
+      for (int64_t s : stride) {
+        if (s != 0) return true;
+      }
+    }
+    return false;
+  }
+
+  /// An operand that repeats one element along the row; blocks of a row share what is written.
+  void repeat(const OperandLoad& o, size_t number, const char* element, Memory& m) const {
+    if (number < kFills && m.filled[number] == element) return;
+    if (number < kFills) m.filled[number] = element;
+    o.load(m.pointer[o.slot], element, 0, std::min(block_, inner_));
   }
 
   void fill(void* slot, const ConstantFill& c) const {
@@ -119,12 +167,12 @@ class Ewise {
     }
   }
 
-  void block(const rm_launch& l, int64_t start, int64_t n, void** pointer, char* slots,
-             int* flag) const {
-    int64_t at[kMaxAxes];
-    coordinates(start, at);
-    auto own = [&](int slot) { return slots + slot_bytes() * static_cast<uint64_t>(slot); };
-    for (const OperandLoad& o : program_.loads) {
+  void block(const rm_launch& l, int64_t start, const int64_t* at, int64_t n, Memory& m) const {
+    void** pointer = m.pointer;
+    int* flag = m.flag;
+    auto own = [&](int slot) { return m.slots + slot_bytes() * static_cast<uint64_t>(slot); };
+    for (size_t number = 0; number < program_.loads.size(); ++number) {
+      const OperandLoad& o = program_.loads[number];
       const auto* base = static_cast<const char*>(l.inputs[o.operand]);
       const int64_t inner_stride = nest_.strides[o.operand + 1].back();
       if (linear_[o.operand + 1]) {
@@ -138,6 +186,9 @@ class Ewise {
       } else if (o.same_type && inner_stride == 1 && at[nest_.rank() - 1] + n <= inner_) {
         pointer[o.slot] =
             const_cast<char*>(base + offset(at, nest_.strides[o.operand + 1]) * o.element_bytes);
+      } else if (by_rows_ && inner_stride == 0) {
+        pointer[o.slot] = own(o.slot);
+        repeat(o, number, base + offset(at, nest_.strides[o.operand + 1]) * o.element_bytes, m);
       } else {
         pointer[o.slot] = own(o.slot);
         gather(o, base, at, n, static_cast<char*>(pointer[o.slot]));
