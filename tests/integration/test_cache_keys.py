@@ -376,3 +376,24 @@ def test_compiling_again_gives_the_same_bytes():
     assert run()["compile"] == 1
     checked = run(RM_CACHE_MODE="check")
     assert (checked["check_same"], checked["check_differ"]) == (1, 0)
+
+
+class Applies(torch.nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+def test_functions_of_one_name_in_an_attribute_make_two_identities():
+    def identity_of(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
+        return identity.describe(Applies(function).eval(), lambda data: data)
+
+    same, other = [(lambda x: torch.exp(x)) for _ in range(2)], lambda x: torch.tanh(x)
+    two, three = (lambda x, by=by: x * by for by in (2.0, 3.0))
+    assert identity_of(same[0]) == identity_of(same[1])
+    assert len({identity_of(f) for f in (same[0], other)}) == 2
+    assert len({identity_of(f) for f in (two, three)}) == 2

@@ -160,7 +160,12 @@ def _value(value: Any, configs: dict[int, int], files: set[str]) -> Any:
         if value.__closure__:
             raise Unstable("a function with captured variables")
         files.update([value.__code__.co_filename])
-        return ["function", value.__module__, value.__qualname__]
+        # Two lambdas of one file have one name; defaults are bound where a function is made.
+        defaults = [*(value.__defaults__ or ()), *sorted((value.__kwdefaults__ or {}).items())]
+        return [
+            *("function", value.__module__, value.__qualname__, code_digest(value.__code__)),
+            *(_value(v, configs, files) for v in defaults),
+        ]
     if dataclass_fields := getattr(value, "__dataclass_fields__", None):
         return [type(value).__qualname__] + [
             [f, _value(getattr(value, f), configs, files)] for f in dataclass_fields
