@@ -141,6 +141,16 @@ def patches() -> list[dict[str, str]]:
     if active is None:
         return []
     listed = [patch.to_dict() for patch in active.patches]
+    if active.optimizer_hook is not None:
+        listed.append(
+            {
+                "target": "torch.optim.optimizer._global_optimizer_post_hooks",
+                "before": "",
+                "after": "rm_abstract.hooks.install._watch_optimizers",
+                "why": "fused optimisers change weights without counting versions",
+                "state": "in place",
+            }
+        )
     if active.watch is not None and active.watch.installed:
         listed.append(
             {

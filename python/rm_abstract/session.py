@@ -12,8 +12,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from rm_abstract import _core, reasons
 from rm_abstract import device as devices
-from rm_abstract import reasons
 from rm_abstract.config import Settings
 from rm_abstract.errors import Error, RoutingWarning
 from rm_abstract.hooks.patches import PatchSet
@@ -60,6 +60,8 @@ class Session:
         self._records: list[dict[str, Any]] = []
         self._noticed: set[tuple[str, str]] = set()
         self._facts: Any = None
+        self.writes: Any = _core.router.SilentWrites()
+        self.optimizer_hook: Any = None  # a handle: torch.optim.optimizer's global post hook
         self._collector_known = False
         self._compile_cache: Any = None
         self._workers: dict[str, WorkerPool] = {}
@@ -140,7 +142,7 @@ class Session:
         from rm_abstract.hooks.router import make_facts
 
         if self._facts is None:
-            self._facts = make_facts()
+            self._facts = make_facts(self.writes)
         capturing = sys.modules.get("transformers.utils.output_capturing")
         if capturing is not None and not self._collector_known:
             collector = getattr(capturing, "_active_collector", None)
@@ -160,8 +162,6 @@ class Session:
 
     def compile_cache(self) -> Any:
         """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
-        from rm_abstract import _core
-
         with _lock:
             if self._compile_cache is None:
                 options = {name: text for name, (text, _) in self.settings.values.items()}

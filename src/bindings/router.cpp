@@ -483,11 +483,14 @@ void bind_router(py::module_& module) {
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
   if (!type) throw py::error_already_set();
   router.attr("Route") = type;
+  bind_silent_writes(router);
   py::class_<TorchFacts, std::shared_ptr<TorchFacts>>(router, "Facts")
-      .def(py::init([](py::object torch, py::object disabled, py::object decline) {
-             return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr());
+      .def(py::init([](py::object torch, py::object disabled, py::object decline,
+                       std::shared_ptr<SilentWrites> writes) {
+             return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr(),
+                                                 std::move(writes));
            }),
-           py::arg("torch"), py::arg("disabled_var"), py::arg("decline_type"))
+           py::arg("torch"), py::arg("disabled_var"), py::arg("decline_type"), py::arg("writes"))
       .def("ignore_training",
            [](TorchFacts& facts, py::type type) { facts.ignore_training(type.ptr()); })
       .def("add_quiet_variable",

@@ -95,6 +95,11 @@ bool only_inactive_hooks(PyObject* hooks) {
 }  // namespace
 
 void Guard::clear() {
+  if (writes_) {
+    for (const Weight& weight : weights_) writes_->unwatch(weight.tensor.get());
+  }
+  writes_.reset();
+  lent_ = SIZE_MAX;
   modules_.clear();
   forwards_.clear();
   dicts_.clear();
@@ -182,6 +187,8 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
   weight.dims_at = static_cast<std::uint32_t>(dims_.size());
   dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
   dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
+  writes_->watch(value);
+  if (writes_->lent(value)) lent_ = weights_.size();
   weights_.push_back(std::move(weight));
   return Reason::kNone;
 }
@@ -189,6 +196,8 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
 Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* around) {
   clear();
   detail_.clear();
+  writes_ = facts.writes();
+  clock_ = writes_->clock();
   struct Pending {
     py::object module;
     std::string path;
@@ -340,11 +349,27 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
     if (!check_held(held)) return Reason::kStructure;
   }
   for (Weight& weight : weights_) {
-    if (same_weight(weight, facts)) continue;
-    const bool own = weight.place.empty();
-    detail_ = own ? path_of(weight.module, weight.key.get()) : weight.place;
-    return own ? Reason::kWeights : Reason::kStructure;
+    if (!same_weight(weight, facts)) return moved(weight, "");
   }
+  return writes_->clock() == clock_ && lent_ == SIZE_MAX ? Reason::kNone : check_writes();
+}
+
+Reason Guard::moved(const Weight& weight, const char* how) {
+  const bool own = weight.place.empty();
+  detail_ = (own ? path_of(weight.module, weight.key.get()) : weight.place) + how;
+  return own ? Reason::kWeights : Reason::kStructure;
+}
+
+/// Notes since the snapshot, and aliases that could be written at any time since.
+Reason Guard::check_writes() {
+  if (lent_ != SIZE_MAX) {
+    return moved(weights_[lent_], ": its .data is held, writes through it cannot be seen");
+  }
+  for (const Weight& weight : weights_) {
+    if (writes_->noted(weight.tensor.get()) <= clock_) continue;
+    return moved(weight, ": an optimizer's step, or its .data was read, may have changed it");
+  }
+  clock_ = writes_->clock();  // tensors of other modules
   return Reason::kNone;
 }
 

@@ -8,6 +8,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,11 @@ namespace rm::bindings {
 
 class Guard {
  public:
+  Guard() = default;
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard() { clear(); }
+
   /// Walks the tree below `root` (an nn.Module).  Throws pybind11 errors.  kArgument: it holds
   /// something that cannot be watched, no snapshot was taken (`detail()` says what); else check().
   ///
@@ -102,6 +108,8 @@ class Guard {
   Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
   Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
   bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
+  Reason moved(const Weight& weight, const char* how);
+  Reason check_writes();
   std::string path_of(std::uint32_t module, PyObject* key) const;
 
   std::vector<Module> modules_;
@@ -110,7 +118,10 @@ class Guard {
   std::vector<Held> held_;
   std::vector<Weight> weights_;
   std::vector<std::int64_t> dims_;  // shape then strides of each weight
-  std::size_t grad_hint_ = 0;       // the weight that required grad last time
+  std::shared_ptr<SilentWrites> writes_;
+  std::uint64_t clock_ = 0;      // of writes_, at the snapshot
+  std::size_t lent_ = SIZE_MAX;  // a weight whose .data was held at the snapshot
+  std::size_t grad_hint_ = 0;    // the weight that required grad last time
   std::string detail_;
   bool taken_ = false;
 };

@@ -45,8 +45,10 @@ bool is_zero(PyObject* object) { return PyLong_Check(object) && PyLong_AsLong(ob
 
 }  // namespace
 
-TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type)
-    : torch_(PyRef::borrow(torch)),
+TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type,
+                       std::shared_ptr<SilentWrites> writes)
+    : writes_(std::move(writes)),
+      torch_(PyRef::borrow(torch)),
       disabled_var_(PyRef::borrow(disabled_var)),
       decline_type_(PyRef::borrow(decline_type)) {
   const py::object t = py::reinterpret_borrow<py::object>(torch);

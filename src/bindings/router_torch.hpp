@@ -11,11 +11,13 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "bindings/router_reason.hpp"
+#include "bindings/router_writes.hpp"
 
 namespace rm::bindings {
 
@@ -58,7 +60,8 @@ struct RawTensor {
 class TorchFacts {
  public:
   /// Probes the imported torch module; throws pybind11 errors when a required name is missing.
-  TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type);
+  TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type,
+             std::shared_ptr<SilentWrites> writes);
 
   /// Exactly torch.Tensor or torch.nn.Parameter: subclasses have behaviour we do not know.
   bool is_plain_tensor(PyObject* object) const noexcept {
@@ -112,6 +115,7 @@ class TorchFacts {
   PyObject* decline_type() const noexcept { return decline_type_.get(); }
   PyTypeObject* module_type() const noexcept { return module_type_; }
   bool fast_versions() const noexcept { return version_offset_ >= 0; }
+  const std::shared_ptr<SilentWrites>& writes() const noexcept { return writes_; }
 
  private:
   static constexpr int kFieldsAt = 16;  // past the vtable and the reference counts
@@ -126,6 +130,7 @@ class TorchFacts {
   void probe_layout(PyObject* torch);
   bool variable_set(PyObject* variable) const noexcept;
 
+  std::shared_ptr<SilentWrites> writes_;
   PyTypeObject* tensor_type_ = nullptr;  // kept alive by torch_
   PyTypeObject* parameter_type_ = nullptr;
   PyTypeObject* module_type_ = nullptr;

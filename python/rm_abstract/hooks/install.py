@@ -25,6 +25,8 @@ def install(session: Session) -> None:
     """Patches what is imported and watches for what is not."""
     session.watch = ImportWatch(
         {
+            "torch._tensor": lambda module: _patch_tensor(session, module),
+            "torch.optim.optimizer": lambda module: _watch_optimizers(session, module),
             "torch.nn.modules.module": lambda module: _patch_module(session, module),
             "transformers.modeling_utils": lambda module: _patch_transformers(session, module),
             "transformers.generation.utils": lambda module: _patch_generation(session, module),
@@ -40,7 +42,33 @@ def uninstall(session: Session) -> list[str]:
     """Restores everything; returns a line for each attribute somebody patched over."""
     if session.watch is not None:
         session.watch.remove()
+    if session.optimizer_hook is not None:
+        session.optimizer_hook.remove()
+        session.optimizer_hook = None
     return session.patches.restore()
+
+
+def _patch_tensor(session: Session, tensor_module: ModuleType) -> None:
+    session.patches.replace(
+        tensor_module.Tensor,
+        "data",
+        session.writes.data_attribute,
+        "what is written through it is seen nowhere: reading it of a weight that a program has "
+        "counts as a change",
+    )
+
+
+def _watch_optimizers(session: Session, module: ModuleType) -> None:
+    """torch's own registration for all optimisers: fused steps change weights without a trace."""
+    note = session.writes.note
+
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        from torch.compiler import is_dynamo_compiling  # torch is still being imported above
+
+        if not is_dynamo_compiling():  # a compiled step counts versions
+            note(optimizer.param_groups)
+
+    session.optimizer_hook = module.register_optimizer_step_post_hook(stepped)
 
 
 def _patch_module(session: Session, torch_module: ModuleType) -> None:

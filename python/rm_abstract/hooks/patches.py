@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+INHERITED = object()  # `before` of an attribute that the owner did not have in its own dict
+
 
 @dataclass(frozen=True)
 class Patch:
@@ -54,11 +56,14 @@ class PatchSet:
         return len(self._patches)
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any], why: str) -> None:
-        """Puts ``make(before)`` where ``owner.__dict__[name]`` (never the bound form) was."""
+        """Puts ``make(before)`` where ``owner.__dict__[name]`` (never the bound form) was.
+
+        An inherited attribute (a descriptor of a base class) is overridden, and later deleted.
+        """
         if any(patch.owner is owner and patch.name == name for patch in self._patches):
             return
-        before = vars(owner)[name]
-        after = make(before)
+        before = vars(owner).get(name, INHERITED)
+        after = make(getattr(owner, name) if before is INHERITED else before)
         setattr(owner, name, after)
         self._patches.append(Patch(owner, name, before, after, why))
 
@@ -67,7 +72,9 @@ class PatchSet:
         conflicts = []
         while self._patches:
             patch = self._patches.pop()
-            if patch.in_place:
+            if patch.in_place and patch.before is INHERITED:
+                delattr(patch.owner, patch.name)
+            elif patch.in_place:
                 setattr(patch.owner, patch.name, patch.before)
             else:
                 conflicts.append(
@@ -82,6 +89,8 @@ def _current(patch: Patch) -> Any:
 
 
 def _describe(value: Any) -> str:
+    if value is INHERITED:
+        return "inherited"
     inner = getattr(value, "__func__", value)
     name = getattr(inner, "__qualname__", None)
     if name is None:

@@ -174,7 +174,7 @@ class ArmedModel:
             return self._eager("RM107", where, args, kwargs)
         code, detail = self._snapshot()
         if code:
-            if code in ("RM104", "RM110"):  # nothing the next call could change cheaply
+            if code in ("RM104", "RM107", "RM110"):  # nothing the next call could change cheaply
                 self.route.pause(code, 64)
             return self._eager(code, detail, args, kwargs)
         described = self.route.describe(args, kwargs)
@@ -342,13 +342,13 @@ def _tensors(module: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def make_facts() -> Any:
+def make_facts(writes: Any) -> Any:
     """What the C router needs to know of this process's torch; feature-detected."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     # The probe makes a few tensors: ordinary ones, whatever context the user loads the model in.
     with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-        facts = _core.router.Facts(torch, disabled_var, Decline)
+        facts = _core.router.Facts(torch, disabled_var, Decline, writes)
     for kind in _SAME_IN_TRAINING:
         facts.ignore_training(kind)
     return facts
