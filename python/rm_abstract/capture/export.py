@@ -20,12 +20,12 @@ import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
 from torch.export import Dim, ExportedProgram
 
-from rm_abstract.capture import kv_cache, state_cache
+from rm_abstract.capture import aliases, kv_cache, state_cache
 from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
-from rm_abstract.capture.outputs import Recorder, Structure
+from rm_abstract.capture.outputs import Recorder, Structure, with_aliases
 from rm_abstract.engines.base import Decline
 from rm_abstract.generation.step_call import mask_tensors
 
@@ -196,9 +196,11 @@ def capture_flat(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = program.run_decompositions({})
-    imported = import_program(program, strip="m.", donated=_donated(call))
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
+    if all(isinstance(leaf, torch.Tensor) for leaf in call.leaves) and not recorder.touched:
+        structure = with_aliases(structure, aliases.find(program))
+    imported = import_program(program, strip="m.", donated=_donated(call))
     return Captured(
         ir=imported.text,
         input_dims=imported.input_dims,

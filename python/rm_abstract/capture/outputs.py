@@ -2,14 +2,14 @@
 
 A structure is recorded while the module is traced and rebuilt on every routed call: ModelOutput
 classes by import path, tuples, lists, dicts, None, plain values, tensors by number, inputs that
-were passed through by number, also out of a ModelOutput, caches by the input they came in as. Data
-only, never pickled code.
+were passed through by number, also out of a ModelOutput, views of inputs and of other outputs by
+what they are views of, caches by the input they came in as. Data only, never pickled code.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rm_abstract.capture import kv_cache
+from rm_abstract.capture.aliases import taker
 from rm_abstract.capture.bundle import is_bundle_type
 from rm_abstract.capture.call import PLAIN
 from rm_abstract.capture.errors import capture_error
@@ -119,6 +120,8 @@ def builder(structure: Structure) -> Build:
     if kind == "tensor":
         number = structure[1]
         return lambda tensors, leaves: tensors[number]
+    if kind == "alias":
+        return _alias_builder(*structure[1:])
     if kind == "input":
         number = structure[1]
         return lambda tensors, leaves: leaves[number]
@@ -152,6 +155,32 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: cls(*[b(tensors, leaves) for b in items])
     pairs = [(k, builder(s)) for k, s in structure[3:]]
     return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
+
+
+def with_aliases(
+    structure: Structure, views: Mapping[int, tuple[str, int, list[Any]]]
+) -> Structure:
+    """The structure with views (`aliases.find`) in the place of tensors of their own."""
+    if not views or structure[0] in ("input", "part", "none", "const", "cache", "caches"):
+        return structure
+    if structure[0] == "tensor":
+        if structure[1] not in views:
+            return structure
+        kind, number, steps = views[structure[1]]
+        base = ["input", number] if kind == "input" else with_aliases(["tensor", number], views)
+        return ["alias", structure[1], base, steps]
+    front = 3 if structure[0] in ("class", "named") else 2 if structure[0] == "torch" else 1
+    pairs = structure[0] in ("dict", "ordered", "class")
+    items = [
+        [item[0], with_aliases(item[1], views)] if pairs else with_aliases(item, views)
+        for item in structure[front:]
+    ]
+    return [*structure[:front], *items]
+
+
+def _alias_builder(number: int, base: Structure, steps: list[Any]) -> Build:
+    of, take = builder(base), taker(steps)
+    return lambda tensors, leaves: take(of(tensors, leaves), tensors[number])
 
 
 def _pair_builder(leaf: int, first: list[int], second: list[int], updated: list[int]) -> Build:
