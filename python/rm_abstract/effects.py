@@ -16,10 +16,16 @@ from typing import Any
 
 import torch
 
-from rm_abstract import surroundings
+from rm_abstract import surroundings, torch_state
 from rm_abstract.surroundings import SIMPLE, Surroundings
 
 _LOGGING = logging.__file__
+# torch.nn.TransformerEncoder asks it of a padding mask and computes with nested tensors.
+_UNEVEN_ROWS = torch._nested_tensor_from_mask_left_aligned
+_UNEVEN_TOLD = (
+    "gives zeros where the padding mask hides a position: nn.TransformerEncoder packs rows into "
+    "nested tensors; with enable_nested_tensor=False it is compiled"
+)
 _MODULE_SETATTR = torch.nn.Module.__setattr__.__code__
 # What user code calls to be seen or heard elsewhere; library code warns and logs as it likes.
 _OUTSIDE = {"print": "prints", "open": "opens a file", "input": "asks for input"}
@@ -34,8 +40,9 @@ class Effects:
     """
 
     def __init__(self, module: torch.nn.Module, containers: Sequence[tuple[str, Any]] = ()) -> None:
-        self.found = ""
+        self.found, self.code = "", "RM205"
         self.settles = True
+        self.asked: list[str] = []  # of torch's state, by the user's code (torch_state.py)
         self._module = module
         self._containers = containers
         self._profiled = False
@@ -64,23 +71,35 @@ class Effects:
         elif not self.found and (changed := _changed(self._state)):
             self.found = f"changes {changed}"
 
-    def _final(self, what: str) -> None:
-        self.found, self.settles = what, False
+    def _final(self, what: str, code: str = "RM205") -> None:
+        self.found, self.settles, self.code = what, False, code
 
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if not self.settles:
             return
         if event == "c_call":
-            what = _outside(argument)
-            if what and surroundings.is_own(frame.f_code.co_filename):
-                self._final(f"{what} ({_place(frame)})")
+            what, question = _outside(argument), torch_state.asked_by_call(argument)
+            if (what or question) and surroundings.is_own(frame.f_code.co_filename):
+                if what:
+                    self._final(f"{what} ({_place(frame)})")
+                self._ask(question)
+            elif argument is _UNEVEN_ROWS:
+                self._final(_UNEVEN_TOLD, "RM207")
         elif event == "call":
             code = frame.f_code
+            question = torch_state.asked_by_code(code)
+            asking = frame if question == "requires_grad" else frame.f_back
+            if question and asking is not None and surroundings.is_own(asking.f_code.co_filename):
+                self._ask(question)
             if code is _MODULE_SETATTR:
                 self._attribute(frame)
             elif code.co_filename == _LOGGING and frame.f_back is not None:
                 if surroundings.is_own(frame.f_back.f_code.co_filename):
                     self._final(f"logs ({_place(frame.f_back)})")
+
+    def _ask(self, question: str) -> None:
+        if question and question not in self.asked:
+            self.asked.append(question)
 
     def _attribute(self, frame: types.FrameType) -> None:
         """A module's attribute is set: a second run that sets the same plain value is harmless."""

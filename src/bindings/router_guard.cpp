@@ -196,6 +196,7 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
 Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* around) {
   clear();
   detail_.clear();
+  default_dtype_ = facts.default_dtype();
   writes_ = facts.writes();
   clock_ = writes_->clock();
   struct Pending {
@@ -318,6 +319,10 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   if (facts.global_hooks()) {
     detail_ = "hooks registered for all modules";
     return Reason::kHooks;
+  }
+  if (facts.default_dtype().get() != default_dtype_.get()) {
+    detail_ = "torch's default dtype";
+    return Reason::kStructure;
   }
   for (std::size_t i = 0; i < modules_.size(); ++i) {
     PyObject* module = modules_[i].object ? modules_[i].object.get() : root;

@@ -118,6 +118,7 @@ class Guard {
   std::vector<Held> held_;
   std::vector<Weight> weights_;
   std::vector<std::int64_t> dims_;  // shape then strides of each weight
+  PyRef default_dtype_;  // torch's, at the snapshot
   std::shared_ptr<SilentWrites> writes_;
   std::uint64_t clock_ = 0;      // of writes_, at the snapshot
   std::size_t lent_ = SIZE_MAX;  // a weight whose .data was held at the snapshot

@@ -57,6 +57,7 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
   parameter_type_ = reinterpret_cast<PyTypeObject*>(t.attr("nn").attr("Parameter").ptr());
   module_type_ = reinterpret_cast<PyTypeObject*>(t.attr("nn").attr("Module").ptr());
   dtype_type_ = own(t.attr("dtype"));
+  default_dtype_ = own(t.attr("get_default_dtype"));
   grad_enabled_ = own(t.attr("is_grad_enabled"));
   tracing_state_ = own(c.attr("_get_tracing_state"));
   dispatch_modes_ = own(c.attr("_len_torch_dispatch_stack"));
@@ -283,6 +284,12 @@ Reason TorchFacts::modes(const char** detail) const noexcept {
 }
 
 bool TorchFacts::grad_enabled() const noexcept { return !quiet_call(grad_enabled_, is_false); }
+
+PyRef TorchFacts::default_dtype() const noexcept {
+  PyObject* dtype = PyObject_CallNoArgs(default_dtype_.get());
+  if (dtype == nullptr) PyErr_Clear();
+  return PyRef::steal(dtype);
+}
 
 bool TorchFacts::global_hooks() const noexcept {
   for (const PyRef& hooks : global_hooks_) {

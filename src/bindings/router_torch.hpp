@@ -101,6 +101,8 @@ class TorchFacts {
   /// disabled(), tracing, exporting, modes, functorch, autocast: cheapest first.
   Reason modes(const char** detail) const noexcept;
   bool grad_enabled() const noexcept;
+  /// The type of tensors made without one; empty (no error left set) when torch does not say.
+  PyRef default_dtype() const noexcept;
   /// Hooks registered for all modules of the process.
   bool global_hooks() const noexcept;
 
@@ -135,7 +137,7 @@ class TorchFacts {
   PyTypeObject* parameter_type_ = nullptr;
   PyTypeObject* module_type_ = nullptr;
   PyRef torch_, dtype_type_, disabled_var_, decline_type_;
-  PyRef grad_enabled_, tracing_state_, functorch_level_, autocast_;
+  PyRef default_dtype_, grad_enabled_, tracing_state_, functorch_level_, autocast_;
   PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever

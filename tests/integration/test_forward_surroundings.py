@@ -10,6 +10,7 @@ import types
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -465,3 +466,89 @@ def test_a_rounding_to_half_precision_in_a_model_of_f32_keeps_its_overflow() -> 
                 expected = model(x)
             torch.testing.assert_close(model(x), expected, equal_nan=True)
     assert report(model)["routed"] == 3
+
+
+class Asking(nn.Module):
+    """Gives another result by what torch says."""
+
+    def __init__(self, ask: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).requires_grad_(False)
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * (2.0 if self.ask(x) else 1.0)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(4, 4)
+
+
+ASKED = [
+    (lambda x: torch.is_grad_enabled(), torch.no_grad, torch.enable_grad, torch.ones(4, 4)),
+    (lambda x: torch.is_inference_mode_enabled(), torch.no_grad, torch.inference_mode, None),
+    (lambda x: torch.are_deterministic_algorithms_enabled(), torch.no_grad, deterministic, None),
+    (lambda x: x.requires_grad, torch.no_grad, torch.no_grad, torch.ones(4, 4).requires_grad_()),
+    (lambda x: x.is_contiguous(), torch.no_grad, torch.no_grad, torch.ones(4, 4).t()),
+    (lambda x: x.stride(0) == 1, torch.no_grad, torch.no_grad, torch.ones(4, 4).t()),
+    (lambda x: x.is_inference(), torch.no_grad, torch.no_grad, inference_tensor()),
+]
+
+
+@pytest.mark.parametrize("other_first", [False, True])
+@pytest.mark.parametrize(("ask", "mode", "other", "given"), ASKED)
+def test_what_a_forward_asks_of_torch_is_answered_anew(
+    ask: Any, mode: Any, other: Any, given: torch.Tensor | None, other_first: bool
+) -> None:
+    module = rm.accelerate(Asking(ask).eval())
+    calls = [(mode, torch.ones(4, 4)), (other, torch.ones(4, 4) if given is None else given)]
+    for context, x in reversed(calls) if other_first else [*calls, calls[0]]:
+        with context():
+            with rm.disabled():
+                expected = module(x)
+            for _ in range(3):
+                assert torch.equal(module(x) > 0, expected > 0)
+                torch.testing.assert_close(module(x), expected)
+
+
+def test_the_default_type_of_new_tensors_is_part_of_the_guard() -> None:
+    class Making(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x), torch.zeros(2) + 1
+
+    module = rm.accelerate(Making(4, 4).eval().requires_grad_(False))
+    for dtype in (torch.float32, torch.bfloat16, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            kinds = [module(torch.ones(2, 4, dtype=torch.float32))[1].dtype for _ in range(3)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert kinds == [dtype] * 3
+
+
+def test_a_transformer_encoder_that_packs_padded_rows_stays_eager_and_says_why() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    packing = rm.accelerate(nn.TransformerEncoder(layer, 1).eval())
+    plain = rm.accelerate(nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval())
+    x, mask = torch.randn(2, 5, 16), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for model in (packing, plain):
+            with rm.disabled():
+                expected = model(x, src_key_padding_mask=mask)
+            for _ in range(3):
+                output = model(x, src_key_padding_mask=mask)
+                torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert "enable_nested_tensor=False" in str(rm.explain(packing))
+    assert rm.explain(packing).models[0]["routed"] == 0
+    assert rm.explain(plain).models[0]["routed"] == 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +45,7 @@ class FlatCall:
 
     spec: CallSpec
     leaves: list[Any]
+    asked: dict[str, Any] = field(default_factory=dict)  # of torch's state, with the answers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rm_abstract import _core
+from rm_abstract import _core, torch_state
 from rm_abstract.capture import kv_cache
 from rm_abstract.capture.call import CallSpec, FlatCall, call_module
 from rm_abstract.capture.export import call_tensors
@@ -105,7 +105,7 @@ class CompiledCall:
         leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
         tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
-            if variant.serves([t.shape for t in tensors]):
+            if variant.takes(tensors):
                 return variant.run(tensors, flat_inputs)
         return self._next(pattern, flat_inputs)
 
@@ -116,7 +116,7 @@ class CompiledCall:
         prepared = self._step.prepare(leaves)
         tensors, pattern, _ = unfold(prepared)
         for variant in self.variants.get(pattern, ()):
-            if variant.serves([t.shape for t in tensors]):
+            if variant.takes(tensors):
                 return GreedyStep.of(variant, tensors, self._step.roles(prepared), width)
         return None
 
@@ -151,8 +151,7 @@ class CompiledCall:
             leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
             tensors, pattern, past = unfold(leaves, self.reads)
             found = self.variants.setdefault(pattern, [])
-            shapes = [t.shape for t in tensors]
-            if any(v.serves(shapes) for v in found):
+            if any(v.takes(tensors) for v in found):
                 return run_eager()  # another thread was faster
             if len(found) >= self.max_variants:
                 raise Decline("RM105", f"more than {self.max_variants} captures of one call")
@@ -161,6 +160,8 @@ class CompiledCall:
             known = None
             if not self.waiting.get(pattern):
                 known = self._known(flat_inputs, before, pattern, past, raises)
+                if known is not None and not known.takes(tensors):
+                    known = None
             if known is not None and known.report.parity:
                 found.append(known)
                 return known.run(tensors, flat_inputs)
@@ -172,14 +173,16 @@ class CompiledCall:
                 self._engine.served_by_original()
             if effects.found or wants_gradients(output):
                 return self._impure(effects, pattern, output, raises)
+            before.asked = torch_state.answers(effects.asked, tensors)
+            if question := torch_state.not_as_captured(before.asked):
+                return self._left(f"reads {torch_state.told(question)}", pattern, output, raises)
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             try:
                 if self._step and self._step.reshaped(flat_inputs, before.leaves):
                     tensors, pattern, past = unfold(tuple(before.leaves))
                     found, shown = self.variants.setdefault(pattern, []), tensors
-                    shapes = [t.shape for t in tensors]
                     known = None
-                variant = self._refreshed(pattern, shapes) or known
+                variant = self._refreshed(pattern, tensors) or known
                 variant = variant or self._engine.make_variant(before, pattern, past)
                 expected = (output, after)
                 if again is not None and variant.quantised:
@@ -199,10 +202,10 @@ class CompiledCall:
         finally:
             self._lock.release()
 
-    def _refreshed(self, pattern: Pattern, shapes: list[Any]) -> Variant | None:
+    def _refreshed(self, pattern: Pattern, tensors: list[torch.Tensor]) -> Variant | None:
         """A variant compiled for earlier weights that takes the ones the module has now."""
         waiting = self.waiting.get(pattern, [])
-        for variant in [v for v in waiting if v.serves(shapes)]:
+        for variant in [v for v in waiting if v.takes(tensors)]:
             waiting.remove(variant)
             if self._engine.refresh(variant):
                 return variant
@@ -214,10 +217,16 @@ class CompiledCall:
         if effects.found and effects.settles and this not in seen:
             seen.add(this)  # changed state is a change of the module: the entry may be another then
             return output
-        decline = Decline("RM205", effects.found)
-        if not effects.found:
-            decline = Decline("RM101", "an output requires gradients although they are disabled")
-        self.refused[pattern] = decline
+        if effects.found:
+            return self._left(effects.found, pattern, output, raises, effects.code)
+        why = "an output requires gradients although they are disabled"
+        return self._left(why, pattern, output, raises, "RM101")
+
+    def _left(
+        self, why: str, pattern: Pattern, output: Any, raises: bool, code: str = "RM205"
+    ) -> Any:
+        """Leaves calls like this one to the original, which served it."""
+        decline = self.refused[pattern] = Decline(code, why)
         if raises:
             raise decline
         self._engine.report_failure(decline)

@@ -176,6 +176,7 @@ class NativeEngine:
             capture_ms=captured.capture_ms,
             constants=captured.constants,
             repeated=captured.repeated,
+            asked=call.asked,
         )
         variant = self._compile(record, call, past, started)
         self.artefacts.store_record(module, _call_key(call, pattern), record)

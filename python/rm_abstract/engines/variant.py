@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rm_abstract import _core
+from rm_abstract import _core, torch_state
 from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.outputs import builder
 from rm_abstract.engines.base import Decline, EntryReport
@@ -43,13 +43,14 @@ class Record:
     capture_ms: float = 0.0
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
+    asked: dict[str, Any] = field(default_factory=dict)  # torch_state.py: questions and answers
 
     def to_json(self) -> bytes | None:
         """None when it holds tensors that only this process has."""
         if self.constants:
             return None
         fields = ["ir", "input_dims", "conditions", "weights", "output", "caches", "kept"]
-        fields += ["repeated"] if self.repeated else []
+        fields += [name for name in ("repeated", "asked") if getattr(self, name)]
         return json.dumps(
             {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
         ).encode()
@@ -80,6 +81,13 @@ class Variant:
         self._build = builder(record.output)
         self._caches = [builder(c) for c in record.caches if c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")
+
+    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether this capture is right for a call of these tensors."""
+        asked = self.record.asked
+        return self.serves([t.shape for t in tensors]) and (
+            not asked or asked == torch_state.answers(list(asked), tensors)
+        )
 
     def run(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> Any:
         """The module's output. Caches among `leaves` are updated last, after everything else."""

@@ -1,0 +1,84 @@
+"""What a forward may ask of torch besides its arguments' contents: modes, switches, how a tensor
+lies in memory, whether it wants gradients.
+
+A capture holds one answer. Only calls that get the same answers are served by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
+# Asked by calling a function; what it gives while captures run is what `_CAPTURED` says.
+SWITCHES: dict[str, Callable[[], Any]] = {
+    "is_grad_enabled": torch.is_grad_enabled,
+    "is_inference_mode_enabled": torch.is_inference_mode_enabled,
+    "get_num_threads": torch.get_num_threads,
+    "get_num_interop_threads": torch.get_num_interop_threads,
+    "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
+    "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+}
+# Asked of tensors.
+_LAYOUT = frozenset({"is_contiguous", "stride", "storage_offset", "data_ptr"})
+_GRADIENTS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
+_CAPTURED = {
+    "is_grad_enabled": False,
+    "is_inference_mode_enabled": False,
+    "layout": True,
+    "requires_grad": False,
+    "is_inference": False,
+}
+
+
+def asked_by_call(function: Any) -> str:
+    """The question a builtin function or method of torch answers; empty: none of these."""
+    name = getattr(function, "__name__", "")
+    if name in SWITCHES and function is SWITCHES[name]:
+        return str(name)
+    if name not in _LAYOUT and name != "is_inference":
+        return ""
+    if not isinstance(getattr(function, "__self__", None), torch.Tensor):
+        return ""
+    return "layout" if name in _LAYOUT else "is_inference"
+
+
+def asked_by_code(code: Any) -> str:
+    """The question a Python function asks by its very code, or answers when called."""
+    if code.co_name in SWITCHES and code.co_filename.startswith(_TORCH):
+        return str(code.co_name)
+    return "requires_grad" if not _GRADIENTS.isdisjoint(code.co_names) else ""
+
+
+def answers(questions: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """What forward would be told now, for a call of these tensors."""
+    return {question: _answer(question, tensors) for question in questions}
+
+
+def _answer(question: str, tensors: Sequence[torch.Tensor]) -> Any:
+    if question == "layout":
+        return all(t.is_contiguous() for t in tensors)
+    if question == "requires_grad":
+        return any(t.requires_grad for t in tensors)
+    if question == "is_inference":
+        return any(t.is_inference() for t in tensors)
+    return SWITCHES[question]()
+
+
+def not_as_captured(given: dict[str, Any]) -> str:
+    """The first question whose answer a capture cannot have; empty when it has them all."""
+    for question, answer in given.items():
+        if _CAPTURED.get(question, answer) != answer:
+            return question
+    return ""
+
+
+def told(question: str) -> str:
+    """A question as the report says it."""
+    if question == "layout":
+        return "how a tensor lies in memory"
+    return f"a tensor's {question}" if question not in SWITCHES else f"torch.{question}()"
