@@ -5,6 +5,7 @@
 #include "_shim/dispatch_shim.hpp"
 #include "sampling/api.hpp"
 #include "sampling/kernels/sampling_argmax_any.cuh"
+#include "sampling/kernels/sampling_draw_any.cuh"
 
 namespace rm::cuda_ops {
 namespace {

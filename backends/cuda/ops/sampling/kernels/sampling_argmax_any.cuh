@@ -3,7 +3,7 @@
 // latency.
 #pragma once
 
-#include "sampling/kernels/sampling_select_any.cuh"
+#include "sampling/kernels/sampling_row_any.cuh"
 
 namespace rm::cuda_ops {
 
