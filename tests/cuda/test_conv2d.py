@@ -39,6 +39,10 @@ HOSTILE: tuple[dict[str, Any], ...] = (
     {"n": 1, "c": 520, "o": 72, "image": (7, 7), "taps": (3, 3), "padding": (1, 1)},
     {"n": 2, "c": 24, "o": 48, "groups": 3, "image": (8, 8), "taps": (3, 3), "stride": (3, 2)},
     {"n": 1, "c": 6, "o": 12, "groups": 6, "image": (10, 10), "taps": (3, 3), "padding": (2, 2)},
+    {"n": 2, "c": 128, "o": 136, "image": (9, 8), "taps": (3, 3), "padding": (1, 1)},
+    {"n": 2, "c": 192, "o": 48, "groups": 3, "image": (8, 9), "taps": (2, 3), "padding": (0, 1)},
+    {"n": 2, "c": 64, "o": 72, "image": (13, 12), "taps": (3, 3), "stride": (2, 2)},
+    {"n": 2, "c": 3, "o": 64, "image": (21, 19), "taps": (7, 7), "stride": (2, 2)},
 )
 
 
@@ -300,6 +304,17 @@ def test_a_call_runs_in_a_graph_and_gives_the_same_bits(
     y.fill_(float("nan"))
     graph.replay()
     assert torch.equal(first, y)
+
+
+def test_dbias_of_an_image_without_channels_is_the_sum_of_dy(
+    module: Callable[[str], ModuleType],
+) -> None:
+    m = module("conv2d")
+    x, w = torch.empty(2, 0, 5, 5, device="cuda"), torch.empty(4, 0, 3, 3, device="cuda")
+    dy, dbias = torch.randn(2, 4, 3, 3, device="cuda"), torch.full((4,), 7.0, device="cuda")
+    room = space(m.backward_workspace(dy, x, w))
+    m.backward(dy, x, w, dbias=dbias, workspace=room)
+    assert torch.allclose(dbias, dy.sum((0, 2, 3)), atol=1e-5)
 
 
 def test_what_is_not_legal_is_named(module: Callable[[str], ModuleType]) -> None:

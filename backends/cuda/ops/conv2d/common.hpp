@@ -27,6 +27,17 @@ std::size_t conv_gemm_workspace(const ConvProblem& p);
 Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream);
 /// src to [outer * inner, h, wd, groups, padded].
 Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream);
+/// Whether a convolution (or dw) that would pad its channels unfolds the columns' taps instead.
+bool conv_unfolds(int in, int groups, int kw, int vector, std::int64_t places);
+/// src unfolded to [n, h, ow, padded].
+Status launch_conv_unfold(ConvUnfoldArgs a, int n, int h, int ow, DType dtype, Stream stream);
+/// What is left of a convolution of an unfolded image: one tap across.
+inline void conv_unfolded(int ow, int& kw, int& wd, ConvMap& map) {
+  kw = 1, wd = ow, map.mul[1] = 1, map.off[1] = 0, map.step[1] = 0, map.div[1] = 1;
+}
+/// The weights to [groups, out, kh, kw, padded] dense.
+Status launch_conv_pack_weights(const ConvArgs& a, int padded, void* dst, DType dtype,
+                                Stream stream);
 /// y, bias, residual and aux in whole vectors along the channels.
 bool conv_stores_in_vectors(const ConvArgs& a, DType t);
 /// The sum of a product's parts, stored.
@@ -37,6 +48,12 @@ const char* conv_tiles_why_not(const ConvProblem& p);
 double conv_tiles_us(const ConvProblem& p);
 std::size_t conv_tiles_workspace(const ConvProblem& p);
 Status launch_conv_tiles(const ConvProblem& p, Workspace workspace, Stream stream);
+
+/// dw of float32, as a convolution of the image with dy.
+const char* conv_tiles_weight_why_not(const ConvWeightProblem& p);
+double conv_tiles_weight_us(const ConvWeightProblem& p);
+std::size_t conv_tiles_weight_workspace(const ConvWeightProblem& p);
+Status launch_conv_tiles_weight(const ConvWeightProblem& p, Workspace workspace, Stream stream);
 
 // weight.cu
 const char* conv_weight_gemm_why_not(const ConvWeightProblem& p);
@@ -53,9 +70,23 @@ double conv_depthwise_weight_us(const ConvWeightProblem& p);
 std::size_t conv_depthwise_weight_workspace(const ConvWeightProblem& p);
 Status launch_conv_depthwise_weight(const ConvWeightProblem& p, Workspace workspace, Stream stream);
 
-// launcher.cu
+// naive.cu
 double conv_naive_us(const ConvProblem& p);
 Status launch_conv_naive(const ConvProblem& p, Stream stream);
+double conv_weight_naive_us(const ConvWeightProblem& p);
+Status launch_conv_weight_naive(const ConvWeightProblem& p, Stream stream);
+std::size_t conv_bias_workspace(const Conv2dBackward& p);
+Status launch_conv_bias(const Conv2dBackward& p, const Tensor& dy, void* room, Stream stream);
+
+// input.cpp: dx, for any tensor in place of p.dy
+enum class ConvBy { tiles, mma, warpgroups };
+ConvProblem conv_input_problem(const Conv2dBackward& p, const Tensor& dy);
+std::size_t conv_input_workspace(const Conv2dBackward& p, ConvBy by);
+double conv_input_us(const Conv2dBackward& p, ConvBy by);
+Status launch_conv_input(const Conv2dBackward& p, ConvBy by, Workspace room, Stream stream);
+
+// backward.cpp
+ConvWeightProblem conv_weight_problem(const Conv2dBackward& p, const Tensor& dy);
 
 inline std::string conv_text(const Tensor& t) {
   std::string out = "[";

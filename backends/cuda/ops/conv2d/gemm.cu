@@ -1,5 +1,6 @@
 // Convolutions on tensor cores: operands packed where they do not lie as the kernel wants them,
 // tile and split chosen by a rough estimate, launches.
+
 #include "conv2d/common.hpp"
 #include "conv2d/kernels/conv2d_gemm_sm80.cuh"
 #include "conv2d/kernels/conv2d_pack_any.cuh"
@@ -20,32 +21,49 @@ std::span<const Tile> tiles_of(const ConvProblem& p) {
 }
 
 struct Plan {
-  bool pack_x, pack_w;
-  int padded, tile, splits, steps, steps_per_split;
+  bool pack_x, pack_w, unfold;
+  int padded, taps, tile, splits, steps, steps_per_split;
   std::size_t x_bytes, w_bytes, parts_bytes;
   double us;
 };
 
 std::int64_t rows_of(const ConvArgs& a) { return static_cast<std::int64_t>(a.n) * a.oh * a.ow; }
 
-Plan plan_of(const ConvProblem& p) {
+/// Weights as the kernels read them: whole vectors of channels, the groups in line.
+bool weights_in_vectors(const ConvArgs& a, DType t) {
+  std::int64_t stride[4];
+  const int sizes[4] = {a.out, a.in, a.kh, a.kw};
+  for (int d = 0; d < 4; ++d) stride[d] = d != 1 && sizes[d] == 1 ? 0 : a.w_stride[d];
+  return conv_in_vectors(a.w, stride, a.in, t) &&
+         (a.groups == 1 || a.w_group == a.out * a.w_stride[0]);
+}
+
+/// What is copied first, and how: channels that are no whole vectors, other orders of the axes.
+void plan_packing(const ConvProblem& p, Plan& out) {
   const ConvArgs& a = p.args;
   const int bytes = size_of(p.dtype), vector = 16 / bytes;
-  Plan out{};
-  out.padded = static_cast<int>(ceil_div(a.in, vector)) * vector;
-  const int taps = a.kh * a.kw;
+  out.padded = static_cast<int>(ceil_div(a.in, vector)) * vector, out.taps = a.kh * a.kw;
   out.pack_x = a.in % vector != 0 || !conv_in_vectors(a.x, a.x_stride, a.in, p.dtype);
-  const bool dense = a.w_stride[1] == 1 && (a.kw == 1 || a.w_stride[3] == a.in) &&
-                     (a.kh == 1 || a.w_stride[2] == static_cast<std::int64_t>(a.kw) * a.in) &&
-                     a.w_stride[0] % vector == 0 &&
-                     (a.groups == 1 || a.w_group == a.out * a.w_stride[0]) &&
-                     reinterpret_cast<std::uintptr_t>(a.w) % 16 == 0;
-  out.pack_w = a.in % vector != 0 || !dense;
-  const auto image = static_cast<std::size_t>(a.n) * a.h * a.wd * a.groups * out.padded * bytes;
-  const auto weights = static_cast<std::size_t>(a.groups) * a.out * taps * out.padded * bytes;
+  out.pack_w = a.in % vector != 0 || !weights_in_vectors(a, p.dtype);
+  out.unfold =
+      conv_unfolds(a.in, a.groups, a.kw, vector, static_cast<std::int64_t>(a.n) * a.h * a.ow);
+  if (out.unfold) {
+    out.padded = static_cast<int>(ceil_div(a.kw * a.in, vector)) * vector, out.taps = a.kh;
+  }
+  const int across = out.unfold ? a.ow : a.wd;
+  const auto image = static_cast<std::size_t>(a.n) * a.h * across * a.groups * out.padded * bytes;
+  const auto weights = static_cast<std::size_t>(a.groups) * a.out * out.taps * out.padded * bytes;
   if (out.pack_x) out.x_bytes = whole(image);
   if (out.pack_w) out.w_bytes = whole(weights);
-  out.steps = static_cast<int>(ceil_div(static_cast<std::int64_t>(taps) * out.padded, 8 * vector));
+}
+
+Plan plan_of(const ConvProblem& p) {
+  const ConvArgs& a = p.args;
+  const int vector = 16 / size_of(p.dtype);
+  Plan out{};
+  plan_packing(p, out);
+  out.steps =
+      static_cast<int>(ceil_div(static_cast<std::int64_t>(out.taps) * out.padded, 8 * vector));
   const double sms = std::max(1, multiprocessors()), rows = static_cast<double>(rows_of(a));
   const auto tiles_here = tiles_of(p);
   for (std::size_t t = 0; t < tiles_here.size(); ++t) {
@@ -65,8 +83,8 @@ Plan plan_of(const ConvProblem& p) {
       out.parts_bytes = static_cast<std::size_t>(parts);
     }
   }
-  out.us += 3 + (out.pack_x ? move_us(2.0 * static_cast<double>(image)) : 0) +
-            (out.pack_w ? move_us(2.0 * static_cast<double>(weights)) : 0);
+  out.us += 3 + (out.pack_x ? move_us(2.0 * static_cast<double>(out.x_bytes)) : 0) +
+            (out.pack_w ? move_us(2.0 * static_cast<double>(out.w_bytes)) : 0);
   return out;
 }
 
@@ -102,11 +120,12 @@ Status launch_tile(const ConvGemmArgs& g, Stream stream) {
 template <class T, int kM, int kN, int kStages>
 Status launch_warpgroups(const ConvGemmArgs& g, Stream stream) {
   const auto kernel = conv2d_warpgroup<T, kM, kN, kStages>;
-  constexpr int kShared = conv_warpgroup_shared<kM, kN, kStages>();
-  if (Status s = allow_shared_memory("conv2d", kernel, kShared); !s) return s;
+  constexpr int kMost = conv_warpgroup_shared<kM, kN, kStages>(kStages);
+  const int shared = conv_warpgroup_shared<kM, kN, kStages>(g.steps_per_split);
+  if (Status s = allow_shared_memory("conv2d", kernel, kMost); !s) return s;
   const dim3 grid(static_cast<unsigned>(g.tiles_m) * g.tiles_n, 1,
                   static_cast<unsigned>(g.conv.groups) * g.splits);
-  kernel<<<grid, 2 * kM, kShared, stream>>>(g);
+  kernel<<<grid, 2 * kM, shared, stream>>>(g);
   return launch_status("conv2d");
 }
 
@@ -172,7 +191,32 @@ std::size_t conv_gemm_workspace(const ConvProblem& p) {
   return plan.x_bytes + plan.w_bytes + plan.parts_bytes;
 }
 
+namespace {
+
+/// Whole vectors along the images and, as dst has them, along the channels.
+bool turns(const ConvPackArgs& a, DType t) {
+  std::int64_t stride[4] = {a.stride[1], a.stride[0], a.stride[2], a.stride[3]};
+  if (a.h == 1) stride[2] = 0;
+  if (a.wd == 1) stride[3] = 0;
+  const std::int64_t vector = 16 / size_of(t);
+  return conv_in_vectors(a.src, stride, a.inner, t) && a.in == a.padded && a.in % vector == 0 &&
+         a.groups == 1 && a.aux == nullptr && a.outer_stride % vector == 0 && a.outer <= 65535 &&
+         static_cast<std::int64_t>(a.in + 64) * (a.inner + 64) * a.h * a.wd < 1 << 30;
+}
+
+}  // namespace
+
 Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream) {
+  if (turns(a, dtype)) {
+    const std::int64_t vector = 16 / size_of(dtype);
+    const std::int64_t warps =
+        ceil_div(a.in / vector, 8) * ceil_div(a.inner / vector, 4) * a.h * a.wd;
+    const dim3 grid(static_cast<unsigned>(ceil_div(warps, 8)), static_cast<unsigned>(a.outer));
+    dispatch_float(dtype, [&](auto type) {
+      conv2d_turn<typename decltype(type)::type><<<grid, 256, 0, stream>>>(a);
+    });
+    return launch_status("conv2d");
+  }
   const std::int64_t images = static_cast<std::int64_t>(a.outer) * a.groups;
   const std::int64_t rows = static_cast<std::int64_t>(a.inner) * a.h * a.wd;
   const dim3 block(32, 8);
@@ -188,26 +232,81 @@ Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream) {
   return launch_status("conv2d");
 }
 
+Status launch_conv_pack_weights(const ConvArgs& a, int padded, void* dst, DType dtype,
+                                Stream stream) {
+  return launch_conv_pack(pack_w_args(a, padded, dst), dtype, stream);
+}
+
+bool conv_unfolds(int in, int groups, int kw, int vector, std::int64_t places) {
+  const std::int64_t apart = kw * ceil_div(in, vector) * vector;
+  const std::int64_t together = ceil_div(static_cast<std::int64_t>(kw) * in, vector) * vector;
+  return groups == 1 && in % vector != 0 && 4 * together <= 3 * apart &&
+         places * (together / vector) < 0x7fff0000;
+}
+
+Status launch_conv_unfold(ConvUnfoldArgs u, int n, int h, int ow, DType dtype, Stream stream) {
+  const int across = u.padded * size_of(dtype) / 16;
+  u.vectors = n * h * ow * across;
+  u.by_vectors = FastDivisor(static_cast<std::uint32_t>(across));
+  u.by_ow = FastDivisor(static_cast<std::uint32_t>(ow));
+  u.by_h = FastDivisor(static_cast<std::uint32_t>(h));
+  u.by_in = FastDivisor(static_cast<std::uint32_t>(u.in));
+  const auto blocks = static_cast<unsigned>(ceil_div(u.vectors, 256));
+  if (blocks == 0) return {};
+  dispatch_float(dtype, [&](auto type) {
+    conv2d_unfold<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(u);
+  });
+  return launch_status("conv2d");
+}
+
+namespace {
+
+/// The image and the weights where the kernel reads them.
+Status pack(const ConvProblem& p, const Plan& plan, const Workspace& workspace, std::size_t& used,
+            ConvGemmArgs& g, Stream stream) {
+  const ConvArgs& a = p.args;
+  ConvUnfoldArgs u{};
+  u.in = a.in, u.kw = a.kw, u.padded = plan.padded;
+  if (plan.pack_x) {
+    void* to = take(workspace, used, plan.x_bytes);
+    u.src = a.x, u.dst = to, u.wd = a.wd, u.map = a.map;
+    std::copy(a.x_stride, a.x_stride + 4, u.stride);
+    Status s = plan.unfold ? launch_conv_unfold(u, a.n, a.h, a.ow, p.dtype, stream)
+                           : launch_conv_pack(pack_x_args(a, plan.padded, to), p.dtype, stream);
+    if (!s) return s;
+    g.x = to, g.x_stride[2] = static_cast<std::int64_t>(a.groups) * plan.padded;
+    g.x_stride[1] = g.x_stride[2] * (plan.unfold ? a.ow : a.wd);
+    g.x_stride[0] = g.x_stride[1] * a.h;
+  }
+  if (plan.pack_w) {
+    void* to = take(workspace, used, plan.w_bytes);
+    u.src = a.w, u.dst = to, u.wd = a.kw;
+    u.map.mul[1] = 0, u.map.off[1] = 0, u.map.step[1] = 1, u.map.div[1] = 1;
+    std::copy(a.w_stride, a.w_stride + 4, u.stride);
+    Status s = plan.unfold ? launch_conv_unfold(u, a.out, a.kh, 1, p.dtype, stream)
+                           : launch_conv_pack(pack_w_args(a, plan.padded, to), p.dtype, stream);
+    if (!s) return s;
+    g.w = to, g.w_stride[2] = plan.padded;
+    g.w_stride[1] = static_cast<std::int64_t>(plan.taps / a.kh) * plan.padded;
+    g.w_stride[0] = static_cast<std::int64_t>(plan.taps) * plan.padded;
+  }
+  if (plan.unfold) conv_unfolded(a.ow, g.conv.kw, g.conv.wd, g.conv.map);
+  return {};
+}
+
+}  // namespace
+
 Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream) {
   const Plan plan = plan_of(p);
   if (Status s = check_workspace(plan.x_bytes + plan.w_bytes + plan.parts_bytes, workspace); !s)
     return s;
   const ConvArgs& a = p.args;
   ConvGemmArgs g{};
-  g.conv = a, g.padded = plan.padded, g.x = a.x, g.w = a.w, g.w_pitch = a.w_stride[0];
+  g.conv = a, g.padded = plan.padded, g.x = a.x, g.w = a.w;
+  g.w_stride[0] = a.w_stride[0], g.w_stride[1] = a.w_stride[2], g.w_stride[2] = a.w_stride[3];
   g.x_stride[0] = a.x_stride[0], g.x_stride[1] = a.x_stride[2], g.x_stride[2] = a.x_stride[3];
   std::size_t used = 0;
-  if (plan.pack_x) {
-    void* to = take(workspace, used, plan.x_bytes);
-    if (Status s = launch_conv_pack(pack_x_args(a, plan.padded, to), p.dtype, stream); !s) return s;
-    g.x = to, g.x_stride[2] = static_cast<std::int64_t>(a.groups) * plan.padded;
-    g.x_stride[1] = g.x_stride[2] * a.wd, g.x_stride[0] = g.x_stride[1] * a.h;
-  }
-  if (plan.pack_w) {
-    void* to = take(workspace, used, plan.w_bytes);
-    if (Status s = launch_conv_pack(pack_w_args(a, plan.padded, to), p.dtype, stream); !s) return s;
-    g.w = to, g.w_pitch = static_cast<std::int64_t>(a.kh) * a.kw * plan.padded;
-  }
+  if (Status s = pack(p, plan, workspace, used, g, stream); !s) return s;
   g.parts = static_cast<float*>(take(workspace, used, plan.parts_bytes));
   g.rows = static_cast<int>(rows_of(a));
   g.tiles_m = static_cast<int>(ceil_div(g.rows, tiles_of(p)[plan.tile].m));

@@ -25,9 +25,10 @@ Plan plan_of(const ConvProblem& p) {
     const double tiles =
         std::ceil(rows / tile) * static_cast<double>(ceil_div(a.out, tile)) * a.groups;
     const double step_us = 2.0 * tile * tile * k / rate;
-    for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
+    for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}) {
       const auto per = static_cast<int>(ceil_div(steps, splits));
       if (ceil_div(steps, per) != splits || (splits > 1 && per < 8)) continue;
+      if (splits * a.groups > 65535) continue;  // the grid's third axis
       const double parts = splits > 1 ? rows * a.groups * a.out * 4 * splits : 0;
       const double us = std::ceil(tiles * splits / sms) * (per + 8) * step_us +
                         (splits > 1 ? 2 : 0) + 2 * parts / 3e6;
@@ -41,8 +42,11 @@ Plan plan_of(const ConvProblem& p) {
 }
 
 template <int kTile>
-Status launch_tile(const ConvTileArgs& t, bool dense, Stream stream) {
-  const auto kernel = dense ? conv2d_tiles<kTile, true> : conv2d_tiles<kTile, false>;
+Status launch_tile(const ConvTileArgs& t, ConvTileOrder order, Stream stream) {
+  const auto kernel =
+      order == ConvTileOrder::channels ? conv2d_tiles<kTile, ConvTileOrder::channels>
+      : order == ConvTileOrder::places ? conv2d_tiles<kTile, ConvTileOrder::places>
+                                       : conv2d_tiles<kTile, ConvTileOrder::columns>;
   constexpr int kShared = conv_tile_shared<kTile>();
   if (Status s = allow_shared_memory("conv2d", kernel, kShared); !s) return s;
   const dim3 grid(static_cast<unsigned>(t.g.tiles_m) * t.g.tiles_n, 1,
@@ -51,22 +55,32 @@ Status launch_tile(const ConvTileArgs& t, bool dense, Stream stream) {
   return launch_status("conv2d");
 }
 
-}  // namespace
-
-const char* conv_tiles_why_not(const ConvProblem& p) {
-  const ConvArgs& a = p.args;
-  if (p.dtype != DType::f32) return "16-bit types have tensor cores";
-  if (a.in == 0 || a.kh == 0 || a.kw == 0) return "nothing to sum";
-  if (rows_of(a) >= 0x7fff0000) return "2^31 places or more";
-  if (static_cast<std::int64_t>(a.kh) * a.kw * a.in >= 1 << 30) return "a sum of 2^30 or more";
-  if (a.groups > 4000) return "more than 4000 groups";  // with splits the grid's third axis
-  if (ceil_div(rows_of(a), 64) * ceil_div(a.out, 64) > 0x3fffffff) return "too many tiles";
-  return nullptr;
+/// dw of a group as a convolution: its images are x's channels, its channels x's images, its
+/// weights dy, stride and dilation change places.
+ConvProblem weight_as_image(const ConvWeightProblem& p, int g) {
+  const ConvWeightArgs& a = p.args;
+  ConvProblem out{{}, p.dtype};
+  ConvArgs& c = out.args;
+  const auto swapped = [](const std::int64_t(&from)[4], std::int64_t(&to)[4]) {
+    to[0] = from[1], to[1] = from[0], to[2] = from[2], to[3] = from[3];
+  };
+  swapped(a.x_stride, c.x_stride), swapped(a.dy_stride, c.w_stride);
+  swapped(a.dw_stride, c.y_stride);
+  const int bytes = size_of(p.dtype);
+  c.x = static_cast<const char*>(a.x) + g * a.in * a.x_stride[1] * bytes;
+  c.w = static_cast<const char*>(a.dy) + g * a.out * a.dy_stride[1] * bytes;
+  c.y = static_cast<char*>(a.dw) + g * a.out * a.dw_stride[0] * bytes;
+  c.n = a.in, c.groups = 1, c.in = a.n, c.out = a.out, c.h = a.h, c.wd = a.wd;
+  c.oh = a.kh, c.ow = a.kw, c.kh = a.oh, c.kw = a.ow;
+  for (int d = 0; d < 2; ++d) {
+    c.map.mul[d] = a.map.step[d], c.map.off[d] = a.map.off[d], c.map.step[d] = a.map.mul[d];
+    c.map.div[d] = 1;
+  }
+  c.channels_last = c.y_stride[1] == 1;
+  return out;
 }
-double conv_tiles_us(const ConvProblem& p) { return plan_of(p).us; }
-std::size_t conv_tiles_workspace(const ConvProblem& p) { return plan_of(p).parts_bytes; }
 
-Status launch_conv_tiles(const ConvProblem& p, Workspace workspace, Stream stream) {
+Status launch_in(const ConvProblem& p, ConvTileOrder order, Workspace workspace, Stream stream) {
   const Plan plan = plan_of(p);
   if (Status s = check_workspace(plan.parts_bytes, workspace); !s) return s;
   const ConvArgs& a = p.args;
@@ -82,12 +96,47 @@ Status launch_conv_tiles(const ConvProblem& p, Workspace workspace, Stream strea
   g.vectors = conv_stores_in_vectors(a, p.dtype);
   t.depth = plan.depth, t.by_in = FastDivisor(static_cast<std::uint32_t>(a.in));
   t.by_kw = FastDivisor(static_cast<std::uint32_t>(a.kw));
-  const bool dense = a.x_stride[1] == 1;
-  if (Status s =
-          plan.tile == 128 ? launch_tile<128>(t, dense, stream) : launch_tile<64>(t, dense, stream);
-      !s)
-    return s;
+  const Status s =
+      plan.tile == 128 ? launch_tile<128>(t, order, stream) : launch_tile<64>(t, order, stream);
+  if (!s) return s;
   return g.splits > 1 ? launch_conv_finish(g, p.dtype, stream) : Status{};
+}
+
+}  // namespace
+
+const char* conv_tiles_why_not(const ConvProblem& p) {
+  const ConvArgs& a = p.args;
+  if (p.dtype != DType::f32) return "16-bit types have tensor cores";
+  if (a.in == 0 || a.kh == 0 || a.kw == 0) return "nothing to sum";
+  if (rows_of(a) >= 0x7fff0000) return "2^31 places or more";
+  if (static_cast<std::int64_t>(a.kh) * a.kw * a.in >= 1 << 30) return "a sum of 2^30 or more";
+  if (a.groups > 65535) return "more than 65535 groups";  // the grid's third axis
+  if (ceil_div(rows_of(a), 64) * ceil_div(a.out, 64) > 0x3fffffff) return "too many tiles";
+  return nullptr;
+}
+double conv_tiles_us(const ConvProblem& p) { return plan_of(p).us; }
+std::size_t conv_tiles_workspace(const ConvProblem& p) { return plan_of(p).parts_bytes; }
+
+Status launch_conv_tiles(const ConvProblem& p, Workspace workspace, Stream stream) {
+  return launch_in(p, p.args.x_stride[1] == 1 ? ConvTileOrder::channels : ConvTileOrder::places,
+                   workspace, stream);
+}
+
+const char* conv_tiles_weight_why_not(const ConvWeightProblem& p) {
+  return p.args.groups > 16 ? "more than 16 groups" : conv_tiles_why_not(weight_as_image(p, 0));
+}
+double conv_tiles_weight_us(const ConvWeightProblem& p) {
+  return p.args.groups * 2 * conv_tiles_us(weight_as_image(p, 0));
+}
+std::size_t conv_tiles_weight_workspace(const ConvWeightProblem& p) {
+  return conv_tiles_workspace(weight_as_image(p, 0));
+}
+Status launch_conv_tiles_weight(const ConvWeightProblem& p, Workspace workspace, Stream stream) {
+  Status s;
+  for (int g = 0; s && g < p.args.groups; ++g) {
+    s = launch_in(weight_as_image(p, g), ConvTileOrder::columns, workspace, stream);
+  }
+  return s;
 }
 
 }  // namespace rm::cuda_ops

@@ -18,8 +18,8 @@ const Tile& tile_of(const ConvWeightProblem& p, int tile) {
 }
 
 struct Plan {
-  bool pack_x, pack_dy;
-  int padded, out_padded, tile, splits, steps, steps_per_split;
+  bool pack_x, pack_dy, unfold;
+  int padded, taps, out_padded, tile, splits, steps, steps_per_split;
   std::size_t x_bytes, dy_bytes, parts_bytes;
   double us;
 };
@@ -36,15 +36,21 @@ Plan plan_of(const ConvWeightProblem& p) {
   out.out_padded = static_cast<int>(ceil_div(a.out, vector)) * vector;
   out.pack_x = a.in % vector != 0 || !conv_in_vectors(a.x, a.x_stride, a.in, p.dtype);
   out.pack_dy = a.out % vector != 0 || !conv_in_vectors(a.dy, a.dy_stride, a.out, p.dtype);
+  out.unfold =
+      conv_unfolds(a.in, a.groups, a.kw, vector, static_cast<std::int64_t>(a.n) * a.h * a.ow);
+  out.taps = out.unfold ? a.kh : a.kh * a.kw;
+  if (out.unfold) out.padded = static_cast<int>(ceil_div(a.kw * a.in, vector)) * vector;
+  const int across = out.unfold ? a.ow : a.wd;
   if (out.pack_x)
-    out.x_bytes = whole(static_cast<std::size_t>(a.n) * a.h * a.wd * a.groups * out.padded * bytes);
+    out.x_bytes =
+        whole(static_cast<std::size_t>(a.n) * a.h * across * a.groups * out.padded * bytes);
   if (out.pack_dy)
     out.dy_bytes =
         whole(static_cast<std::size_t>(places_of(a)) * a.groups * out.out_padded * bytes);
   const int depth = p.warpgroups ? kConvWarpgroupPlaces : kConvPlaces;
   out.steps = static_cast<int>(ceil_div(places_of(a), depth));
   const double sms = std::max(1, multiprocessors()),
-               columns = static_cast<double>(a.kh) * a.kw * out.padded;
+               columns = static_cast<double>(out.taps) * out.padded;
   for (int t = 0; t < 2; ++t) {
     const Tile& tile = tile_of(p, t);
     const double tiles =
@@ -76,6 +82,19 @@ ConvPackArgs pack_args(const ConvWeightArgs& a, bool image, int padded, void* ds
   return k;
 }
 
+ConvWeightFinishArgs finish_args(const ConvWeightProblem& p, const Plan& plan, const float* parts) {
+  const ConvWeightArgs& a = p.args;
+  ConvWeightFinishArgs f{};
+  f.conv = a, f.parts = parts, f.splits = plan.splits, f.unfolded = plan.unfold;
+  f.all = a.groups * a.out * plan.taps * plan.padded;
+  f.by_padded = FastDivisor(static_cast<std::uint32_t>(plan.padded));
+  f.by_taps = FastDivisor(static_cast<std::uint32_t>(plan.taps));
+  f.by_kw = FastDivisor(static_cast<std::uint32_t>(a.kw));
+  f.by_in = FastDivisor(static_cast<std::uint32_t>(a.in));
+  f.vectors = !plan.unfold && conv_in_vectors(a.dw, a.dw_stride, a.in, p.dtype);
+  return f;
+}
+
 template <class Kernel>
 Status launch_kernel(Kernel* kernel, int threads, int shared, const ConvWeightGemmArgs& g,
                      Stream stream) {
@@ -105,8 +124,10 @@ const char* conv_weight_gemm_why_not(const ConvWeightProblem& p) {
   if (p.dtype == DType::f32) return "float32 weights' gradients have no tensor-core kernel";
   if (places_of(p.args) >= 0x7fffffff - kConvWarpgroupPlaces) return "2^31 places or more";
   if (p.args.groups > 500) return "more than 500 groups";  // with splits the grid's third axis
-  if (static_cast<std::int64_t>(p.args.kh) * p.args.kw * (p.args.in + 8) >= 1 << 30)
-    return "2^30 weights an output channel or more";
+  if (static_cast<std::int64_t>(p.args.groups) * p.args.out * p.args.kh * p.args.kw *
+          (p.args.in + 8) >=
+      1 << 30)
+    return "2^30 weights or more";
   return nullptr;
 }
 
@@ -131,10 +152,16 @@ Status launch_conv_weight_gemm(const ConvWeightProblem& p, Workspace workspace, 
   std::size_t used = 0;
   if (plan.pack_x) {
     void* to = take(workspace, used, plan.x_bytes);
-    if (Status s = launch_conv_pack(pack_args(a, true, plan.padded, to), p.dtype, stream); !s)
-      return s;
+    ConvUnfoldArgs u{};
+    u.src = a.x, u.dst = to, u.in = a.in, u.wd = a.wd, u.kw = a.kw, u.padded = plan.padded;
+    u.map = a.map;
+    std::copy(a.x_stride, a.x_stride + 4, u.stride);
+    Status s = plan.unfold ? launch_conv_unfold(u, a.n, a.h, a.ow, p.dtype, stream)
+                           : launch_conv_pack(pack_args(a, true, plan.padded, to), p.dtype, stream);
+    if (!s) return s;
     g.x = to, g.x_stride[2] = static_cast<std::int64_t>(a.groups) * plan.padded;
-    g.x_stride[1] = g.x_stride[2] * a.wd, g.x_stride[0] = g.x_stride[1] * a.h;
+    g.x_stride[1] = g.x_stride[2] * (plan.unfold ? a.ow : a.wd);
+    g.x_stride[0] = g.x_stride[1] * a.h;
   }
   if (plan.pack_dy) {
     void* to = take(workspace, used, plan.dy_bytes);
@@ -147,19 +174,19 @@ Status launch_conv_weight_gemm(const ConvWeightProblem& p, Workspace workspace, 
   g.places = static_cast<int>(places_of(a)), g.groups = a.groups, g.out = a.out;
   g.out_padded = plan.out_padded, g.padded = plan.padded;
   g.h = a.h, g.wd = a.wd, g.kh = a.kh, g.kw = a.kw, g.map = a.map;
+  if (plan.unfold) conv_unfolded(a.ow, g.kw, g.wd, g.map);
   g.tiles_m = static_cast<int>(ceil_div(a.out, tile_of(p, plan.tile).m));
   g.tiles_n = static_cast<int>(
-      ceil_div(static_cast<std::int64_t>(a.kh) * a.kw * plan.padded, tile_of(p, plan.tile).n));
+      ceil_div(static_cast<std::int64_t>(plan.taps) * plan.padded, tile_of(p, plan.tile).n));
   g.splits = plan.splits, g.steps = plan.steps, g.steps_per_split = plan.steps_per_split;
   g.by_ow = FastDivisor(static_cast<std::uint32_t>(a.ow));
   g.by_oh = FastDivisor(static_cast<std::uint32_t>(a.oh));
-  const std::int64_t all = static_cast<std::int64_t>(a.groups) * a.out * a.kh * a.kw * plan.padded;
+  const ConvWeightFinishArgs f = finish_args(p, plan, g.parts);
   const auto run = [&](auto type) -> Status {
     using T = typename decltype(type)::type;
     Status s = launch_product<T>(g, plan.tile, p.warpgroups, stream);
     if (!s) return s;
-    conv2d_weight_finish<T><<<static_cast<unsigned>(ceil_div(all, 256)), 256, 0, stream>>>(
-        a, g.parts, plan.splits, plan.padded);
+    conv2d_weight_finish<T><<<static_cast<unsigned>(ceil_div(f.all, 1024)), 256, 0, stream>>>(f);
     return launch_status("conv2d");
   };
   return p.dtype == DType::bf16 ? run(Type<__nv_bfloat16>{}) : run(Type<__half>{});

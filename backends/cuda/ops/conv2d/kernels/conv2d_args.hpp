@@ -38,13 +38,22 @@ struct ConvWeightArgs {
   ConvMap map;
 };
 
+/// From parts to dw, `unfolded`: of an unfolded image, so of kh taps.
+struct ConvWeightFinishArgs {
+  ConvWeightArgs conv;
+  const float* parts;
+  int splits, all;  // all: of a part
+  FastDivisor by_padded, by_taps, by_kw, by_in;
+  bool unfolded, vectors;  // vectors: dw's channels in fours
+};
+
 /// ConvArgs as a product: rows are output places, columns output channels of a group, depth is taps
-/// by `padded` channels. x has dense channels, its groups `padded` apart; w's rows are dense.
+/// by `padded` channels. x and w have dense channels, x's groups are `padded` apart.
 struct ConvGemmArgs {
   ConvArgs conv;
   const void *x, *w;
-  std::int64_t x_stride[3], w_pitch;  // of N, H, W; of an output channel
-  float* parts;                       // [splits][rows][G * out] where splits > 1
+  std::int64_t x_stride[3], w_stride[3];  // of N, H, W; of an output channel, KH, KW
+  float* parts;                           // [splits][rows][G * out] where splits > 1
   int rows, padded, tiles_m, tiles_n, splits, steps, steps_per_split;
   FastDivisor by_ow, by_oh;
   bool vectors;  // y, bias, residual, aux in 16-byte vectors along channels
@@ -55,11 +64,23 @@ struct ConvGemmArgs {
 struct ConvWeightGemmArgs {
   const void *x, *dy;
   std::int64_t x_stride[3], dy_stride[3];
-  float* parts;  // [splits][G][out][taps][padded]
+  float* parts;  // [splits][G][out][kh * kw][padded]
   int places, groups, out, out_padded, padded, h, wd, kh, kw;
   int tiles_m, tiles_n, splits, steps, steps_per_split;
   ConvMap map;
   FastDivisor by_ow, by_oh;
+};
+
+/// dst [N, H, OW, padded] dense: at channel kw * in + c of output column ow what src [N, in, H, W]
+/// has at the column that tap kw of ow reads, zeros outside and beyond: a convolution of few
+/// channels becomes one of kw times as many and of one tap across.
+struct ConvUnfoldArgs {
+  const void* src;
+  void* dst;
+  std::int64_t stride[4];
+  int in, wd, kw, padded, vectors;  // vectors: of all of dst
+  ConvMap map;                      // its second axis
+  FastDivisor by_vectors, by_ow, by_h, by_in;
 };
 
 /// dst [N, H, W, G, padded] dense = src at (n, g * in + c, h, w), zeros beyond the `in` channels of

@@ -115,10 +115,10 @@ __global__ void __launch_bounds__(32 * (kM / kWarpM) * (kN / kWarpN))
     row_w[i] = r.w * c.map.mul[1] + c.map.off[1];
   }
   const T* weights =
-      static_cast<const T*>(p.w) + (static_cast<std::int64_t>(g) * c.out + n0) * p.w_pitch;
+      static_cast<const T*>(p.w) + (static_cast<std::int64_t>(g) * c.out + n0) * p.w_stride[0];
   const int first = split * p.steps_per_split, last = min(p.steps, first + p.steps_per_split);
-  int depth = first * kDepth + chunk * V;
-  int tap = depth / p.padded, channel = depth - tap * p.padded, kh = tap / c.kw,
+  const int depth0 = first * kDepth + chunk * V;
+  int tap = depth0 / p.padded, channel = depth0 - tap * p.padded, kh = tap / c.kw,
       kw = tap - kh * c.kw;
   const std::uint32_t shared = shared_address(conv_shared);
 
@@ -140,14 +140,15 @@ __global__ void __launch_bounds__(32 * (kM / kWarpM) * (kN / kWarpN))
       const T* src = valid ? from[i] + h * p.x_stride[1] + w * p.x_stride[2] + channel : from[i];
       copy_16_async(to + row * 128 + ((chunk ^ (row & 7)) * 16), src, valid);
     }
+    const T* tap_weights = weights + kh * p.w_stride[1] + kw * p.w_stride[2] + channel;
 #pragma unroll
     for (int i = 0; i < kRowsB; ++i) {
       const int row = row0 + i * kRowsAtOnce;
       const bool valid = inside && n0 + row < c.out;
-      const T* src = valid ? weights + row * p.w_pitch + depth : static_cast<const T*>(p.w);
+      const T* src = valid ? tap_weights + row * p.w_stride[0] : static_cast<const T*>(p.w);
       copy_16_async(to + (kM + row) * 128 + ((chunk ^ (row & 7)) * 16), src, valid);
     }
-    depth += kDepth, channel += kDepth;
+    channel += kDepth;
     while (channel >= p.padded) {
       channel -= p.padded;
       if (++kw == c.kw) kw = 0, ++kh;

@@ -9,7 +9,7 @@
 namespace rm::cuda_ops {
 
 struct ConvTileArgs {
-  ConvGemmArgs g;  // padded: the channels; w_pitch, x_stride unused
+  ConvGemmArgs g;  // padded: the channels; w_stride, x_stride unused
   FastDivisor by_in, by_kw;
   int depth;
 };
@@ -34,10 +34,15 @@ __device__ __forceinline__ ConvTap conv_tap(const ConvTileArgs& p, int k) {
           static_cast<int>(k - tap * p.by_in.d)};
 }
 
-/// kDense: x's channels are dense, so neighbouring threads take neighbouring channels; else places.
-template <int kTile, bool kDense>
+/// What neighbouring threads read: of x channels or places, of w channels; `columns`: of x places,
+/// of w output channels.
+enum class ConvTileOrder { channels, places, columns };
+
+template <int kTile, ConvTileOrder kOrder>
 __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
     conv2d_tiles(const __grid_constant__ ConvTileArgs p) {
+  constexpr bool kDense = kOrder == ConvTileOrder::channels;
+  constexpr bool kColumns = kOrder == ConvTileOrder::columns;
   constexpr int kK = kConvTileDepth<kTile>, kPitch = kTile + 4, kSums = kTile / 16;
   constexpr int kStage = 2 * kK * kPitch;
   extern __shared__ __align__(16) float conv_tile[];
@@ -54,7 +59,9 @@ __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
   const int a_row = kDense ? threadIdx.x / kK : threadIdx.x % kTile;
   const int a_k = kDense ? threadIdx.x % kK : threadIdx.x / kTile;
   constexpr int kRows = kDense ? kConvTileLoads : 1, kRowStep = 256 / kK, kDepthStep = 256 / kTile;
-  const int b_row = threadIdx.x / kK, b_k = threadIdx.x % kK;
+  const int b_row = kColumns ? threadIdx.x % kTile : threadIdx.x / kK;
+  const int b_k = kColumns ? threadIdx.x / kTile : threadIdx.x % kK;
+  constexpr int kRowStepB = kColumns ? 0 : kRowStep, kDepthStepB = kColumns ? kDepthStep : 0;
   const float* image[kRows];
   int row_h[kRows], row_w[kRows];
 #pragma unroll
@@ -91,12 +98,12 @@ __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
         a[i] = gather(conv_tap(p, k), k < p.depth, 0);
       }
     }
-    const int k = k0 + b_k;
-    const ConvTap tap = conv_tap(p, k);
-    const float* from = w + tap.c * c.w_stride[1] + tap.kh * c.w_stride[2] + tap.kw * c.w_stride[3];
 #pragma unroll
     for (int i = 0; i < kConvTileLoads; ++i) {
-      const int n = n0 + b_row + i * kRowStep;
+      const int k = k0 + b_k + i * kDepthStepB, n = n0 + b_row + i * kRowStepB;
+      const ConvTap tap = conv_tap(p, k);
+      const float* from =
+          w + tap.c * c.w_stride[1] + tap.kh * c.w_stride[2] + tap.kw * c.w_stride[3];
       b[i] = k < p.depth && n < c.out ? from[n * c.w_stride[0]] : 0.0f;
     }
   };
@@ -105,7 +112,7 @@ __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
     for (int i = 0; i < kConvTileLoads; ++i) {
       to[(kDense ? a_k : a_k + i * kDepthStep) * kPitch + (kDense ? a_row + i * kRowStep : a_row)] =
           a[i];
-      to[(kK + b_k) * kPitch + b_row + i * kRowStep] = b[i];
+      to[(kK + b_k + i * kDepthStepB) * kPitch + b_row + i * kRowStepB] = b[i];
     }
   };
 

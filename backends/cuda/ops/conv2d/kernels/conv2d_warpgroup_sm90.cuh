@@ -8,9 +8,12 @@
 
 namespace rm::cuda_ops {
 
+/// `steps`: of a block; short sums leave room for more blocks.
 template <int kM, int kN, int kStages>
-constexpr int conv_warpgroup_shared() {
-  return conv_gemm_shared<kM, kN, kStages>() + 1024;  // the swizzle repeats each 1024 bytes
+constexpr int conv_warpgroup_shared(int steps) {
+  const int stages = (steps < kStages ? steps : kStages) * (kM + kN) * 128;
+  const int result = kM * (kN + 4) * 4;
+  return (stages > result ? stages : result) + 1024;  // the swizzle repeats each 1024 bytes
 }
 
 template <class T, int kM, int kN, int kStages>
@@ -42,11 +45,11 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
   }
   const int first = split * p.steps_per_split, last = min(p.steps, first + p.steps_per_split);
   const int depth0 = first * kDepth + chunk * V;
-  int tap = depth0 / p.padded, channel = depth0 - tap * p.padded, kh = tap / c.kw,
-      kw = tap - kh * c.kw;
-  const T* weights = static_cast<const T*>(p.w) + depth0 +
-                     (static_cast<std::int64_t>(g) * c.out + n0 + row0) * p.w_pitch;
-  const std::int64_t weights_step = kRowsAtOnce * p.w_pitch;
+  int tap = depth0 / p.padded, channel = depth0 - tap * p.padded;
+  int kh = tap / c.kw, kw = tap - kh * c.kw;
+  const T* weights = static_cast<const T*>(p.w) +
+                     (static_cast<std::int64_t>(g) * c.out + n0 + row0) * p.w_stride[0];
+  const std::int64_t weights_step = kRowsAtOnce * p.w_stride[0];
   const int columns = min(kN, c.out - n0) - row0;  // rows of the weights from this thread's first
   const std::uint32_t shared = (shared_address(conv_shared) + 1023) & ~1023u;
   const std::uint32_t swizzled = row0 * 128 + ((chunk ^ (row0 & 7)) * 16);  // kRowsAtOnce % 8 == 0
@@ -71,13 +74,14 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
               static_cast<unsigned>(w) < static_cast<unsigned>(c.wd);
       copy_16_async(to + i * kRowsAtOnce * 128, valid ? src : static_cast<const T*>(p.x), valid);
     }
+    const T* tap_weights = weights + kh * p.w_stride[1] + kw * p.w_stride[2] + channel;
 #pragma unroll
     for (int i = 0; i < kRowsB; ++i) {
       const bool valid = inside && i * kRowsAtOnce < columns;
       copy_16_async(to + (kM + i * kRowsAtOnce) * 128,
-                    valid ? weights + i * weights_step : static_cast<const T*>(p.w), valid);
+                    valid ? tap_weights + i * weights_step : static_cast<const T*>(p.w), valid);
     }
-    weights += kDepth, channel += kDepth;
+    channel += kDepth;
     while (channel >= p.padded) {
       channel -= p.padded;
       if (++kw == c.kw) kw = 0, ++kh;

@@ -113,23 +113,36 @@ __global__ void __launch_bounds__(kTile * 2)
   }
 }
 
-/// dw (any strides) = the parts' sum without the padded channels.
+/// dw (any strides) = the parts' sum without the padded channels; a thread four channels of a tap.
 template <class T>
 __global__ void __launch_bounds__(256)
-    conv2d_weight_finish(const __grid_constant__ ConvWeightArgs p, const float* parts, int splits,
-                         int padded) {
-  const int taps = p.kh * p.kw;
-  const std::int64_t all = static_cast<std::int64_t>(p.groups) * p.out * taps * padded;
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i >= all) return;
-  const int c = static_cast<int>(i % padded), tap = static_cast<int>(i / padded % taps);
-  const int o = static_cast<int>(i / padded / taps);
-  if (c >= p.in) return;
-  float sum = 0.0f;
+    conv2d_weight_finish(const __grid_constant__ ConvWeightFinishArgs p) {
+  const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x) * 4;
+  if (i >= p.all) return;
+  const std::uint32_t row = p.by_padded.quotient(i), o = p.by_taps.quotient(row);
+  const int channel = static_cast<int>(i - row * p.by_padded.d);
+  const int tap = static_cast<int>(row - o * p.by_taps.d);
+  float sum[4] = {};
 #pragma unroll 4
-  for (int s = 0; s < splits; ++s) sum += parts[s * all + i];
-  static_cast<T*>(p.dw)[conv_offset(p.dw_stride, o, c, tap / p.kw, tap % p.kw)] =
-      from_float<T>(sum);
+  for (int s = 0; s < p.splits; ++s) {
+    const float4 v =
+        *reinterpret_cast<const float4*>(p.parts + static_cast<std::int64_t>(s) * p.all + i);
+    sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+  }
+  T* dw = static_cast<T*>(p.conv.dw);
+  const auto kh = static_cast<int>(p.unfolded ? tap : p.by_kw.quotient(tap));
+  if (p.vectors) {
+    const int kw = tap - kh * p.conv.kw;
+    store_vec<T, 4>(dw + conv_offset(p.conv.dw_stride, o, channel, kh, kw), sum);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    int c = channel + j, kw = tap - kh * p.conv.kw;
+    if (p.unfolded) kw = static_cast<int>(p.by_in.quotient(c)), c -= kw * p.conv.in;
+    if (c < p.conv.in && kw < p.conv.kw)
+      dw[conv_offset(p.conv.dw_stride, o, c, kh, kw)] = from_float<T>(sum[j]);
+  }
 }
 
 }  // namespace rm::cuda_ops
