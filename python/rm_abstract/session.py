@@ -57,6 +57,8 @@ class Session:
         self.pid = os.getpid()
         self.closed = False
         self._armed: weakref.WeakSet[ArmedModel] = weakref.WeakSet()
+        # Modules whose router left them, with it: measured to be faster without.
+        self.aside: weakref.WeakKeyDictionary[Any, ArmedModel] = weakref.WeakKeyDictionary()
         self._records: list[dict[str, Any]] = []
         self._noticed: set[tuple[str, str]] = set()
         self._facts: Any = None
@@ -81,6 +83,9 @@ class Session:
         self._compile_cache = None
         for armed in self.armed():
             armed.reset()
+        aside, self.aside = dict(self.aside), weakref.WeakKeyDictionary()
+        for armed in aside.values():
+            armed.step_back()
         self.close_workers()
 
     @property
@@ -136,6 +141,7 @@ class Session:
         for armed in self.armed():
             armed.disarm()
         self._armed.clear()
+        self.aside.clear()
 
     def facts(self) -> Any:
         """The router's view of torch, made when the first module is armed."""

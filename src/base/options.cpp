@@ -61,6 +61,8 @@ constexpr OptionSpec kTable[] = {
      "greedy generations that several threads run on one model share their steps as one batch"},
     {"prompt_lookup", "RM_PROMPT_LOOKUP", kCompile, kChoice, "auto", "auto|on|always|off", false,
      "greedy generation takes drafts from what the text said before and checks several tokens at once, where measured to win: auto in fp32, on in every precision (nearly tied tokens may differ there); always checks every draft"},
+    {"when_slower", "RM_WHEN_SLOWER", kCompile, kChoice, "eager", "eager|compiled", false,
+     "what serves calls at which a program on the CPU was measured to be slower than PyTorch"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
      "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come"},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,

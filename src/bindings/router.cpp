@@ -4,6 +4,7 @@
 // very call; whatever fails, the caller gets exactly what the stock module would have given.
 #include "bindings/router.hpp"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -374,6 +375,14 @@ PyObject* route_unrouted(PyObject* self, PyObject*) {
   Py_RETURN_NONE;
 }
 
+PyObject* route_uncount(PyObject* self, PyObject* calls) {
+  return guarded([&]() -> py::object {
+    State& s = state_of(self);
+    s.routed -= std::min(s.routed, py::handle(calls).cast<std::uint64_t>());
+    return py::none();
+  });
+}
+
 PyObject* route_pause(PyObject* self, PyObject* packed) {
   return guarded([&]() -> py::object {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
@@ -442,6 +451,7 @@ PyMethodDef kMethods[] = {
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
     {"unrouted", route_unrouted, METH_NOARGS,
      "unrouted(): the entry that runs now has the original serve its call"},
+    {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
     {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},

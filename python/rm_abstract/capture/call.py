@@ -9,7 +9,7 @@ in sizes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -150,11 +150,19 @@ def call_module(
     function: Callable[..., Any], spec: CallSpec, leaves: list[Any], positional: tuple[str, ...]
 ) -> Any:
     """Calls `function` with rebuilt arguments; *args need the named ones in front of them."""
-    rest, kwargs = rebuild_call(spec, leaves)
+    args, kwargs = rebuild_args(spec, leaves, positional)
+    return function(*args, **kwargs)
+
+
+def rebuild_args(
+    spec: CallSpec, leaves: Sequence[Any], positional: tuple[str, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What to call a module with."""
+    rest, kwargs = rebuild_call(spec, list(leaves))
     if not rest:
-        return function(**kwargs)
+        return (), kwargs
     front = [kwargs.pop(name) for name in positional]
-    return function(*front, *rest, **kwargs)
+    return (*front, *rest), kwargs
 
 
 def _build(spec: Spec, take: Any) -> Any:

@@ -15,10 +15,11 @@ import torch
 
 from rm_abstract import _core, torch_state
 from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import CallSpec, FlatCall, call_module
+from rm_abstract.capture.call import CallSpec, FlatCall, call_module, rebuild_args
 from rm_abstract.capture.export import call_tensors
 from rm_abstract.effects import Effects
 from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
 from rm_abstract.errors import CompileError, Error, from_core, internal
 from rm_abstract.generation.greedy_step import GreedyStep
@@ -106,8 +107,37 @@ class CompiledCall:
         tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
             if variant.takes(tensors):
+                if variant.trial is not None:
+                    self._try(variant, variant.trial, tensors, flat_inputs)
                 return variant.run(tensors, flat_inputs)
         return self._next(pattern, flat_inputs)
+
+    def _try(
+        self,
+        variant: Variant,
+        trial: Trial,
+        tensors: list[torch.Tensor],
+        flat_inputs: tuple[Any, ...],
+    ) -> None:
+        """Raises Decline where the original is faster."""
+        if trial.running:
+            return
+        engine, calls = self._engine, variant.report.calls
+
+        def both() -> tuple[Callable[[], Any], Callable[[], Any]]:
+            module: Any = engine.module()
+            args, kwargs = rebuild_args(self.spec, flat_inputs, engine.parameters.positional)
+            return lambda: module(*args, **kwargs), lambda: module._call_impl(*args, **kwargs)
+
+        slower = trial.verdict(tensors, both)
+        if variant.report.calls != calls:  # measured just now: these were no calls of the user's
+            engine.uncount(variant.report.calls - calls)
+            variant.report.calls = calls
+        if trial.won:
+            variant.trial = None
+        elif slower:
+            engine.slower(variant, trial.eager_s)
+            raise Decline("RM111", slower)
 
     def greedy_step(self, leaves: list[Any], width: int = 1) -> GreedyStep | None:
         """The program of this generation step as a loop can run it; None when there is none."""
@@ -164,6 +194,7 @@ class CompiledCall:
                     known = None
             if known is not None and known.report.parity:
                 found.append(known)
+                self._on_trial(known)
                 return known.run(tensors, flat_inputs)
             shown = call_tensors(before)
             comparable = self._step.comparable(leaves) if self._step else _all
@@ -198,9 +229,16 @@ class CompiledCall:
                 self._engine.report_failure(failure)
                 return output
             found.append(variant)
+            self._on_trial(variant)
             return output
         finally:
             self._lock.release()
+
+    def _on_trial(self, variant: Variant) -> None:
+        """A program that may be slower than the original: measured when it has served some."""
+        plain = all(s[0] not in ("cache", "bundle") for s in self.spec.specs)
+        if plain and self._step is None and self._engine.measures and not variant.quantised:
+            variant.trial = Trial()
 
     def _refreshed(self, pattern: Pattern, tensors: list[torch.Tensor]) -> Variant | None:
         """A variant compiled for earlier weights that takes the ones the module has now."""

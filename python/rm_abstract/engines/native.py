@@ -39,7 +39,14 @@ from rm_abstract.hooks.scope import disabled_var
 from rm_abstract.quantised import OnQuantisedWeights, QuantisedWeight
 
 if TYPE_CHECKING:
+    from rm_abstract.hooks.router import ArmedModel
     from rm_abstract.session import Session
+
+
+# A module that lost against the original is left alone for good when its calls are so short that
+# even the router shows, or so simple that other sizes will hardly be another matter.
+_SHORT_S = 50e-6
+_SIMPLE_NODES = 3
 
 
 def create_engine(module: torch.nn.Module, session: Session) -> NativeEngine:
@@ -62,6 +69,9 @@ class NativeEngine:
         self.together = Together()  # generations of several threads
         self.drafts = Drafts(session.settings.text("prompt_lookup"))
         self._shared = SharedWeights()
+        self.measures = (  # programs against the original (trial.py)
+            session.settings.text("when_slower") == "eager" and session.policy("RM111") != "error"
+        )
         self._ties: frozenset[tuple[str, ...]] | None = None  # when the first entry was made
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
 
@@ -386,6 +396,24 @@ class NativeEngine:
             if armed.module_ref() is module:
                 armed.route.unrouted()
                 armed.first_calls += 1
+
+    def _armed(self) -> Iterator[ArmedModel]:
+        module = self._module()
+        return (a for a in self._session.armed() if a.module_ref() is module)
+
+    def uncount(self, calls: int) -> None:
+        """Takes calls of our own out of the router's count."""
+        for armed in self._armed():
+            armed.route.uncount(calls)
+
+    def slower(self, variant: Variant, eager_s: float) -> None:
+        """A program lost against the original."""
+        if len(self._variants()) > 1:
+            return
+        if eager_s > _SHORT_S and variant.full_report().nodes > _SIMPLE_NODES:
+            return
+        for armed in self._armed():
+            armed.step_aside()
 
     def report_failure(self, error: Exception) -> None:
         """A later variant failed: eager serves it, and the session's policy decides how loudly."""

@@ -13,6 +13,7 @@ from rm_abstract import _core, torch_state
 from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.outputs import builder
 from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.trial import Trial
 from rm_abstract.quantised import QuantisedWeight
 
 RECORD_VERSION = 1
@@ -81,6 +82,7 @@ class Variant:
         self._build = builder(record.output)
         self._caches = [builder(c) for c in record.caches if c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")
+        self.trial: Trial | None = None  # until it has won against the original
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""

@@ -154,6 +154,7 @@ class WholeProgramEngine(NativeEngine):
 
     def __init__(self, module: torch.nn.Module, session: Session) -> None:
         super().__init__(module, session)
+        self.measures = False
         self._compiler = DeviceCompiler(session, self.artefacts, type(module).__name__)
         self._no_padding: set[str] = set()  # captures whose results padding changes
         self.lengths = session.settings.integers("sequence_length")

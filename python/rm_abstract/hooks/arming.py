@@ -39,6 +39,8 @@ def arm(session: Session, module: Any, source: str) -> ArmedModel | None:
     existing = armed_of(module)
     if existing is not None and existing.session is session:
         return existing
+    if module in session.aside:
+        return session.aside[module]
     why = _unfit(module, nn)
     if why is not None:
         session.skipped[type(module).__qualname__] = why

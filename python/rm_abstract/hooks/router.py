@@ -153,6 +153,19 @@ class ArmedModel:
         self.route.retire("RM108")
         self.reset()
 
+    def step_aside(self) -> None:
+        """Leaves the slot: PyTorch alone is faster. The session keeps what was measured."""
+        module = self.module_ref()
+        if module is not None and self.in_place:
+            self.session.aside[module] = self
+            del vars(module)[SLOT]
+
+    def step_back(self) -> None:
+        """Takes the slot again, when nobody else did."""
+        module = self.module_ref()
+        if module is not None:
+            vars(module).setdefault(SLOT, self)
+
     def reset(self) -> None:
         """Forgets everything compiled, for another device or other options."""
         with self._lock:
