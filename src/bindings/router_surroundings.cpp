@@ -35,6 +35,15 @@ bool same_value(PyObject* before, PyObject* now, int depth) {
 
 /// A list, or another sequence that is not a tuple.
 bool same_items(const std::vector<PyRef>& before, PyObject* now) {
+  if (PyList_CheckExact(now)) {  // mostly the same objects: a look at each, no reference taken
+    const auto count = static_cast<std::size_t>(PyList_GET_SIZE(now));
+    bool same = count == before.size();
+    for (std::size_t i = 0; same && i < count; ++i) {
+      PyObject* item = PyList_GET_ITEM(now, static_cast<Py_ssize_t>(i));
+      same = item == before[i].get() || same_value(before[i].get(), item, 0);
+    }
+    return same;
+  }
   const Py_ssize_t size = PySequence_Size(now);
   if (size < 0) PyErr_Clear();
   if (size != static_cast<Py_ssize_t>(before.size())) return false;
