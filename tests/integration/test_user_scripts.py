@@ -141,3 +141,20 @@ def test_a_forward_that_draws_random_numbers_stays_eager_and_keeps_the_stream() 
         assert rm.explain(module).to_dict()["routed"] == 0
     finally:
         rm.shutdown()
+
+
+def test_a_capture_that_fails_prints_nothing_but_our_own_warning(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) if x.max() + 1 > 16 else -super().forward(x)
+
+    module = rm.accelerate(Branching(4, 4).eval())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        check_same(lambda: module(torch.ones(3, 4)))
+    assert [w.category for w in caught] == [rm.errors.RoutingWarning]
+    assert "RM203" in str(caught[0].message)
+    assert capfd.readouterr() == ("", "")
+    assert "print" not in vars(torch.export._trace)

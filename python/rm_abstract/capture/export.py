@@ -8,17 +8,19 @@ length, mask length = past + new) are assumed and become guards. The module is o
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.export import _trace as trace_of_export
 
 from rm_abstract.capture import aliases, kv_cache, state_cache
 from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
@@ -263,11 +265,31 @@ def _donated(call: FlatCall) -> set[int]:
     return found
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """torch prints the graph so far to stderr when an export fails, and warns in its log.
+
+    What failed is in the report. A log that the user turned up stays as it is.
+    """
+    namespace = vars(trace_of_export)
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    level, asked = log.level, log.isEnabledFor(logging.INFO)
+    namespace["print"] = lambda *args, **kwargs: None
+    if not asked:
+        log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        del namespace["print"]
+        log.setLevel(level)
+
+
 def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram:
     dynamic = [{i: Dim.AUTO for i, d in enumerate(t.shape) if d > 1} for t in tensors]
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
+        stack.enter_context(_quietly())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         # Inference tensors cannot be traced, and aliased inputs would be merged: fresh views.
