@@ -81,7 +81,8 @@ class Report:
 
 def build(session: Session, model: Any = None) -> Report:
     """The report of one armed model (a module), or of everything the session saw."""
-    report = Report(device=session.device, device_notes=list(session.resolved.notes))
+    notes = [*session.resolved.notes, *_cache_notes(session)]
+    report = Report(device=session.device, device_notes=notes)
     armed = session.armed()
     if model is not None:
         armed = [found for found in armed if found.module_ref() is model]
@@ -94,6 +95,13 @@ def build(session: Session, model: Any = None) -> Report:
         {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
     ]
     return report
+
+
+def _cache_notes(session: Session) -> list[dict[str, str]]:
+    problem = session.cache_problem()
+    if not problem:
+        return []
+    return [{"code": "RM601", "message": f"the compile cache keeps nothing on disk: {problem}"}]
 
 
 def record_of(armed: ArmedModel) -> dict[str, Any]:

@@ -174,6 +174,10 @@ class Session:
                 self._compile_cache = _core.cache.CompileCache(options)
         return self._compile_cache
 
+    def cache_problem(self) -> str:
+        """Why nothing is kept on disk; empty when it is, or when nothing was to be kept yet."""
+        return "" if self._compile_cache is None else str(self._compile_cache.disk_problem)
+
     def workers(self, backend: str, fingerprint: bytes) -> WorkerPool:
         """The worker processes of a backend; none is started before it is asked for."""
         from rm_abstract.worker.pool import WorkerPool

@@ -64,7 +64,7 @@ constexpr OptionSpec kTable[] = {
     {"when_slower", "RM_WHEN_SLOWER", kCompile, kChoice, "eager", "eager|compiled", false,
      "what serves calls at which a program on the CPU was measured to be slower than PyTorch"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,
-     "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come"},
+     "batch sizes to compile for on devices of fixed shapes; empty: powers of two, as they come; a batch of one is a program of its own"},
     {"sequence_length", "RM_SEQUENCE_LENGTH", kCompile, kIntList, "", "positive integers, comma separated", true,
      "sequence lengths to compile for on devices of fixed shapes; empty: powers of two, as they come"},
     {"dynamic", "RM_DYNAMIC", kCompile, kBool, "true", "", true,

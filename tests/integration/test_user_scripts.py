@@ -5,6 +5,8 @@ Every case runs on a small random model and compares with the same call under `r
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -158,3 +160,52 @@ def test_a_capture_that_fails_prints_nothing_but_our_own_warning(
     assert "RM203" in str(caught[0].message)
     assert capfd.readouterr() == ("", "")
     assert "print" not in vars(torch.export._trace)
+
+
+SPAWNING = """
+import multiprocessing, sys
+import torch
+import rm_abstract as rm
+
+rm.init("cpu")
+
+def work(job):
+    model, x = job
+    model.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            output = model(x)
+    return output, rm.explain(model).routed
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()).eval()
+    x = torch.randn(2, 8)
+    own, routed = work((model, x))
+    assert routed == 2, routed
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        ((output, routed),) = pool.map(work, [(model, x)])
+    assert torch.equal(own, output) and routed >= 2, routed
+    loader = torch.utils.data.DataLoader(
+        list(range(4)), num_workers=1, multiprocessing_context="spawn"
+    )
+    assert [int(n) for n in loader] == [0, 1, 2, 3]
+    print("fine")
+"""
+
+
+def test_spawned_processes_route_models_of_their_own(tmp_path: Any) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+
+
+def test_a_cache_folder_that_cannot_be_used_is_in_the_report(tmp_path: Any) -> None:
+    (tmp_path / "file").write_text("")
+    rm.shutdown()
+    rm.init("cpu", cache_dir=tmp_path / "file" / "cache")
+    model = BertModel._from_config(BertConfig(**TINY)).eval()
+    check_same(lambda: model(IDS).last_hidden_state)
+    (note,) = rm.explain().device_notes
+    assert note["code"] == "RM601" and "keeps nothing on disk" in str(rm.explain(model))

@@ -116,5 +116,6 @@ def test_the_device_is_inherited_by_children_and_a_bad_one_is_an_error():
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     assert run("--device", "cpu", "-c", code).stdout == "cpu\n"
     done = run("--device", "tpu", "-c", "print(1)")
-    assert done.returncode == 2 and "tpu" in done.stderr and done.stdout == ""
+    assert done.returncode == 2 and "'tpu' from --device" in done.stderr and done.stdout == ""
+    assert "RM_DEVICE" not in done.stderr
     assert run("--what").returncode == 2 and "usage:" in run("--what").stderr

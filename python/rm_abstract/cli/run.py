@@ -108,7 +108,10 @@ def main(argv: list[str]) -> int:
     try:
         rm_abstract.init()
     except Error as error:
-        print(f"{error.code} {error}".strip(), file=sys.stderr)
+        said = str(error)
+        if command.device is not None:  # the environment only carried it
+            said = said.replace("from environment RM_DEVICE", "from --device")
+        print(f"{error.code} {said}".strip(), file=sys.stderr)
         return BAD_USAGE
     try:
         _run(command)
