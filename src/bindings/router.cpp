@@ -22,11 +22,15 @@ namespace rm::bindings {
 namespace {
 
 constexpr std::size_t kMaxKeys = 256;
+// A refused kind of call is looked at again this often: the module may have changed.  In between
+// the tree is not compared, which would cost a short forward more than the refusal is worth.
+constexpr std::uint32_t kRefusalsBetweenChecks = 16;
 
 struct Entry {
   PyRef run;  // empty: this kind of call is refused
   std::string code;
   std::string detail;
+  std::uint32_t refusals = 0;
 };
 
 struct Tally {
@@ -48,7 +52,8 @@ struct State {
   std::string pause_code;
   Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
   std::uint64_t pause = 0;
-  bool strict = false;  // raise instead of serving by eager
+  std::uint64_t refused = 0;  // refusals in the table, at least
+  bool strict = false;        // raise instead of serving by eager
 
   State(PyObject* names, std::size_t positional) : shape(names, positional) {}
 };
@@ -206,12 +211,20 @@ PyObject* route_checked(State& s, PyObject* module, PyObject* args, PyObject* kw
     return decline(s, s.pause_code, "", module, args, kwargs);
   }
   const bool grad = s.facts->grad_enabled();
+  CallShape::Call call;
+  if (s.refused > 0 && s.guard->taken() && !root_is_training(module)) {
+    const Reason odd = s.shape.describe(args, kwargs, *s.facts, grad, &call);
+    const auto known = odd == Reason::kNone ? s.table.find(call.key) : s.table.end();
+    if (known != s.table.end() && !known->second.run &&
+        ++known->second.refusals % kRefusalsBetweenChecks != 0) {
+      return decline(s, known->second.code, known->second.detail, module, args, kwargs);
+    }
+  }
   std::string detail;
   bool miss = false;
   Reason reason = eligible(s, module, grad, &detail, &miss);
   if (reason != Reason::kNone) return decline(s, reason, detail, module, args, kwargs);
   if (miss) Py_RETURN_NOTIMPLEMENTED;
-  CallShape::Call call;
   reason = s.shape.describe(args, kwargs, *s.facts, grad, &call);
   if (reason != Reason::kNone) return decline(s, reason, call.detail, module, args, kwargs);
   const auto found = s.table.find(call.key);
@@ -278,6 +291,7 @@ int route_traverse(PyObject* self, visitproc visit, void* arg) {
 
 int route_clear(PyObject* self) {
   State& s = state_of(self);
+  s.refused = 0;
   auto table = std::move(s.table);  // dropping entries runs Python code: detach them first
   s.table.clear();
   const std::shared_ptr<Guard> guard = std::exchange(s.guard, std::make_shared<Guard>());
@@ -357,6 +371,7 @@ PyObject* route_refuse(PyObject* self, PyObject* packed) {
     Entry entry;
     entry.code = a[1].cast<std::string>();
     entry.detail = a[2].cast<std::string>();
+    ++state_of(self).refused;
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
     return py::none();
   });

@@ -57,6 +57,7 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
   parameter_type_ = reinterpret_cast<PyTypeObject*>(t.attr("nn").attr("Parameter").ptr());
   module_type_ = reinterpret_cast<PyTypeObject*>(t.attr("nn").attr("Module").ptr());
   dtype_type_ = own(t.attr("dtype"));
+  strided_ = own(t.attr("strided"));
   default_dtype_ = own(t.attr("get_default_dtype"));
   grad_enabled_ = own(t.attr("is_grad_enabled"));
   tracing_state_ = own(c.attr("_get_tracing_state"));
@@ -186,9 +187,20 @@ bool TorchFacts::remember(PyObject* tensor, RawTensor* out) const noexcept {
 }
 
 bool TorchFacts::view(PyObject* tensor, DLTensor* out) const noexcept {
+  if (odd_seen_ && known_odd(tensor)) return false;
   if (exchange_->dltensor_from_py_object_no_sync(tensor, out) == 0) return true;
   PyErr_Clear();
+  odd_seen_ = true;
   return false;
+}
+
+bool TorchFacts::known_odd(PyObject* tensor) const noexcept {
+  static PyObject* const layout_name = PyUnicode_InternFromString("layout");
+  static PyObject* const nested_name = PyUnicode_InternFromString("is_nested");
+  const PyRef layout = PyRef::steal(PyObject_GetAttr(tensor, layout_name));
+  const PyRef nested = PyRef::steal(PyObject_GetAttr(tensor, nested_name));
+  if (!layout || !nested) PyErr_Clear();
+  return (layout && layout.get() != strided_.get()) || nested.get() == Py_True;
 }
 
 std::int64_t TorchFacts::version(PyObject* tensor) const noexcept {

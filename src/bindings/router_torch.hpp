@@ -78,6 +78,10 @@ class TorchFacts {
   /// tensor has no dense strided view (sparse, meta, quantised); no Python error is left set.
   bool view(PyObject* tensor, DLTensor* out) const noexcept;
 
+  /// Of another layout than dense and strided: found without the error that view() costs torch
+  /// (a fraction of a millisecond), once a first tensor has shown that there are such.
+  bool known_odd(PyObject* tensor) const noexcept;
+
   /// The in-place version; -1 when the tensor does not track one (inference tensors).
   std::int64_t version(PyObject* tensor) const noexcept;
   /// Remembers a tensor's state; false when this torch's layout was not recognised.
@@ -141,6 +145,8 @@ class TorchFacts {
   PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever
+  PyRef strided_;
+  mutable bool odd_seen_ = false;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
   int storage_offset_ = -1, memory_offset_ = -1;

@@ -552,3 +552,47 @@ def test_a_transformer_encoder_that_packs_padded_rows_stays_eager_and_says_why()
     assert "enable_nested_tensor=False" in str(rm.explain(packing))
     assert rm.explain(packing).models[0]["routed"] == 0
     assert rm.explain(plain).models[0]["routed"] == 2
+
+
+def test_a_module_that_stops_having_effects_is_looked_at_again_within_a_few_calls() -> None:
+    class Counting(nn.Linear):
+        quiet = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.quiet:
+                self.count = getattr(self, "count", 0) + 1
+            return super().forward(x)
+
+    module = rm.accelerate(Counting(4, 4).eval())
+    x = torch.ones(2, 4)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(5):
+            module(x)
+        assert module.count == 5 and rm.explain(module).models[0]["routed"] == 0
+        module.quiet = True
+        for _ in range(1200):  # it changed what is watched: RM205 pauses for 1024 calls
+            module(x)
+    assert rm.explain(module).models[0]["routed"] > 0
+
+
+def test_tensors_of_other_layouts_are_served_by_the_original_every_time() -> None:
+    module = rm.accelerate(nn.Linear(4, 4).eval())
+    nested = torch.nested.nested_tensor([torch.ones(1, 4), torch.ones(2, 4)])
+    jagged = torch.nested.nested_tensor([torch.ones(1, 4), torch.ones(2, 4)], layout=torch.jagged)
+    with torch.no_grad():
+        for _ in range(3):
+            for odd in (nested, torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr(), jagged):
+                with rm.disabled():
+                    expected = module(odd)
+                assert type(module(odd)) is type(expected)
+            dense = module(torch.ones(2, 4))
+            torch.testing.assert_close(module(torch.ones(2, 4)), dense)
+    assert rm.explain(module).models[0]["routed"] == 5
+
+
+def test_a_torchscript_module_is_not_armed() -> None:
+    scripted = torch.jit.script(nn.Linear(4, 4)).eval()
+    assert "_compiled_call_impl" not in vars(scripted)
+    with pytest.raises(rm.errors.Error, match="TorchScript"):
+        rm.accelerate(scripted)

@@ -6,6 +6,7 @@ it, because the larger program is the one the user calls.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
     slot = vars(module).get(SLOT)
     if slot is not None and not isinstance(slot, ArmedModel):
         return "RM109", "the module was compiled by the user"
+    script = sys.modules.get("torch.jit")
+    if script is not None and isinstance(module, script.ScriptModule):
+        return "RM109", "a TorchScript module: it was compiled by the user"
     if type(module).__call__ is not nn.Module.__call__:
         return "RM109", "the class has a __call__ of its own: calls are not intercepted"
     if next(module.parameters(), None) is None:
