@@ -2,9 +2,11 @@
 
     python benchmarks/cuda_matmul.py [--only gemv,gemm,...] [--json FILE] [--rounds N]
 
-gemv: weights rotate so that none is in the L2 cache, launches overlap in a CUDA graph; "of read" is
-the weights' own bytes over the time, over the bandwidth of the bulk-copy read probe. gemm: operands
-rotate, candidates take turns; "of plain" compares with the fastest plain cuBLASLt product.
+gemv: weights rotate so that none is in the L2 cache, launches overlap in CUDA graphs of at least 64
+launches; "of read" is the weights' own bytes over the time, over the bandwidth of the bulk-copy
+read probe, which takes its turn in every round (for milliseconds after much work the card is
+slower). gemm: operands rotate, candidates take turns; "of plain" compares with the fastest plain
+cuBLASLt product.
 """
 
 from __future__ import annotations
@@ -26,14 +28,19 @@ Run = Callable[[int], object]
 
 
 def interleaved(
-    variants: dict[str, Run], calls: int, rounds: int, extra: dict[str, Run] | None = None
+    variants: dict[str, Run],
+    calls: int,
+    rounds: int,
+    extra: dict[str, tuple[torch.cuda.CUDAGraph, int]] | None = None,
 ) -> dict[str, float]:
-    """Median microseconds a call of each variant, in CUDA graphs that take turns."""
-    graphs = {name: graph_of(run, calls) for name, run in variants.items()}
+    """Median microseconds a call of each variant, in CUDA graphs that take turns. extra: graphs
+    that are there already and their calls."""
+    graphs = {name: (graph_of(run, calls), calls) for name, run in variants.items()}
+    graphs |= extra or {}
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
-        for name, graph in graphs.items():
-            samples[name].append(time_graph(graph, calls))
+        for name, (graph, count) in graphs.items():
+            samples[name].append(time_graph(graph, count))
     return {name: statistics.median(values) for name, values in samples.items()}
 
 
@@ -44,11 +51,21 @@ class Gemv:
         self.m, self.rounds = module("gemv"), rounds
         self.probe_data = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
 
+        self.probe_graph = graph_of(
+            lambda k: self.m.read_probe(self.probe_data, stream=stream()), 2
+        )
+
     def probe(self) -> float:
         """Bytes a microsecond."""
-        run = graph_of(lambda k: self.m.read_probe(self.probe_data, stream=stream()), 2)
-        times = [time_graph(run, 2) for _ in range(self.rounds)]
+        times = [time_graph(self.probe_graph, 2) for _ in range(self.rounds)]
         return (1 << 30) / statistics.median(times)
+
+    def against_probe(self, variants: dict[str, Run], calls: int, size: float) -> dict[str, float]:
+        """size: bytes of weights that a call reads."""
+        graphs = {"probe": (self.probe_graph, 2)}
+        result = interleaved(variants, calls, self.rounds, graphs)
+        bandwidth = (1 << 30) / result.pop("probe")
+        return result | {"of_read": size / result["ours"] / bandwidth}
 
     def one(self, n: int, k: int, rows: int = 1, bits: int = 16, dtype: torch.dtype = BF16) -> dict:
         width = {16: k * 2, 8: k, 4: k // 2}[bits] if dtype != torch.float32 else k * 4
@@ -66,18 +83,17 @@ class Gemv:
             size += k // 128 * n * 2
 
         def ours(i: int) -> None:
-            s = None if scales is None else scales[i]
-            self.m.forward(x, w[i], s, y=y, overlap=True, stream=stream())
+            s = None if scales is None else scales[i % sets]
+            self.m.forward(x, w[i % sets], s, y=y, overlap=True, stream=stream())
 
         variants: dict[str, Run] = {"ours": ours}
         if rows == 1 and bits == 16:
             variants["tiles"] = lambda i: self.m.forward(
-                x, w[i], y=y, overlap=True, stream=stream(), kernel="gemv_bulk_sm90"
+                x, w[i % sets], y=y, overlap=True, stream=stream(), kernel="gemv_bulk_sm90"
             )
         if bits == 16:
-            variants["F.linear"] = lambda i: F.linear(x, w[i])
-        result: dict = interleaved(variants, sets, self.rounds)
-        return result | {"of_read": size / result["ours"] / self.probe()}
+            variants["F.linear"] = lambda i: F.linear(x, w[i % sets])
+        return self.against_probe(variants, sets * -(-64 // sets), size)
 
     def chain(self, hidden: int, inter: int, kv: int, layers: int, vocab: int) -> dict:
         """Every linear of one token, one launch each."""
@@ -92,8 +108,9 @@ class Gemv:
             self.m.forward(x[k], w[i], y=y[n], overlap=True, stream=stream())
 
         calls = len(all_shapes)
-        us = interleaved({"ours": run}, calls, self.rounds)["ours"] * calls
-        return {"ours": us, "of_read": sum(t.numel() * 2 for t in w) / us / self.probe()}
+        size = sum(t.numel() * 2 for t in w) / calls
+        result = self.against_probe({"ours": run}, calls, size)
+        return result | {"ours": result["ours"] * calls}
 
     def cases(self) -> dict[str, dict]:
         out: dict[str, dict] = {"read probe TB/s": {"value": self.probe() / 1e6}}

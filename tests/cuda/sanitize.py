@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -89,9 +90,13 @@ def gemv() -> Iterator[Call]:
         if m > 1:
             continue
         s = array(4, n, dtype="float16")
-        yield "forward_numpy", (x, q, s), {"kernel": "gemv_tensor_sm90"}
         u = RNG.integers(0, 255, (n, k // 2)).astype("uint8")
-        yield "forward_numpy", (x, u, s), {"kernel": "gemv_tensor_sm90"}
+        for kernel, w in product(("gemv_quant_sm90", "gemv_tensor_sm90"), (q, u)):
+            yield "forward_numpy", (x, w, s), {"kernel": kernel}
+    x, s = array(1, 8448, dtype="float16"), array(66, 16, dtype="float16")  # one block, long rows
+    for columns in (8448, 4224):
+        w = RNG.integers(0, 127, (16, columns)).astype("int8" if columns == 8448 else "uint8")
+        yield "forward_numpy", (x, w, s), {"kernel": "gemv_quant_sm90"}
 
 
 def gemm() -> Iterator[Call]:

@@ -12,6 +12,7 @@ from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, to
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("gemv_bulk_sm90", "gemv_naive_any")
+DIGITS = ("gemv_quant_sm90", "gemv_tensor_sm90")  # one row of x, integer products
 ALL = ("gemv_waves_sm90", "gemv_rows_sm90", *KERNELS)
 
 
@@ -37,8 +38,8 @@ def test_gemv_equals_float64(
         several = kernel in (*KERNELS, "gemv_waves_sm90")
         rows = int(rng.integers(1, 9 if bulk else 14)) if several else 1
         n, depth = int(rng.integers(1, 700)), int(np.exp(rng.uniform(1, np.log(12000))))
-        if kernel == "gemv_waves_sm90":  # the rows of a block fit three times
-            depth = min(depth, 2304 if rows > 4 else 4608 if rows > 2 else 9216)
+        if kernel == "gemv_waves_sm90":  # the rows of a turn fit shared memory
+            depth = min(depth, 4608 if rows > 4 else 9216)
         if bulk:
             depth = max(8, depth // 8 * 8)
         pitch = depth + int(rng.integers(0, 2)) * 64
@@ -94,7 +95,7 @@ def quantised(
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kernel", ("gemv_tensor_sm90", *KERNELS))
+@pytest.mark.parametrize("kernel", (*DIGITS, *KERNELS))
 def test_quantised_weights_equal_float64(
     module: Callable[[str], ModuleType], dtype: str, bits: int, kernel: str, seed: int
 ) -> None:
@@ -104,11 +105,12 @@ def test_quantised_weights_equal_float64(
         group = int(rng.choice([128, 256, 512]))
         if kernel == "gemv_naive_any":
             group = int(rng.choice([8, 24, 128]))
-        depth = group * int(rng.integers(1, 40))
+        depth = group * int(rng.integers(1, (16384 // group + 1) if "quant" in kernel else 40))
         if k % 5 == 0:
+            depth -= 32 * int(rng.integers(0, 4)) if kernel in DIGITS else 0
             group = depth  # one scale a row
-        n, rows = 8 * int(rng.integers(1, 60)), int(rng.integers(1, 9))
-        if kernel == "gemv_tensor_sm90":
+        n, rows = 8 * int(rng.integers(1, 60 if k % 10 else 350)), int(rng.integers(1, 9))
+        if kernel in DIGITS:
             rows = 1
         w, scales, full = quantised(rng, n, depth, group, bits, t)
         x = torch.randn(rows, depth, device="cuda").to(t)
@@ -173,16 +175,17 @@ def test_nan_and_inf_spread_through_the_tensor_cores(
         w, scales, full = quantised(rng, 24, 384, 128, bits, torch.bfloat16)
     scale = product_scale(x[:, :128], full[:, :128])
     y = torch.zeros(rows, 24, device="cuda").bfloat16()
-    kernel = "gemv_waves_sm90" if bits == 16 else "gemv_tensor_sm90" if rows == 1 else ""
-    m.forward(x, w, scales, y=y, kernel=kernel)
-    assert_close(y, x.double() @ full.T, 2.0**-8, scale, f"{kernel}, {rows} rows")
+    for kernel in ("gemv_waves_sm90",) if bits == 16 else DIGITS if rows == 1 else ("",):
+        m.forward(x, w, scales, y=y, kernel=kernel)
+        assert_close(y, x.double() @ full.T, 2.0**-8, scale, f"{kernel}, {rows} rows")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("power", [-14, 0, 3])
+@pytest.mark.parametrize("kernel", DIGITS)
 def test_quantised_weights_meet_x_of_any_magnitude(
-    module: Callable[[str], ModuleType], dtype: str, bits: int, power: int, seed: int
+    module: Callable[[str], ModuleType], dtype: str, bits: int, power: int, kernel: str, seed: int
 ) -> None:
     """x becomes whole numbers, scaled by the largest of each 64 or 128: a few values that are
     10 bits above the others, and segments that are 20 bits apart, cost nothing that is seen."""
@@ -197,10 +200,10 @@ def test_quantised_weights_meet_x_of_any_magnitude(
     x = x.to(t)
     got = torch.zeros(1, n, device="cuda").to(t)
     bound = tolerance(dtype, depth) + 8 * 2.0**-23
-    m.forward(x, w, scales, y=got, kernel="gemv_tensor_sm90")
+    m.forward(x, w, scales, y=got, kernel=kernel)
     assert_close(got, x.double() @ full.T, bound, product_scale(x, full), "all")
     x[0, 5::512] = 0  # what the large values hid
-    m.forward(x, w, scales, y=got, kernel="gemv_tensor_sm90")
+    m.forward(x, w, scales, y=got, kernel=kernel)
     assert_close(got, x.double() @ full.T, bound, product_scale(x, full), "without large values")
 
 

@@ -31,6 +31,8 @@ const char* gemv_rows_why_not(const Gemv& p);
 Status launch_gemv_rows(const Gemv& p, Workspace, Stream stream);
 const char* gemv_waves_why_not(const Gemv& p);
 Status launch_gemv_waves(const Gemv& p, Workspace, Stream stream);
+const char* gemv_quant_why_not(const Gemv& p);
+Status launch_gemv_quant(const Gemv& p, Workspace, Stream stream);
 const char* gemv_tensor_why_not(const Gemv& p);
 Status launch_gemv_tensor(const Gemv& p, Workspace, Stream stream);
 /// A launch that may begin while the stream's previous kernel runs.

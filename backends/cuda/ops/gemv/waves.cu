@@ -1,4 +1,4 @@
-// Launches of gemv_waves_sm90: rows of a turn.
+// Launches of gemv_waves_sm90: rows of a turn, stages.
 #include "gemv/common.hpp"
 #include "gemv/kernels/gemv_waves_sm90.cuh"
 
@@ -13,12 +13,23 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
   auto* kernel = gemv_waves<T, kPairs, kSegments>;
   a.steps = static_cast<int>(ceil_div(a.row_bytes, 64 * kSegments));
-  a.stages_at = 128 + kGemvWavesWarps * kRows * 32;
-  const int bytes = a.stages_at + kRows * a.row_bytes + 512;
-  if (Status s = allow_shared_memory("gemv", kernel, kGemvMemory); !s) return s;
-  const std::int64_t tiles = ceil_div(a.n, kRows), most = 2 * std::max(1, multiprocessors());
-  return launch_overlapped(kernel, std::min(tiles, most), kGemvWavesWarps * 32,
-                           std::max(bytes, kMemory), overlap, stream, a);
+  a.stages_at = 128 + 2 * kGemvWavesWarps * kRows * 32;
+  a.stage_bytes = kRows * a.row_bytes;
+  const std::int64_t tiles = ceil_div(a.n, kRows);
+  const std::int64_t blocks = std::min<std::int64_t>(tiles, 2 * std::max(1, multiprocessors()));
+  a.stages = a.stage_bytes <= kGemvWavesSmall ? kGemvWavesStages : 1;
+  a.stages = static_cast<int>(std::min<std::int64_t>(a.stages, ceil_div(tiles, blocks)));
+  const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
+  if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
+  return launch_overlapped(kernel, blocks, kGemvWavesWarps * 32, bytes, overlap, stream, a);
+}
+
+/// Bytes of w in a turn: 64 KiB, one turn where w is small; half of it, two stages, where it is
+/// large. 32 MiB of long rows (few of them) are better off with the former.
+int turn_bytes(const GemvArgs& a) {
+  const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
+  const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
+  return large ? kGemvWavesSmall : 64 * 1024;
 }
 
 template <class T>
@@ -27,7 +38,7 @@ Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
   a.row_bytes = a.k * 2;
   a.together = a.w_pitch == a.row_bytes || a.n == 1;
-  const int rows = 64 * 1024 / a.row_bytes;  // of w, in 64 KiB
+  const int rows = turn_bytes(a) / a.row_bytes;
   if (a.m > 4) return launch<T, 1, 1>(a, overlap, stream);
   if (a.m > 2) {
     return rows >= 16 ? launch<T, 2, 2>(a, overlap, stream) : launch<T, 1, 2>(a, overlap, stream);
@@ -40,7 +51,8 @@ Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   return rows >= 16  ? launch<T, 8, 8>(a, overlap, stream)
          : rows >= 8 ? launch<T, 4, 8>(a, overlap, stream)
          : rows >= 4 ? launch<T, 2, 8>(a, overlap, stream)
-                     : launch<T, 1, 8>(a, overlap, stream);
+         : rows >= 2 ? launch<T, 1, 8>(a, overlap, stream)
+                     : launch<T, 0, 8>(a, overlap, stream);
 }
 
 }  // namespace

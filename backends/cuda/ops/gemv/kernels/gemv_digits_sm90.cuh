@@ -6,6 +6,7 @@
 // 8 added, the high ones 16 times as large. Where x holds NaN or Inf a plain loop does the call.
 #pragma once
 
+#include "gemv/kernels/gemv_naive_any.cuh"
 #include "gemv/kernels/gemv_ring_sm90.cuh"
 
 namespace rm::cuda_ops {
@@ -62,68 +63,78 @@ __device__ __forceinline__ void gemv_each_x(const GemvArgs& p, int all, const F&
 
 __device__ __forceinline__ float power_of_two(int field) { return __int_as_float(field << 23); }
 
-/// x for quantised w: whole numbers of 23 bits, times a power of two for each segment, as three
-/// digits of a byte, each a plane of 16-byte vectors in the order in which lanes meet w; zeros
-/// behind K. scale: for each segment that power and, for nibbles (8 added), -8 times x's sum.
+/// Eight values of x, one vector of a segment's, as three digits of a byte each; a segment's lanes
+/// do it together. scale: the segment's power of two and, for nibbles (8 added), -8 times x's sum.
 /// True where some x is not finite, or so large (2^113) that a digit's products might not be.
+template <class T, int kBits>
+__device__ __forceinline__ bool gemv_cut(const uint4& v, std::uint32_t (&word)[3][2],
+                                         float2& scale) {
+  constexpr int kGroup = 64 / kBits;  // vectors of a segment
+  constexpr std::uint32_t kTooLarge = std::is_same_v<T, __half> ? 0x7c00 : 0x7800;
+  constexpr std::uint32_t kMask = 0x7fff7fffu;
+  const std::uint32_t two =
+      __vmaxu2(__vmaxu2(v.x & kMask, v.y & kMask), __vmaxu2(v.z & kMask, v.w & kMask));
+  std::uint32_t most = max(two & 0xffffu, two >> 16);
+#pragma unroll
+  for (int k = 1; k < kGroup; k <<= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, k));
+  Pack<T, 8> values;
+  memcpy(&values, &v, 16);
+  const auto top = static_cast<unsigned short>(most);
+  T largest;
+  memcpy(&largest, &top, 2);
+  // values are below 2^(field - 126): times 2^(148 - field) they are below 2^22
+  const int field = max(__float_as_int(to_float(largest)) >> 23, 22);
+  const float up = power_of_two(275 - field), down = power_of_two(field - 21);
+  constexpr int kCarry = 0x8080;  // makes the lower digits signed, their top bits turned over
+  int whole[8], sum = 0;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const bool high = kBits == 4 && j % 2 != 0;  // meets 16 times its nibble
+    const float scaled = to_float(values.v[j]) * (high ? up * 0.0625f : up);
+    whole[j] = __float_as_int(scaled + kSumBaseValue) - (kSumBase - kCarry);
+    sum += (whole[j] - kCarry) * (high ? 16 : 1);
+  }
+  if constexpr (kBits == 4) {
+#pragma unroll
+    for (int k = 1; k < kGroup; k <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, k);
+  }
+  scale = make_float2(down, kBits == 4 ? -8.0f * static_cast<float>(sum) * down : 0);
+  // int8: values 0 1 2 3, 4 5 6 7; nibbles: 0 2 4 6, 1 3 5 7
+  constexpr int kNext = kBits == 4 ? 2 : 1, kSecond = kBits == 4 ? 1 : 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int* from = whole + h * kSecond;
+    const std::uint32_t low = __byte_perm(from[0], from[kNext], 0x5140),
+                        low2 = __byte_perm(from[2 * kNext], from[3 * kNext], 0x5140);
+    word[0][h] = __byte_perm(__byte_perm(from[0], from[kNext], 0x0062),
+                             __byte_perm(from[2 * kNext], from[3 * kNext], 0x0062), 0x5410);
+    word[1][h] = __byte_perm(low, low2, 0x7632) ^ 0x80808080u;
+    word[2][h] = __byte_perm(low, low2, 0x5410) ^ 0x80808080u;
+  }
+  return most >= kTooLarge;
+}
+
+/// x for quantised w (gemv_cut): each digit a plane of 16-byte vectors in the order in which lanes
+/// meet w; zeros behind K. True where a plain loop must do the call.
 template <class T, int kBits>
 __device__ __forceinline__ bool gemv_digits(const GemvArgs& p, unsigned char* to, float2* scale,
                                             unsigned char* zeros) {
   constexpr int kPlanes = 8 / kBits, kGroup = 8 * kPlanes;  // vectors of a segment
-  constexpr std::uint32_t kTooLarge = std::is_same_v<T, __half> ? 0x7c00 : 0x7800;
   const int all = p.steps * 8 * kGroup;
   bool bad = false;
   if (threadIdx.x < 4) reinterpret_cast<int*>(zeros)[threadIdx.x] = 0;
   gemv_each_x(p, all, [&](int i, const uint4& v) {
-    constexpr std::uint32_t kMask = 0x7fff7fffu;
-    const std::uint32_t two =
-        __vmaxu2(__vmaxu2(v.x & kMask, v.y & kMask), __vmaxu2(v.z & kMask, v.w & kMask));
-    std::uint32_t most = max(two & 0xffffu, two >> 16);
-#pragma unroll
-    for (int k = 1; k < kGroup; k <<= 1) most = max(most, __shfl_xor_sync(0xffffffffu, most, k));
-    bad |= most >= kTooLarge;
-    Pack<T, 8> values;
-    memcpy(&values, &v, 16);
-    const auto top = static_cast<unsigned short>(most);
-    T largest;
-    memcpy(&largest, &top, 2);
-    // values are below 2^(field - 126): times 2^(148 - field) they are below 2^22
-    const int field = max(__float_as_int(to_float(largest)) >> 23, 22);
-    const float up = power_of_two(275 - field), down = power_of_two(field - 21);
-    constexpr int kCarry = 0x8080;  // makes the lower digits signed, their top bits turned over
-    int whole[8], sum = 0;
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const bool high = kBits == 4 && j % 2 != 0;  // meets 16 times its nibble
-      const float scaled = to_float(values.v[j]) * (high ? up * 0.0625f : up);
-      whole[j] = __float_as_int(scaled + kSumBaseValue) - (kSumBase - kCarry);
-      sum += (whole[j] - kCarry) * (high ? 16 : 1);
-    }
-    if constexpr (kBits == 4) {
-#pragma unroll
-      for (int k = 1; k < kGroup; k <<= 1) sum += __shfl_xor_sync(0xffffffffu, sum, k);
-    }
+    std::uint32_t word[3][2];
+    float2 of_segment;
+    bad |= gemv_cut<T, kBits>(v, word, of_segment);
     if (i >= all) return;
     const int unit = i / (2 * kPlanes), part = i % (2 * kPlanes);
     unsigned char* at = to + (unit / 8 * kPlanes + part / 2) * 384 + unit % 8 * 16 + part % 2 * 8;
-    // int8: values 0 1 2 3, 4 5 6 7; nibbles: 0 2 4 6, 1 3 5 7
-    constexpr int kNext = kBits == 4 ? 2 : 1, kSecond = kBits == 4 ? 1 : 4;
 #pragma unroll
     for (int digit = 0; digit < 3; ++digit) {
-      std::uint32_t word[2];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int* from = whole + h * kSecond;
-        const int select = 2 - digit + (2 - digit + 4) * 16;  // the digit's bytes of two values
-        word[h] = __byte_perm(__byte_perm(from[0], from[kNext], select),
-                              __byte_perm(from[2 * kNext], from[3 * kNext], select), 0x5410);
-        if (digit > 0) word[h] ^= 0x80808080u;
-      }
-      *reinterpret_cast<uint2*>(at + digit * 128) = make_uint2(word[0], word[1]);
+      *reinterpret_cast<uint2*>(at + digit * 128) = make_uint2(word[digit][0], word[digit][1]);
     }
-    if (i % kGroup == 0) {
-      scale[unit / 4] = make_float2(down, kBits == 4 ? -8.0f * static_cast<float>(sum) * down : 0);
-    }
+    if (i % kGroup == 0) scale[unit / 4] = of_segment;
   });
   return bad;
 }
@@ -152,6 +163,24 @@ __device__ __forceinline__ void gemv_bytes_16(uint4 (&out)[8 / kBits], const uin
     constexpr std::uint32_t kLow = 0x0f0f0f0fu;
     out[0] = uint4{v.x & kLow, v.y & kLow, v.z & kLow, v.w & kLow};
     out[1] = uint4{v.x & ~kLow, v.y & ~kLow, v.z & ~kLow, v.w & ~kLow};
+  }
+}
+
+/// x holds NaN or Inf: `rows` rows from row0 on, and from every further `step`, by plain
+/// arithmetic.
+template <class T>
+__device__ __noinline__ void gemv_plain(const GemvArgs& p, int row0, int rows, int step) {
+  const T* x = static_cast<const T*>(p.x);
+  for (; row0 < p.n; row0 += step) {
+    for (int n = row0 + threadIdx.x / 32; n < min(row0 + rows, p.n); n += blockDim.x / 32) {
+      float sum = 0.0f;
+      for (int k = threadIdx.x % 32; k < p.k; k += 32) {
+        sum += to_float(x[k]) * gemv_weight<T>(p, n, k);
+      }
+      sum = warp_reduce<Sum>(sum);
+      if (threadIdx.x % 32 != 0) continue;
+      static_cast<T*>(p.y)[n] = from_float<T>(epilogue_value<T>(p.epilogue, sum, 0, 0, n));
+    }
   }
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "gemv/kernels/gemv_digits_sm90.cuh"
-#include "gemv/kernels/gemv_naive_any.cuh"
 #include "gemv/kernels/gemv_ring_sm90.cuh"
 
 namespace rm::cuda_ops {
@@ -78,24 +77,6 @@ __device__ __forceinline__ void gemv_tensor_join(const GemvArgs& p, const GemvMe
   }
 }
 
-/// x holds NaN or Inf: this block's rows by plain arithmetic.
-template <class T>
-__device__ __noinline__ void gemv_tensor_plain(const GemvArgs& p, int turns, int rows) {
-  const T* x = static_cast<const T*>(p.x);
-  for (int turn = 0; turn < turns; ++turn) {
-    const int row0 = (blockIdx.x + turn * gridDim.x) * rows;
-    for (int n = row0 + threadIdx.x / 32; n < min(row0 + rows, p.n); n += blockDim.x / 32) {
-      float sum = 0.0f;
-      for (int k = threadIdx.x % 32; k < p.k; k += 32) {
-        sum += to_float(x[k]) * gemv_weight<T>(p, n, k);
-      }
-      sum = warp_reduce<Sum>(sum);
-      if (threadIdx.x % 32 != 0) continue;
-      static_cast<T*>(p.y)[n] = from_float<T>(epilogue_value<T>(p.epilogue, sum, 0, 0, n));
-    }
-  }
-}
-
 template <class T, int kBits>
 __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
     gemv_tensor(const __grid_constant__ GemvArgs p) {
@@ -131,7 +112,7 @@ __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
       p, memory + s.x, reinterpret_cast<float2*>(memory + s.x_sums), memory + kGemvZeros);
   if (__syncthreads_or(bad)) {
     if (tile.turn < turns) barrier_wait(bar, 0);
-    gemv_tensor_plain<T>(p, turns, rows);
+    gemv_plain<T>(p, blockIdx.x * rows, rows, gridDim.x * rows);
     return;
   }
   GemvDigitSums sums;

@@ -1,6 +1,6 @@
-// x and w of 16 bits: a turn of a block is a few whole rows of w, asked for at once, in one buffer.
-// Two blocks a multiprocessor, of about 64 KiB each: one computes while the other's rows come, and
-// each is replaced by the next kernel's as it ends.
+// x and w of 16 bits: a turn of a block is a few whole rows of w, asked for in one copy. Two blocks
+// a multiprocessor, of one stage of about 64 KiB or two of 32: one computes while the other's rows
+// come, and each is replaced by the next kernel's as it ends.
 // The tensor cores multiply. A product's 16 rows are 16 / kSegments rows of w in kSegments pieces
 // of 64 bytes, its 8 columns 8 / kSegments rows of x in the same pieces; only where the pieces
 // agree is the result of use. The warps share out the columns of w: each holds its part of x in
@@ -15,28 +15,32 @@
 namespace rm::cuda_ops {
 
 inline constexpr int kGemvWavesWarps = 8;
+/// Bytes of a stage of which a block has two.
+inline constexpr int kGemvWavesStages = 2, kGemvWavesSmall = 32 * 1024;
 /// Chains of products in a sum: one where sums take most registers.
 __host__ __device__ constexpr int gemv_waves_chains(int pairs) { return pairs >= 8 ? 1 : 2; }
 /// Rows of w in a turn.
 __host__ __device__ constexpr int gemv_waves_rows(int segments, int pairs) {
-  return pairs * 16 / segments;
+  return pairs == 0 ? 8 / segments : pairs * 16 / segments;
 }
+/// Registers' pairs; none: the products' second eight rows are zeros.
+__host__ __device__ constexpr int gemv_waves_pairs(int pairs) { return pairs == 0 ? 1 : pairs; }
 
 /// Asks for a turn's rows: one copy where they lie together. Called by one lane.
-__device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t bar, int row0,
-                                               int have) {
+__device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t bar,
+                                               std::uint32_t stage, int row0, int have) {
   barrier_expect(bar, have * p.row_bytes);
   const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
   const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
-  for (int r = 0; r < copies; ++r, w += p.w_pitch)
-    bulk_copy(bar + p.stages_at + r * p.row_bytes, w, each, bar);
+#pragma unroll 1
+  for (int r = 0; r < copies; ++r, w += p.w_pitch) bulk_copy(stage + r * p.row_bytes, w, each, bar);
 }
 
 /// This warp's sums over its columns. x: this lane's part of the first kHeld steps, once loaded.
 template <class T, int kPairs, int kSegments, int kHeld>
-__device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned char* stage,
-                                               std::uint32_t bar, int turn, uint4 (&xs)[kHeld],
-                                               float (&sum)[kPairs][gemv_waves_chains(kPairs)][4]) {
+__device__ __forceinline__ void gemv_waves_sum(
+    const GemvArgs& p, const unsigned char* stage, std::uint32_t bar, int parity, bool first_turn,
+    uint4 (&xs)[kHeld], float (&sum)[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4]) {
   constexpr int kStep = 64 * kSegments, kHalf = 8 / kSegments;  // rows of half a pair
   const int lane = threadIdx.x % 32, row = lane / 4 / kSegments,
             at0 = lane / 4 % kSegments * 64 + lane % 4 * 16;
@@ -44,7 +48,7 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
                                                          min(row, p.m - 1) * p.x_pitch);
   stage += row * p.row_bytes;
   for (int first = uniform_warp(); first < p.steps; first += kHeld * kGemvWavesWarps) {
-    if (turn == 0 || p.steps > kHeld * kGemvWavesWarps) {
+    if (first_turn || p.steps > kHeld * kGemvWavesWarps) {
 #pragma unroll
       for (int j = 0; j < kHeld; ++j) {  // past the L1 cache: the kernel before may still run here
         const int at = (first + j * kGemvWavesWarps) * kStep + at0;
@@ -52,7 +56,7 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
             at < p.row_bytes ? __ldcg(reinterpret_cast<const uint4*>(x + at)) : uint4{0, 0, 0, 0};
       }
     }
-    barrier_wait(bar, turn % 2);
+    barrier_wait(bar, parity);
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
       if (first + j * kGemvWavesWarps >= p.steps) break;
@@ -60,8 +64,10 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
       const bool inside = at < p.row_bytes;  // what lies behind the row may be anything
       const unsigned char* w = stage + at;
 #pragma unroll
-      for (int r = 0; r < kPairs; ++r, w += 2 * kHalf * p.row_bytes) {
-        const uint4 a = read_16(w, inside), b = read_16(w + kHalf * p.row_bytes, inside);
+      for (int r = 0; r < gemv_waves_pairs(kPairs); ++r, w += 2 * kHalf * p.row_bytes) {
+        const uint4 a = read_16(w, inside);
+        uint4 b{0, 0, 0, 0};
+        if constexpr (kPairs > 0) b = read_16(w + kHalf * p.row_bytes, inside);
         mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, xs[j].x, xs[j].y);
         mma_16816<T>(sum[r][gemv_waves_chains(kPairs) - 1], a.z, b.z, a.w, b.w, xs[j].z, xs[j].w);
       }
@@ -72,13 +78,13 @@ __device__ __forceinline__ void gemv_waves_sum(const GemvArgs& p, const unsigned
 /// [row of w][column of the products], those where the pieces agree.
 template <int kPairs, int kSegments>
 __device__ __forceinline__ void gemv_waves_store(
-    float* to, const float (&sum)[kPairs][gemv_waves_chains(kPairs)][4]) {
+    float* to, const float (&sum)[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4]) {
   constexpr int kHalf = 8 / kSegments;
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
+  for (int i = 0; i < gemv_waves_pairs(kPairs); ++i) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < (kPairs > 0 ? 4 : 2); ++j) {
       const int column = 2 * t + j % 2, row = (2 * i + j / 2) * kHalf + g / kSegments;
       float v = sum[i][0][j];
       if constexpr (gemv_waves_chains(kPairs) == 2) v += sum[i][1][j];
@@ -109,30 +115,38 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
   constexpr int kHeld = kPairs >= 8 ? 2 : kPairs == 4 ? 4 : 8;  // steps of x that a warp holds
   const bool asks = uniform_warp() == 0 && elect_lane();
-  const std::uint32_t bar = shared_address(memory);
+  const std::uint32_t base = shared_address(memory);
+  const int step = gridDim.x * kRows;
+  const auto ask = [&](int stage, int row) {
+    gemv_waves_ask(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, row,
+                   min(kRows, p.n - row));
+  };
   int row0 = blockIdx.x * kRows;
   if (asks) {
-    barrier_init(bar, 1);
+#pragma unroll
+    for (int i = 0; i < kGemvWavesStages; ++i) barrier_init(base + 8 * i, 1);
     barrier_init_done();
-    gemv_waves_ask(p, bar, row0, min(kRows, p.n - row0));
+#pragma unroll 1
+    for (int i = 0, row = row0; i < p.stages && row < p.n; ++i, row += step) ask(i, row);
   }
   launch_dependents();
   __syncthreads();
   wait_for_previous();  // x is written by the kernel before
-  auto* all = reinterpret_cast<float*>(memory + 128);
   uint4 xs[kHeld];
+  int stage = 0, parity = 0;
   for (int turn = 0;; ++turn) {
-    float sum[kPairs][gemv_waves_chains(kPairs)][4] = {};
-    gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at, bar, turn, xs, sum);
+    float sum[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4] = {};
+    gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at + stage * p.stage_bytes,
+                                         base + 8 * stage, parity, turn == 0, xs, sum);
+    auto* all = reinterpret_cast<float*>(memory + 128) + turn % 2 * kGemvWavesWarps * kRows * 8;
     gemv_waves_store<kPairs, kSegments>(all + uniform_warp() * kRows * 8, sum);
     __syncthreads();
-    const int next = row0 + gridDim.x * kRows;
-    const bool more = next < p.n;
-    if (more && asks) gemv_waves_ask(p, bar, next, min(kRows, p.n - next));
+    const int ahead = row0 + p.stages * step;
+    if (asks && ahead < p.n) ask(stage, ahead);
     gemv_waves_finish<T, kRows, kSegments>(p, all, row0, min(kRows, p.n - row0));
-    if (!more) return;
-    __syncthreads();
-    row0 = next;
+    row0 += step;
+    if (row0 >= p.n) return;
+    if (++stage == p.stages) stage = 0, parity ^= 1;
   }
 }
 

@@ -1,0 +1,228 @@
+// int8 and int4 weights against one row of 16-bit x whose digits (gemv_digits_sm90) the warps hold
+// in registers: each its own columns of w. A stage of a block is a few whole rows of w, asked for
+// in one copy, and their scales. Two blocks of eight warps a multiprocessor: one reads while the
+// other begins or ends, and each is replaced by the next kernel's as it ends; one block of sixteen
+// where eight warps cannot hold x. For K <= 16384. Bound: reading w.
+#pragma once
+
+#include "gemv/kernels/gemv_digits_sm90.cuh"
+
+namespace rm::cuda_ops {
+
+/// Rows of w in a stage: eights of them, or none for four.
+__host__ __device__ constexpr int gemv_quant_eights(int eights) { return eights ? eights : 1; }
+__host__ __device__ constexpr int gemv_quant_rows(int eights) { return eights ? 8 * eights : 4; }
+/// Runs of 256 values a warp may hold.
+inline constexpr int kGemvQuantRuns = 4;
+/// The longest x.
+__host__ __device__ constexpr int gemv_quant_most(int warps) {
+  return 256 * kGemvQuantRuns * warps;
+}
+inline constexpr int kGemvQuantStages = 3;
+/// A warp's sums of two turns; its digits pass through here before.
+__host__ __device__ constexpr int gemv_quant_sums(int rows) {
+  return 2 * rows * 32 < 832 ? 832 : 2 * rows * 32;
+}
+
+/// x of this lane's columns: 32 bytes of digits of each run and their worth.
+template <int kBits>
+struct GemvHeldDigits {
+  static constexpr int kSteps = kBits == 8 ? 2 : 1;  // of 128 bytes of w, in a run
+  uint4 x[kGemvQuantRuns][2];
+  float worth[kGemvQuantRuns][kSteps];
+};
+
+/// Run r of this warp: values [(r * warps + warp) * 256, + 256).
+template <int kWarps>
+__device__ __forceinline__ int gemv_quant_run(int r) {
+  return r * kWarps + uniform_warp();
+}
+
+template <class T, int kBits, int kWarps>
+__device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned char* scratch,
+                                                  GemvHeldDigits<kBits>& held) {
+  constexpr int kPlanes = 8 / kBits, kGroup = 8 * kPlanes, kSteps = GemvHeldDigits<kBits>::kSteps;
+  const int lane = threadIdx.x % 32, segment = lane / 4 % 2, digit = lane / 8, t = lane % 4;
+  const auto* x = static_cast<const uint4*>(p.x);
+  uint4 v[kGemvQuantRuns];
+#pragma unroll
+  for (int r = 0; r < kGemvQuantRuns; ++r) {  // past the L1 cache: a kernel may still run beside
+    const int i = gemv_quant_run<kWarps>(r) * 32 + lane;
+    v[r] = i < p.k / 8 ? __ldcg(x + i) : uint4{0, 0, 0, 0};
+  }
+  bool bad = false;
+  auto* scales = reinterpret_cast<float2*>(scratch + 768);
+#pragma unroll
+  for (int r = 0; r < kGemvQuantRuns; ++r) {
+    if (gemv_quant_run<kWarps>(r) * 256 >= p.k) break;
+    std::uint32_t word[3][2];
+    float2 of_segment;
+    bad |= gemv_cut<T, kBits>(v[r], word, of_segment);
+    const int unit = lane / (2 * kPlanes), part = lane % (2 * kPlanes);
+    unsigned char* at =
+        scratch + (unit / 8 * kPlanes + part / 2) * 384 + unit % 8 * 16 + part % 2 * 8;
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      *reinterpret_cast<uint2*>(at + d * 128) = make_uint2(word[d][0], word[d][1]);
+    }
+    if (lane % kGroup == 0) scales[lane / kGroup] = of_segment;
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {  // the fourth digit's columns are zeros
+      held.x[r][j] = digit < 3 ? shared_16(scratch + j * 384 + digit * 128 + lane % 8 * 16)
+                               : uint4{0, 0, 0, 0};
+    }
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      const float2 s = scales[j * 2 + segment];
+      const float power = t == 0 ? 65536.0f : t == 1 ? 256.0f : 1.0f;
+      held.worth[r][j] = t == 3 ? s.y : s.x * power;
+    }
+    __syncwarp();
+  }
+  return bad;
+}
+
+/// Asks for a stage's rows and scales; called by one warp, all of whose lanes arrive.
+template <class T>
+__device__ __forceinline__ void gemv_quant_ask(const GemvArgs& p, std::uint32_t bar,
+                                               std::uint32_t stage, int rows, int row0) {
+  const int have = min(rows, p.n - row0);
+  if (elect_lane()) {
+    const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
+    barrier_expect(bar, have * p.row_bytes);
+    const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
+#pragma unroll 1
+    for (int r = 0; r < copies; ++r, w += p.w_pitch) {
+      bulk_copy(stage + r * p.row_bytes, w, each, bar);
+    }
+  }
+  // four rows take the scales of the eight that they belong to
+  const int eights = (rows + 7) / 8, groups = (p.k - 1 >> p.group_shift) + 1;
+  row0 &= ~7;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < groups * eights; i += 32) {
+    const int row = row0 + i % eights * 8;
+    if (row < p.n) {
+      copy_16_async(stage + p.scales_at + i * 16,
+                    static_cast<const T*>(p.scales) + i / eights * p.scales_pitch + row, true);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+}
+
+/// This warp's sums over its columns of a stage that has arrived.
+template <class T, int kBits, int kEights, int kWarps>
+__device__ __forceinline__ void gemv_quant_sum(const GemvArgs& p, const unsigned char* stage,
+                                               int row0, const GemvHeldDigits<kBits>& held,
+                                               float (&sum)[gemv_quant_eights(kEights)][2]) {
+  constexpr int kVectors = 8 / kBits, kSteps = GemvHeldDigits<kBits>::kSteps;
+  const int lane = threadIdx.x % 32, segment = lane / 4 % 2, row = lane / 8;
+  // the fourth digit's products are zeros: its lanes add their worth, -8 sum(x), once
+  const float base = lane % 4 == 3 ? kSumBaseValue - 1.0f : kSumBaseValue;
+  constexpr int kEach = gemv_quant_eights(kEights);
+  const T* scales = reinterpret_cast<const T*>(stage + p.scales_at) + row;
+  if constexpr (kEights == 0) scales += row0 & 4;
+  const unsigned char* w = stage + row * p.row_bytes + lane % 8 * 16;
+#pragma unroll
+  for (int r = 0; r < kGemvQuantRuns; ++r) {
+    const int run = gemv_quant_run<kWarps>(r);
+    if (run * 256 >= p.k) break;
+#pragma unroll
+    for (int j = 0; j < kSteps; ++j) {
+      const int step = run * kSteps + j;
+      const int k = min((step * 2 + segment) * 64 * kVectors, p.k - 1);
+      const T* of_group = scales + (k >> p.group_shift) * (8 * kEach);
+#pragma unroll
+      for (int e = 0; e < kEach; ++e) {
+        uint4 a[kVectors], b[kVectors], xs[kVectors];
+        const unsigned char* from = w + step * 128 + e * 8 * p.row_bytes;
+        gemv_bytes_16<kBits>(a, shared_16(from));
+        gemv_bytes_16<kBits>(b, kEights ? shared_16(from + 4 * p.row_bytes) : uint4{0, 0, 0, 0});
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) xs[i] = held.x[r][kBits == 8 ? j : i];
+        int c[4];
+        gemv_digit_16<kBits>(c, a, b, xs);
+#pragma unroll
+        for (int i = 0; i < (kEights ? 2 : 1); ++i) {
+          const float v = __int_as_float(segment ? c[2 * i + 1] : c[2 * i]) - base;
+          sum[e][i] += v * held.worth[r][j] * to_float(of_group[e * 8 + 4 * i]);
+        }
+      }
+    }
+  }
+}
+
+/// The elements of a turn's rows, from all warps' sums.
+template <class T, int kRows, int kWarps>
+__device__ __forceinline__ void gemv_quant_finish(const GemvArgs& p, const unsigned char* all,
+                                                  int row0) {
+  const int i = threadIdx.x, n = row0 + i / 8;
+  if (i >= kRows * 8) return;
+  float v = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kWarps; ++k) {
+    v += reinterpret_cast<const float*>(all + k * gemv_quant_sums(kRows))[i];
+  }
+#pragma unroll
+  for (int k = 1; k < 8; k <<= 1) v += __shfl_xor_sync(0xffffffffu, v, k);
+  if (i % 8 != 0 || n >= p.n) return;
+  if (!p.plain) v = epilogue_value<T>(p.epilogue, v, 0, 0, n);
+  static_cast<T*>(p.y)[n] = from_float<T>(v);
+}
+
+template <class T, int kBits, int kEights, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
+    gemv_quant(const __grid_constant__ GemvArgs p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kRows = gemv_quant_rows(kEights), kSums = gemv_quant_sums(kRows);
+  const int warp = uniform_warp(), lane = threadIdx.x % 32, step = gridDim.x * kRows;
+  const std::uint32_t base = shared_address(memory);
+  const auto ask = [&](int stage, int row) {
+    gemv_quant_ask<T>(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, kRows, row);
+  };
+  int row0 = blockIdx.x * kRows;
+  if (warp == 0) {
+    if (elect_lane()) {
+#pragma unroll
+      for (int i = 0; i < kGemvQuantStages; ++i) barrier_init(base + 8 * i, 1 + 32);
+      barrier_init_done();
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0, row = row0; i < p.stages && row < p.n; ++i, row += step) ask(i, row);
+  }
+  launch_dependents();
+  wait_for_previous();  // x is written by the kernel before
+  unsigned char* all = memory + 128;
+  GemvHeldDigits<kBits> held;
+  const bool bad = gemv_quant_digits<T, kBits, kWarps>(p, all + warp * kSums, held);
+  if (__syncthreads_or(bad)) {
+    for (int i = 0; i < p.stages && row0 + i * step < p.n; ++i) barrier_wait(base + 8 * i, 0);
+    gemv_plain<T>(p, row0, kRows, step);
+    return;
+  }
+  int stage = 0, parity = 0;
+  for (int turn = 0;; ++turn) {
+    float sum[gemv_quant_eights(kEights)][2] = {};
+    barrier_wait(base + 8 * stage, parity);
+    gemv_quant_sum<T, kBits, kEights, kWarps>(p, memory + p.stages_at + stage * p.stage_bytes, row0,
+                                              held, sum);
+    unsigned char* buffer = all + turn % 2 * kRows * 32;
+    auto* to = reinterpret_cast<float*>(buffer + warp * kSums) + lane;
+#pragma unroll
+    for (int e = 0; e < gemv_quant_eights(kEights); ++e) {
+      to[e * 64] = sum[e][0];
+      if (kEights > 0) to[e * 64 + 32] = sum[e][1];
+    }
+    __syncthreads();
+    const int ahead = row0 + p.stages * step;
+    if (warp == 0 && ahead < p.n) ask(stage, ahead);
+    gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0);
+    row0 += step;
+    if (row0 >= p.n) break;
+    if (++stage == p.stages) stage = 0, parity ^= 1;
+  }
+}
+
+}  // namespace rm::cuda_ops
