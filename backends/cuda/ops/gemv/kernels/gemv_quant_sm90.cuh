@@ -83,7 +83,7 @@ __device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned ch
   return bad;
 }
 
-/// Asks for a stage's rows and scales; called by one warp, all of whose lanes arrive.
+/// Asks for a stage's rows and scales; called by a warp, all of whose lanes arrive.
 template <class T>
 __device__ __forceinline__ void gemv_quant_ask(const GemvArgs& p, std::uint32_t bar,
                                                std::uint32_t stage, int rows, int row0) {
@@ -182,15 +182,13 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     gemv_quant_ask<T>(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, kRows, row);
   };
   int row0 = blockIdx.x * kRows;
-  if (warp == 0) {
+  if (warp < p.stages) {  // a stage each warp: asking takes long
     if (elect_lane()) {
-#pragma unroll
-      for (int i = 0; i < kGemvQuantStages; ++i) barrier_init(base + 8 * i, 1 + 32);
+      barrier_init(base + 8 * warp, 1 + 32);
       barrier_init_done();
     }
     __syncwarp();
-#pragma unroll 1
-    for (int i = 0, row = row0; i < p.stages && row < p.n; ++i, row += step) ask(i, row);
+    if (row0 + warp * step < p.n) ask(warp, row0 + warp * step);
   }
   launch_dependents();
   wait_for_previous();  // x is written by the kernel before
@@ -217,7 +215,7 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     }
     __syncthreads();
     const int ahead = row0 + p.stages * step;
-    if (warp == 0 && ahead < p.n) ask(stage, ahead);
+    if (warp == stage && ahead < p.n) ask(stage, ahead);
     gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0);
     row0 += step;
     if (row0 >= p.n) break;

@@ -114,20 +114,18 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
   constexpr int kHeld = kPairs >= 8 ? 2 : kPairs == 4 ? 4 : 8;  // steps of x that a warp holds
-  const bool asks = uniform_warp() == 0 && elect_lane();
+  const int warp = uniform_warp(), step = gridDim.x * kRows;
+  const bool leads = elect_lane();
   const std::uint32_t base = shared_address(memory);
-  const int step = gridDim.x * kRows;
   const auto ask = [&](int stage, int row) {
     gemv_waves_ask(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, row,
                    min(kRows, p.n - row));
   };
   int row0 = blockIdx.x * kRows;
-  if (asks) {
-#pragma unroll
-    for (int i = 0; i < kGemvWavesStages; ++i) barrier_init(base + 8 * i, 1);
+  if (warp < p.stages && leads) {  // a stage each warp: asking takes long
+    barrier_init(base + 8 * warp, 1);
     barrier_init_done();
-#pragma unroll 1
-    for (int i = 0, row = row0; i < p.stages && row < p.n; ++i, row += step) ask(i, row);
+    if (row0 + warp * step < p.n) ask(warp, row0 + warp * step);
   }
   launch_dependents();
   __syncthreads();
@@ -139,10 +137,10 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
     gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at + stage * p.stage_bytes,
                                          base + 8 * stage, parity, turn == 0, xs, sum);
     auto* all = reinterpret_cast<float*>(memory + 128) + turn % 2 * kGemvWavesWarps * kRows * 8;
-    gemv_waves_store<kPairs, kSegments>(all + uniform_warp() * kRows * 8, sum);
+    gemv_waves_store<kPairs, kSegments>(all + warp * kRows * 8, sum);
     __syncthreads();
     const int ahead = row0 + p.stages * step;
-    if (asks && ahead < p.n) ask(stage, ahead);
+    if (warp == stage && leads && ahead < p.n) ask(stage, ahead);
     gemv_waves_finish<T, kRows, kSegments>(p, all, row0, min(kRows, p.n - row0));
     row0 += step;
     if (row0 >= p.n) return;
