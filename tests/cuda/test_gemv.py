@@ -39,7 +39,7 @@ def test_gemv_equals_float64(
         rows = int(rng.integers(1, 9 if bulk else 14)) if several else 1
         n, depth = int(rng.integers(1, 700)), int(np.exp(rng.uniform(1, np.log(12000))))
         if kernel == "gemv_waves_sm90":  # the rows of a turn fit shared memory
-            depth = min(depth, 4608 if rows > 4 else 9216)
+            depth = min(depth, 2304 if rows > 4 else 4608 if rows > 2 else 9216)
         if bulk:
             depth = max(8, depth // 8 * 8)
         pitch = depth + int(rng.integers(0, 2)) * 64

@@ -25,7 +25,7 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
 }
 
 /// Bytes of w in a turn: 64 KiB, one turn where w is small; half of it, two stages, where it is
-/// large. 32 MiB of long rows (few of them) are better off with the former.
+/// large. In a chain 32 MiB of long rows (few of them) are better off with the former.
 int turn_bytes(const GemvArgs& a) {
   const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
   const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;

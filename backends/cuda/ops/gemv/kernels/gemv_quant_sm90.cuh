@@ -21,7 +21,7 @@ __host__ __device__ constexpr int gemv_quant_most(int warps) {
 inline constexpr int kGemvQuantStages = 3;
 /// A warp's sums of two turns; its digits pass through here before.
 __host__ __device__ constexpr int gemv_quant_sums(int rows) {
-  return 2 * rows * 32 < 832 ? 832 : 2 * rows * 32;
+  return 2 * rows * 32 < 1664 ? 1664 : 2 * rows * 32;
 }
 
 /// x of this lane's columns: 32 bytes of digits of each run and their worth.
@@ -51,32 +51,41 @@ __device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned ch
     v[r] = i < p.k / 8 ? __ldcg(x + i) : uint4{0, 0, 0, 0};
   }
   bool bad = false;
-  auto* scales = reinterpret_cast<float2*>(scratch + 768);
 #pragma unroll
-  for (int r = 0; r < kGemvQuantRuns; ++r) {
-    if (gemv_quant_run<kWarps>(r) * 256 >= p.k) break;
-    std::uint32_t word[3][2];
-    float2 of_segment;
-    bad |= gemv_cut<T, kBits>(v[r], word, of_segment);
-    const int unit = lane / (2 * kPlanes), part = lane % (2 * kPlanes);
-    unsigned char* at =
-        scratch + (unit / 8 * kPlanes + part / 2) * 384 + unit % 8 * 16 + part % 2 * 8;
+  for (int first = 0; first < kGemvQuantRuns; first += 2) {  // two at a time: chains of shuffles
+    if (gemv_quant_run<kWarps>(first) * 256 >= p.k) break;
+    std::uint32_t word[2][3][2];
+    float2 of_segment[2];
 #pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      *reinterpret_cast<uint2*>(at + d * 128) = make_uint2(word[d][0], word[d][1]);
+    for (int i = 0; i < 2; ++i) {
+      bad |= gemv_cut<T, kBits>(v[first + i], word[i], of_segment[i]);
     }
-    if (lane % kGroup == 0) scales[lane / kGroup] = of_segment;
+    const int unit = lane / (2 * kPlanes), part = lane % (2 * kPlanes);
+    const int to = (unit / 8 * kPlanes + part / 2) * 384 + unit % 8 * 16 + part % 2 * 8;
+    auto* scales = reinterpret_cast<float2*>(scratch + 768);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int d = 0; d < 3; ++d) {
+        *reinterpret_cast<uint2*>(scratch + i * 832 + to + d * 128) =
+            make_uint2(word[i][d][0], word[i][d][1]);
+      }
+      if (lane % kGroup == 0) scales[i * 104 + lane / kGroup] = of_segment[i];
+    }
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {  // the fourth digit's columns are zeros
-      held.x[r][j] = digit < 3 ? shared_16(scratch + j * 384 + digit * 128 + lane % 8 * 16)
-                               : uint4{0, 0, 0, 0};
-    }
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int j = 0; j < kSteps; ++j) {
-      const float2 s = scales[j * 2 + segment];
-      const float power = t == 0 ? 65536.0f : t == 1 ? 256.0f : 1.0f;
-      held.worth[r][j] = t == 3 ? s.y : s.x * power;
+      for (int j = 0; j < 2; ++j) {  // the fourth digit's columns are zeros
+        const unsigned char* from = scratch + i * 832 + j * 384 + digit * 128 + lane % 8 * 16;
+        held.x[first + i][j] = digit < 3 ? shared_16(from) : uint4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) {
+        const float2 s = scales[i * 104 + j * 2 + segment];
+        const float power = t == 0 ? 65536.0f : t == 1 ? 256.0f : 1.0f;
+        held.worth[first + i][j] = t == 3 ? s.y : s.x * power;
+      }
     }
     __syncwarp();
   }
