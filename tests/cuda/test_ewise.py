@@ -114,6 +114,59 @@ def test_random_lines_of_steps_equal_float64(
                      f"line {k} {code}, {picks}, seed {seed}")  # fmt: skip
 
 
+def _mixed_programs() -> list[tuple[list[int], list[float], str]]:
+    """Over a mask and three values: the last result as each operand, constants, rare opcodes."""
+
+    def step(name: str, a: int, b: int = -1, c: int = -1) -> list[int]:
+        cls = 2 if name in ("and", "logical_not") else 0
+        return [OPCODES[name], cls, a, b, c]
+
+    return [
+        (step("mul", 1, 2) + step("where", 0, 4, 3), [], "float"),
+        (step("mul", 1, 2) + step("where", 0, 3, 4), [], "float"),
+        (step("lt", 1, 2) + step("where", 4, 3, 1), [], "float"),
+        (step("const", 0) + step("const", 1) + step("where", 0, 4, 5), [-2.0, 0.5], "float"),
+        (step("lt", 1, 2) + step("logical_not", 4) + step("and", 0, 5), [], "bool"),
+        (step("mul", 1, 1) + step("const", 0) + step("sub", 5, 4) + step("sub", 2, 6)
+         + step("fma", 7, 3, 6) + step("maximum", 8, 0), [0.75], "float"),
+        (step("abs", 1) + step("log1p", 4) + step("const", 0) + step("remainder", 2, 6)
+         + step("mul", 5, 7) + step("mul", 8, 8) + step("add", 9, 0), [3.0], "float"),
+        (step("tanh", 1) + step("mul", 4, 3) + step("exp", 4) + step("add", 6, 5)
+         + step("add", 7, 4), [], "float"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS[1:])
+def test_dtypes_and_layouts_mix_in_a_chain(
+    module: Callable[[str], ModuleType], kernel: str, seed: int
+) -> None:
+    m = module("ewise")
+    torch.manual_seed(seed)
+    names = list(DTYPES)
+    for k in range(120):
+        rng = np.random.default_rng(seed + k)
+        code, imm, result = _mixed_programs()[k % 8]
+        shape = (int(rng.integers(1, 5)), int(rng.integers(1, 40)), 8 * int(rng.integers(1, 40)))
+        forms = [shape, shape[-1:], (1,), (shape[1], 1), (shape[0], 1, shape[-1]),
+                 (shape[0], shape[1], 1)]  # fmt: skip
+        picks, kinds = rng.integers(0, 6, 4), rng.integers(0, 3, 4)
+        if k % 3 == 0:  # all of 16 bits: another vector
+            kinds = rng.integers(1, 3, 4)
+        x = [torch.randn(forms[f], device="cuda").to(DTYPES[names[t]])
+             for f, t in zip(picks, kinds, strict=True)]  # fmt: skip
+        x[0] = x[0] > 0
+        dtype = names[kinds[0]]
+        y = torch.zeros(shape, dtype=torch.bool if result == "bool" else DTYPES[dtype],
+                        device="cuda")  # fmt: skip
+        m.forward(code, imm, x, y=y, kernel=kernel)
+        expected = run(code, imm, [v.double().broadcast_to(shape) for v in x])
+        bound = EPSILON[dtype] + 2.0**-11 * (dtype != "float32") + 2.0**-17
+        if result == "bool":
+            assert torch.equal(y, expected != 0), f"{k}, seed {seed}"
+        else:
+            assert_close(y, expected, bound, 8.0, f"{k} {picks} {kinds}, seed {seed}")
+
+
 def test_the_fused_kernel_says_what_it_does_not_take(
     module: Callable[[str], ModuleType],
 ) -> None:

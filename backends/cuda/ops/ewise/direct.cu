@@ -6,19 +6,19 @@ namespace rm::cuda_ops {
 namespace {
 
 template <class T, int Op, int Arity>
-void launch(const Ewise& p, Stream stream) {
+Status launch(const Ewise& p, Stream stream) {
   const auto& in = p.program.code[0];
   const auto* a = static_cast<const T*>(p.operands[in.a].data);
   const T* b = Arity == 2 ? static_cast<const T*>(p.operands[in.b].data) : nullptr;
   const std::int64_t n = numel(p.y), vectors = n / kVec<T>;
   const auto blocks = static_cast<unsigned>(
       std::max<std::int64_t>(1, ceil_div(vectors, 256 * (Arity == 1 ? 4 : 2))));
-  ewise_direct<T, Op, Arity>
-      <<<blocks, 256, 0, stream>>>(a, b, static_cast<T*>(p.y.data), vectors, n % kVec<T>);
+  return launch_overlapped("ewise", ewise_direct<T, Op, Arity>, blocks, 256, 0, stream, a, b,
+                           static_cast<T*>(p.y.data), vectors, n % kVec<T>);
 }
 
 template <class T>
-void launch_opcode(const Ewise& p, Stream stream) {
+Status launch_opcode(const Ewise& p, Stream stream) {
   switch (p.program.code[0].opcode) {
 #define RM_CASE(name) \
   case name:          \
@@ -31,16 +31,16 @@ void launch_opcode(const Ewise& p, Stream stream) {
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
     default:
-      return;  // direct_why_not has refused it
+      return {};  // direct_why_not has refused it
   }
 }
 
 }  // namespace
 
 Status launch_direct(const Ewise& p, Workspace, Stream stream) {
-  dispatch_float(p.y.dtype,
-                 [&](auto type) { launch_opcode<typename decltype(type)::type>(p, stream); });
-  return launch_status("ewise");
+  return dispatch_float(p.y.dtype, [&](auto type) {
+    return launch_opcode<typename decltype(type)::type>(p, stream);
+  });
 }
 
 }  // namespace rm::cuda_ops

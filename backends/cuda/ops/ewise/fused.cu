@@ -148,10 +148,11 @@ const char* fused_args(const Ewise& p, EwiseFusedArgs* out) {
 }
 
 template <class T, int kOperands>
-void launch_operands(const EwiseFusedArgs& a, Stream stream) {
-  constexpr int kUnroll = 2, kBlocks = kOperands == 3 ? 5 : 6;
+Status launch_operands(const EwiseFusedArgs& a, Stream stream) {
+  constexpr int kUnroll = 2, kBlocks = kOperands == 1 ? 6 : 5;
   const auto blocks = static_cast<unsigned>(ceil_div(a.vectors, kFusedThreads * kUnroll));
-  ewise_fused<T, kOperands, kUnroll, kBlocks><<<blocks, kFusedThreads, 0, stream>>>(a);
+  return launch_overlapped("ewise", ewise_fused<T, kOperands, kUnroll, kBlocks>, blocks,
+                           kFusedThreads, 0, stream, a);
 }
 
 }  // namespace
@@ -164,13 +165,12 @@ const char* fused_why_not(const Ewise& p) {
 Status launch_fused(const Ewise& p, Workspace, Stream stream) {
   EwiseFusedArgs args;
   if (const char* why = fused_args(p, &args)) return unsupported(std::string("[ewise] ") + why);
-  dispatch_float(p.y.dtype, [&](auto type) {
+  return dispatch_float(p.y.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    args.operands == 1   ? launch_operands<T, 1>(args, stream)
-    : args.operands == 2 ? launch_operands<T, 2>(args, stream)
-                         : launch_operands<T, 3>(args, stream);
+    return args.operands == 1   ? launch_operands<T, 1>(args, stream)
+           : args.operands == 2 ? launch_operands<T, 2>(args, stream)
+                                : launch_operands<T, 3>(args, stream);
   });
-  return launch_status("ewise");
 }
 
 }  // namespace rm::cuda_ops

@@ -17,22 +17,24 @@ double bytes_of(const Ewise& p) {
 }
 
 const char* chain_why_not(const Ewise& p) {
-  EwiseArgs args;
-  int slots = 0;
-  return chain_args(p, &args, &slots);
+  EwiseChainArgs args;
+  int vector = 0, bytes = 0;
+  return chain_args(p, &args, &vector, &bytes);
 }
 
 Status launch_chain(const Ewise& p, Workspace, Stream stream) {
-  EwiseArgs args;
-  int slots = 0;
-  if (const char* why = chain_args(p, &args, &slots))
+  EwiseChainArgs args;
+  int vector = 0, bytes = 0;
+  if (const char* why = chain_args(p, &args, &vector, &bytes))
     return unsupported(std::string("[ewise] ") + why);
-  const std::int64_t vectors = args.total / kChainVec;
+  auto* kernel = vector == 8 ? ewise_chain<8> : ewise_chain<4>;
+  if (bytes > 48 * 1024) {
+    if (Status s = allow_shared_memory("ewise", kernel, bytes); !s) return s;
+  }
   const auto blocks =
-      static_cast<unsigned>(std::min<std::int64_t>(ceil_div(vectors, kChainThreads), 1 << 30));
-  const std::size_t shared = static_cast<std::size_t>(slots) * kChainVec * kChainThreads * 4;
-  ewise_chain<<<blocks, kChainThreads, shared, stream>>>(args);
-  return launch_status("ewise");
+      static_cast<unsigned>(ceil_div(args.vectors, kChainThreads * (kChainValues / vector)));
+  return launch_overlapped("ewise", kernel, blocks, kChainThreads, static_cast<std::size_t>(bytes),
+                           stream, args);
 }
 
 Status launch_interp(const Ewise& p, Workspace, Stream stream) {

@@ -30,10 +30,6 @@ bool legal_int(int opcode) {
 
 std::string at(std::size_t i) { return "[ewise] instruction " + std::to_string(i) + ": "; }
 
-bool is_boolean_result(int opcode) {
-  return gives_bool(opcode) || (opcode >= kAnd && opcode <= kXor);
-}
-
 }  // namespace
 
 Status check_ewise(const Ewise& p) {
@@ -100,63 +96,15 @@ EwiseArgs interp_args(const Ewise& p) {
   }
   for (int i = 0; i < a.steps; ++i) {
     const auto& in = p.program.code[i];
-    a.step[i] = {static_cast<std::int16_t>(in.opcode),
-                 static_cast<std::int16_t>(in.cls),
-                 static_cast<std::int16_t>(in.a),
-                 static_cast<std::int16_t>(in.b),
-                 static_cast<std::int16_t>(in.c),
-                 -1,
-                 0.0f};
+    a.step[i] = {static_cast<std::int16_t>(in.opcode), static_cast<std::int16_t>(in.cls),
+                 static_cast<std::int16_t>(in.a), static_cast<std::int16_t>(in.b),
+                 static_cast<std::int16_t>(in.c)};
   }
   for (std::size_t i = 0; i < p.program.imm.size() && i < kMaxInstructions; ++i) {
     a.imm[i] = p.program.imm[i];
   }
   return a;
 }
-
-namespace {
-
-const char* chain_layout_why_not(const EwiseArgs& a) {
-  const int inner = a.rank - 1;
-  if (a.shape[inner] % 8 != 0) return "the inner axis is not a multiple of 8";
-  std::int64_t dense = 1;
-  for (int d = inner; d >= 0; --d) {
-    if (a.y_stride[d] != dense) return "y is not dense";
-    dense *= a.shape[d];
-  }
-  if (reinterpret_cast<std::uintptr_t>(a.y) % 16 != 0) return "y is not 16-byte aligned";
-  if (!is_float(a.y_dtype) && a.y_dtype != DType::boolean) return "y is neither float nor bool";
-  for (int o = 0; o < a.operands; ++o) {
-    const EwiseOperand& x = a.operand[o];
-    if (!is_float(x.dtype) && x.dtype != DType::boolean)
-      return "an operand is neither float nor bool";
-    const std::int64_t s = x.stride[inner];
-    if (s != 0 && s != 1) return "an operand is strided along the inner axis";
-    if (s == 0) continue;
-    if (reinterpret_cast<std::uintptr_t>(x.data) % 16 != 0)
-      return "an operand is not 16-byte aligned";
-    for (int d = 0; d < inner; ++d) {
-      if (x.stride[d] % 8 != 0) return "an operand's rows are not 16-byte aligned";
-    }
-  }
-  return nullptr;
-}
-
-/// Class i64 is taken only where all values are 0 or 1, which fp32 holds exactly.
-bool chain_class_ok(const Ewise& p, const EwiseInstruction& in) {
-  if (in.cls == 0) return true;
-  const bool logical = in.opcode == kLogicalNot || (in.opcode >= kAnd && in.opcode <= kXor);
-  if (in.cls != 2 || !logical) return false;
-  for (const int r : {in.a, in.opcode == kLogicalNot ? in.a : in.b}) {
-    const int n = static_cast<int>(p.operands.size());
-    const bool boolean = r < n ? p.operands[r].dtype == DType::boolean
-                               : is_boolean_result(p.program.code[r - n].opcode);
-    if (!boolean) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 void division_by(std::int64_t d, std::uint32_t* divisor, std::uint32_t* magic,
                  std::uint32_t* shift) {
@@ -167,54 +115,6 @@ void division_by(std::int64_t d, std::uint32_t* divisor, std::uint32_t* magic,
   *magic = static_cast<std::uint32_t>(
       (std::uint64_t{1} << (31 + s)) / static_cast<std::uint64_t>(d) + 1);
   *shift = s - 1;
-}
-
-const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots) {
-  EwiseArgs& a = *out;
-  a = interp_args(p);
-  if (const char* why = chain_layout_why_not(a)) return why;
-  const int n = a.operands, steps = a.steps;
-  int last_use[kMaxInstructions], slot_of[kMaxInstructions];
-  for (int i = 0; i < steps; ++i) {
-    last_use[i] = i, slot_of[i] = -1;
-    const auto& in = p.program.code[i];
-    if (in.opcode != kConst && !chain_class_ok(p, in)) return "an instruction is not of class f32";
-    const int regs[] = {in.a, in.b, in.c};
-    for (int k = 0; k < arity_of(in.opcode); ++k) {
-      if (regs[k] >= n) last_use[regs[k] - n] = i;
-    }
-  }
-  const std::int64_t row_vectors = a.shape[a.rank - 1] / 8;
-  if (a.rank > 1 && a.total <= 0x7fffffff && row_vectors > 1) {
-    division_by(row_vectors, &a.row_vectors, &a.row_magic, &a.row_shift);
-  }
-  bool busy[kMaxSlots] = {};
-  *slots = 0;
-  for (int i = 0; i < steps; ++i) {
-    const auto& in = p.program.code[i];
-    EwiseStep& s = a.step[i];
-    const auto from = [&](int r) -> std::int16_t {
-      if (r < n) return static_cast<std::int16_t>(r);
-      if (r - n == i - 1) return kFromAcc;
-      return static_cast<std::int16_t>(kFromSlot + slot_of[r - n]);
-    };
-    const int arity = arity_of(in.opcode);
-    if (in.opcode == kConst) s.imm = static_cast<float>(p.program.imm[in.a]);
-    if (arity >= 1) s.a = from(in.a);
-    if (arity >= 2) s.b = from(in.b);
-    if (arity >= 3) s.c = from(in.c);
-    for (int j = 0; j < i; ++j) {
-      if (slot_of[j] >= 0 && last_use[j] == i) busy[slot_of[j]] = false;
-    }
-    if (last_use[i] <= i + 1) continue;  // only the next step reads it
-    int slot = 0;
-    while (slot < kMaxSlots && busy[slot]) ++slot;
-    if (slot == kMaxSlots) return "more than 8 results live at once";
-    busy[slot] = true, slot_of[i] = slot;
-    s.dst = static_cast<std::int16_t>(slot);
-    *slots = std::max(*slots, slot + 1);
-  }
-  return nullptr;
 }
 
 const char* direct_why_not(const Ewise& p) {

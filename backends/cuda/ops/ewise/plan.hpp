@@ -13,8 +13,9 @@ Status check_ewise(const Ewise& p);
 /// Shapes, strides and steps with adjacent axes merged where every tensor allows it.
 EwiseArgs interp_args(const Ewise& p);
 
-/// The chain kernel's arguments; null on success, else why the chain kernel cannot run it.
-const char* chain_args(const Ewise& p, EwiseArgs* out, int* slots);
+/// The chain kernel's arguments, elements of a vector and bytes of shared memory; null on success,
+/// else why the chain kernel cannot run it.
+const char* chain_args(const Ewise& p, EwiseChainArgs* out, int* vector, int* bytes);
 
 /// n / d by a multiplication: floor(n magic / 2^(32 + shift)), exact for n < 2^31, 1 < d < 2^31.
 void division_by(std::int64_t d, std::uint32_t* divisor, std::uint32_t* magic,

@@ -50,19 +50,9 @@ double vector_cost(const NormBackward& p) {
 template <class T>
 Status launch_columns(const NormBackward& p, const NormBackwardArgs& a, std::int64_t shares,
                       Stream stream) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.n, 32)));
-  config.blockDim = dim3(32, 32);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = compute_capability() >= 90 ? 1 : 0;
-  return cuda_status(
-      name_of(p.kind),
-      cudaLaunchKernelEx(&config, norm_columns_vector<T>, a, static_cast<int>(shares)),
-      "a launch without errors");
+  return launch_overlapped(name_of(p.kind), norm_columns_vector<T>,
+                           static_cast<unsigned>(ceil_div(a.n, 32)), dim3(32, 32), 0, stream, a,
+                           static_cast<int>(shares));
 }
 
 Status launch_vector(const NormBackward& p, Workspace workspace, Stream stream) {
@@ -72,8 +62,9 @@ Status launch_vector(const NormBackward& p, Workspace workspace, Stream stream) 
     using T = typename decltype(type)::type;
     auto* kernel =
         p.kind == Norm::rms ? norm_backward_vector<T, true, 4> : norm_backward_vector<T, false, 4>;
-    kernel<<<static_cast<unsigned>(s.blocks), s.warps * 32, 0, stream>>>(a);
-    if (Status st = launch_status(name_of(p.kind)); !st || !wants_columns(p)) return st;
+    const Status st = launch_overlapped(name_of(p.kind), kernel, static_cast<unsigned>(s.blocks),
+                                        s.warps * 32, 0, stream, a);
+    if (!st || !wants_columns(p)) return st;
     return launch_columns<T>(p, a, s.blocks, stream);
   });
 }
@@ -84,8 +75,8 @@ Status launch_teams_per(const NormBackward& p, const NormBackwardArgs& a, const 
   auto* kernel = norm_backward_teams<T, kRms, kPer>;
   const int threads = s.teams * s.warps * 32, bytes = a.partial ? threads * kPer * kVec<T> * 8 : 0;
   if (Status st = allow_shared_memory(name_of(p.kind), kernel, 64 * 1024); !st) return st;
-  kernel<<<static_cast<unsigned>(s.blocks), threads, bytes, stream>>>(a, s.warps, s.teams);
-  return launch_status(name_of(p.kind));
+  return launch_overlapped(name_of(p.kind), kernel, static_cast<unsigned>(s.blocks), threads, bytes,
+                           stream, a, s.warps, s.teams);
 }
 
 template <class T, bool kRms>
@@ -121,6 +112,31 @@ RingPlan ring_plan(std::int64_t n) {
   return plan;
 }
 
+/// Blocks of a cluster whose columns join before they go to memory: two where that pays and all
+/// blocks still run at once.
+template <class Kernel>
+int ring_ranks(Kernel* kernel, std::int64_t n, std::int64_t blocks, int threads, int shared) {
+  if (n <= 4096) return 1;
+  thread_local int known_device = -1, fitting = 0;  // blocks at once in clusters of two
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (device != known_device) {
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(2), config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(shared);
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 2;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    config.attrs = &attribute, config.numAttrs = 1;
+    int clusters = 0;
+    const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+    if (e != cudaSuccess) cudaGetLastError();  // then there are none
+    fitting = e == cudaSuccess ? 2 * clusters : 0, known_device = device;
+  }
+  return ceil_div(blocks, 2) * 2 <= fitting ? 2 : 1;
+}
+
 std::int64_t ring_blocks(std::int64_t rows, std::int64_t n) {
   const int teams = n > 8192 ? 1 : ring_plan(n).teams;  // longer rows take another kernel
   const std::int64_t all = ceil_div(rows, teams);  // balanced: as few blocks as as many turns need
@@ -144,16 +160,25 @@ double ring_cost(const NormBackward& p) {
 
 template <class T, bool kRms, int kPer>
 Status launch_ring_per(const NormBackward& p, const NormBackwardArgs& a, Stream stream) {
-  const RingPlan plan = ring_plan(a.n);
+  RingPlan plan = ring_plan(a.n);
   auto* kernel = norm_backward_ring<T, kRms, kPer>;
   if (Status st = allow_shared_memory(name_of(p.kind), kernel, kRingMemory); !st) return st;
   const int threads = plan.teams * plan.warps * 32;
   const int room =
       std::max(2 * plan.teams * plan.stages * plan.pitch, threads * kPer * kVec<T> * 8);
   const std::int64_t blocks = ring_blocks(a.rows, a.n);
-  kernel<<<static_cast<unsigned>(blocks), threads, kRingHead + room, stream>>>(a, plan);
-  if (Status st = launch_status(name_of(p.kind)); !st || !wants_columns(p)) return st;
-  return launch_columns<T>(p, a, blocks, stream);
+  const int columns = threads * kPer * kVec<T> * 8 / plan.teams;  // bytes of a team's
+  plan.ranks = 1, plan.received = kRingHead + room;
+  if (kPer == 2 && wants_columns(p)) {
+    plan.ranks = ring_ranks(kernel, a.n, blocks, threads, plan.received + columns);
+  }
+  const std::int64_t clusters = ceil_div(blocks, plan.ranks);
+  const int shared = plan.received + columns / plan.ranks * (plan.ranks - 1);
+  const Status st = launch_clusters(name_of(p.kind), kernel, static_cast<unsigned>(plan.ranks),
+                                    static_cast<unsigned>(clusters * plan.ranks), threads,
+                                    static_cast<std::size_t>(shared), stream, a, plan);
+  if (!st || !wants_columns(p)) return st;
+  return launch_columns<T>(p, a, clusters, stream);
 }
 
 template <class T>

@@ -41,6 +41,8 @@ template <bool kRms>
 Status launch_vector_kind(const NormForward& p, Stream stream) {
   const NormForwardArgs a = args_of(p);
   const NormShape s = norm_shape(a.rows, a.n, p.x.dtype, p.residual != nullptr);
+  const char* op = name_of(p.kind);
+  Status status;
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_shape(s, [&](auto warp, auto per) {
@@ -49,14 +51,16 @@ Status launch_vector_kind(const NormForward& p, Stream stream) {
       const auto blocks = static_cast<unsigned>(s.blocks);
       if constexpr (kWarp || kPer == 1 || kPer == 2 || kPer == 4) {  // what norm_shape asks for
         if (!a.residual) {
-          norm_forward_vector<T, kRms, false, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
+          status = launch_overlapped(op, norm_forward_vector<T, kRms, false, kWarp, kPer>, blocks,
+                                     s.threads, 0, stream, a);
         } else if constexpr (!kWarp || kPer <= 2) {
-          norm_forward_vector<T, kRms, true, kWarp, kPer><<<blocks, s.threads, 0, stream>>>(a);
+          status = launch_overlapped(op, norm_forward_vector<T, kRms, true, kWarp, kPer>, blocks,
+                                     s.threads, 0, stream, a);
         }
       }
     });
   });
-  return launch_status(name_of(p.kind));
+  return status;
 }
 
 Status launch_vector(const NormForward& p, Workspace, Stream stream) {
@@ -74,32 +78,33 @@ const char* moments_why_not(const NormForward& p) {
 double moments_cost(const NormForward& p) { return 0.9 * vector_cost(p); }
 
 template <class T, bool kRms>
-void launch_moments_kind(const NormForward& p, Stream stream) {
+Status launch_moments_kind(const NormForward& p, Stream stream) {
   const NormForwardArgs a = args_of(p);
   const NormShape s = norm_moments_shape(a.rows, a.n);
   const auto blocks = static_cast<unsigned>(s.blocks);
-  const auto run = [&](auto* kernel) { kernel<<<blocks, s.threads, 0, stream>>>(a); };
+  const auto run = [&](auto* kernel) {
+    return launch_overlapped(name_of(p.kind), kernel, blocks, s.threads, 0, stream, a);
+  };
   if (s.warp) {
-    s.per == 1   ? run(norm_forward_moments<T, kRms, true, 1>)
-    : s.per == 2 ? run(norm_forward_moments<T, kRms, true, 2>)
-    : s.per == 3 ? run(norm_forward_moments<T, kRms, true, 3>)
-                 : run(norm_forward_moments<T, kRms, true, 4>);
+    return s.per == 1   ? run(norm_forward_moments<T, kRms, true, 1>)
+           : s.per == 2 ? run(norm_forward_moments<T, kRms, true, 2>)
+           : s.per == 3 ? run(norm_forward_moments<T, kRms, true, 3>)
+                        : run(norm_forward_moments<T, kRms, true, 4>);
   } else {
-    s.per == 1 ? run(norm_forward_moments<T, kRms, false, 1>)
-               : run(norm_forward_moments<T, kRms, false, 4>);
+    return s.per == 1 ? run(norm_forward_moments<T, kRms, false, 1>)
+                      : run(norm_forward_moments<T, kRms, false, 4>);
   }
 }
 
 Status launch_moments(const NormForward& p, Workspace, Stream stream) {
   const bool rms = p.kind == Norm::rms;
   if (p.x.dtype == DType::bf16) {
-    rms ? launch_moments_kind<__nv_bfloat16, true>(p, stream)
-        : launch_moments_kind<__nv_bfloat16, false>(p, stream);
+    return rms ? launch_moments_kind<__nv_bfloat16, true>(p, stream)
+               : launch_moments_kind<__nv_bfloat16, false>(p, stream);
   } else {
-    rms ? launch_moments_kind<__half, true>(p, stream)
-        : launch_moments_kind<__half, false>(p, stream);
+    return rms ? launch_moments_kind<__half, true>(p, stream)
+               : launch_moments_kind<__half, false>(p, stream);
   }
-  return launch_status(name_of(p.kind));
 }
 
 Status launch_naive(const NormForward& p, Workspace, Stream stream) {

@@ -1,5 +1,5 @@
 // The table of reduction: checks, choice and launches.
-#include "_shim/dispatch_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "reduction/api.hpp"
 #include "reduction/kernels/reduction_any.cuh"
 
@@ -20,13 +20,17 @@ ReductionArgs args_of(const Reduction& p) {
   }
   a.kept = walk_of<2>({&kept, &out});
   a.reduced = walk_of<1>({&reduced});
+  a.kept_total = a.kept.total, a.reduced_total = a.reduced.total;
+  if (a.reduced.rank == 1) a.reduced_pitch = a.reduced.stride[0][0];
+  a.flat = a.kept.rank <= 1;
+  if (a.kept.rank == 1) a.x_pitch = a.kept.stride[0][0], a.y_pitch = a.kept.stride[1][0];
   a.divisor = p.kind == Reduce::mean ? static_cast<float>(a.reduced.total) : 1.0f;
   return a;
 }
 
 /// fn(integral_constant<Reduce, kind>); a mean is a sum with a divisor.
 template <class Fn>
-void with_kind(Reduce kind, Fn&& fn) {
+Status with_kind(Reduce kind, Fn&& fn) {
   switch (kind) {
 #define RM_CASE(name) \
   case Reduce::name:  \
@@ -44,9 +48,9 @@ void with_kind(Reduce kind, Fn&& fn) {
 
 template <class Fn>
 Status launch_with(const Reduction& p, const ReductionArgs& a, Fn&& fn) {
-  dispatch_float(p.x.dtype,
-                 [&](auto type) { with_kind(p.kind, [&](auto kind) { fn(a, type, kind); }); });
-  return launch_status("reduction");
+  return dispatch_float(p.x.dtype, [&](auto type) {
+    return with_kind(p.kind, [&](auto kind) { return fn(a, type, kind); });
+  });
 }
 
 std::int64_t part_bytes(const Reduction& p) {
@@ -60,31 +64,27 @@ Status launch_split(const Reduction& p, std::int64_t splits, Workspace workspace
   if (workspace.bytes < static_cast<std::size_t>(splits * a.kept.total * part_bytes(p))) splits = 1;
   if (splits > 1) a.parts = workspace.data;
   return launch_with(p, a, [&](const ReductionArgs& with, auto type, auto kind) {
-    fn(with, type, kind, static_cast<unsigned>(splits));
+    return fn(with, type, kind, static_cast<unsigned>(splits));
   });
 }
 
-/// Brought to the multiprocessors while the parts' kernel ends.
+/// Joins the parts, where there are any.
 template <class T, Reduce kKind>
-void launch_finish(const ReductionArgs& a, unsigned splits, Stream stream) {
-  if (splits == 1) return;
+Status launch_finish(const ReductionArgs& a, unsigned splits, Stream stream) {
+  if (splits == 1) return {};
   int width = 1;
-  while (width < 32 && width < a.kept.total) width *= 2;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(ceil_div(a.kept.total, width)));
-  config.blockDim = dim3(256), config.stream = stream;
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &overlap, config.numAttrs = compute_capability() >= 90 ? 1 : 0;
-  cudaLaunchKernelEx(&config, reduce_finish<T, kKind>, a, static_cast<int>(splits), width);
+  while (width < 32 && width < a.kept_total) width *= 2;
+  return launch_overlapped("reduction", reduce_finish<T, kKind>,
+                           static_cast<unsigned>(ceil_div(a.kept_total, width)), 256, 0, stream, a,
+                           static_cast<int>(splits), width);
 }
 
 Status launch_axes(const Reduction& p, Workspace, Stream stream) {
   return launch_with(p, args_of(p), [&](const ReductionArgs& a, auto type, auto kind) {
     const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(a.kept.total, 1 << 20));
-    reduce_axes<typename decltype(type)::type, decltype(kind)::value>
-        <<<blocks, 256, 0, stream>>>(a);
+    return launch_overlapped("reduction",
+                             reduce_axes<typename decltype(type)::type, decltype(kind)::value>,
+                             blocks, 256, 0, stream, a);
   });
 }
 
@@ -118,13 +118,14 @@ Status launch_rows(const Reduction& p, Workspace workspace, Stream stream) {
                         const auto blocks = static_cast<unsigned>(
                             std::min<std::int64_t>(ceil_div(a.kept.total, warps ? 8 : 1), 1 << 20));
                         if (warps) {
-                          reduce_rows<T, kKind, true><<<blocks, 256, 0, stream>>>(a);
-                        } else {  // four loads a thread, where the row has as many
-                          const int threads = packs > 512 || a.kept.total < 512 ? 256 : 128;
-                          reduce_rows<T, kKind, false>
-                              <<<dim3(blocks, splits), threads, 0, stream>>>(a);
-                          launch_finish<T, kKind>(a, splits, stream);
-                        }
+                          return launch_overlapped("reduction", reduce_rows<T, kKind, true>, blocks,
+                                                   256, 0, stream, a);
+                        }  // else four loads a thread, where the row has as many
+                        const int threads = packs > 512 || a.kept.total < 512 ? 256 : 128;
+                        const Status status =
+                            launch_overlapped("reduction", reduce_rows<T, kKind, false>,
+                                              dim3(blocks, splits), threads, 0, stream, a);
+                        return status ? launch_finish<T, kKind>(a, splits, stream) : status;
                       });
 }
 
@@ -146,21 +147,19 @@ std::int64_t column_splits(const Reduction& p, const ReductionArgs& a) {
 }
 
 Status launch_columns(const Reduction& p, Workspace workspace, Stream stream) {
-  return launch_split(p, column_splits(p, args_of(p)), workspace,
-                      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
-                        using T = typename decltype(type)::type;
-                        constexpr Reduce kKind = decltype(kind)::value;
-                        constexpr int V = 16 / static_cast<int>(sizeof(T));
-                        const int per = column_vector(p, a);
-                        const dim3 grid(static_cast<unsigned>(ceil_div(a.kept.total, 32 * per)),
-                                        splits);
-                        if (per == V) {
-                          reduce_columns<T, kKind, V><<<grid, dim3(32, 8), 0, stream>>>(a);
-                        } else {
-                          reduce_columns<T, kKind, 1><<<grid, dim3(32, 8), 0, stream>>>(a);
-                        }
-                        launch_finish<T, kKind>(a, splits, stream);
-                      });
+  return launch_split(
+      p, column_splits(p, args_of(p)), workspace,
+      [&](const ReductionArgs& a, auto type, auto kind, unsigned splits) {
+        using T = typename decltype(type)::type;
+        constexpr Reduce kKind = decltype(kind)::value;
+        constexpr int V = 16 / static_cast<int>(sizeof(T));
+        const int per = column_vector(p, a);
+        const dim3 grid(static_cast<unsigned>(ceil_div(a.kept.total, 32 * per)), splits);
+        auto* kernel = per == V ? reduce_columns<T, kKind, V> : reduce_columns<T, kKind, 1>;
+        const Status status =
+            launch_overlapped("reduction", kernel, grid, dim3(32, 8), 0, stream, a);
+        return status ? launch_finish<T, kKind>(a, splits, stream) : status;
+      });
 }
 
 const char* rows_why_not(const Reduction& p) {

@@ -13,23 +13,26 @@ SoftmaxArgs args_of(const SoftmaxBackward& p) {
 }
 
 template <bool kLog>
-void launch_vector_kind(const SoftmaxBackward& p, Stream stream) {
+Status launch_vector_kind(const SoftmaxBackward& p, Stream stream) {
   const SoftmaxArgs a = args_of(p);
   const SoftmaxShape s = softmax_shape(a.rows, a.n, p.y.dtype, true);
+  Status status;
   dispatch_float(p.y.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_softmax(s, [&](auto warp, auto per) {
       if constexpr (decltype(per)::value <= 4) {
-        softmax_backward_vector<T, kLog, decltype(warp)::value, decltype(per)::value>
-            <<<s.blocks, s.threads, 0, stream>>>(a);
+        status = launch_overlapped(
+            "softmax",
+            softmax_backward_vector<T, kLog, decltype(warp)::value, decltype(per)::value>, s.blocks,
+            s.threads, 0, stream, a);
       }
     });
   });
+  return status;
 }
 
 Status launch_vector(const SoftmaxBackward& p, Workspace, Stream stream) {
-  p.log ? launch_vector_kind<true>(p, stream) : launch_vector_kind<false>(p, stream);
-  return launch_status("softmax");
+  return p.log ? launch_vector_kind<true>(p, stream) : launch_vector_kind<false>(p, stream);
 }
 
 Status launch_naive(const SoftmaxBackward& p, Workspace, Stream stream) {

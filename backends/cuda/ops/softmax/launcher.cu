@@ -13,21 +13,23 @@ SoftmaxArgs args_of(const SoftmaxForward& p) {
 }
 
 template <bool kLog>
-void launch_vector_kind(const SoftmaxForward& p, Stream stream) {
+Status launch_vector_kind(const SoftmaxForward& p, Stream stream) {
   const SoftmaxArgs a = args_of(p);
   const SoftmaxShape s = softmax_shape(a.rows, a.n, p.x.dtype, false);
+  Status status;
   dispatch_float(p.x.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     dispatch_softmax(s, [&](auto warp, auto per) {
-      softmax_forward_vector<T, kLog, decltype(warp)::value, decltype(per)::value>
-          <<<s.blocks, s.threads, 0, stream>>>(a);
+      status = launch_overlapped(
+          "softmax", softmax_forward_vector<T, kLog, decltype(warp)::value, decltype(per)::value>,
+          s.blocks, s.threads, 0, stream, a);
     });
   });
+  return status;
 }
 
 Status launch_vector(const SoftmaxForward& p, Workspace, Stream stream) {
-  p.log ? launch_vector_kind<true>(p, stream) : launch_vector_kind<false>(p, stream);
-  return launch_status("softmax");
+  return p.log ? launch_vector_kind<true>(p, stream) : launch_vector_kind<false>(p, stream);
 }
 
 Status launch_naive(const SoftmaxForward& p, Workspace, Stream stream) {

@@ -15,28 +15,61 @@ struct EwiseOperand {
   std::int64_t stride[kMaxRank];
 };
 
-/// Where an instruction finds an operand, and the instruction itself.
+/// An instruction of the interpreter: registers.
 struct EwiseStep {
-  std::int16_t opcode, cls;
-  std::int16_t a, b, c;  // interp: registers. chain: kFromAcc, operand index, or kFromSlot + slot
-  std::int16_t dst;      // chain: slot the result is kept in, or -1 (only the next step reads it)
-  float imm;             // chain: const's value
+  std::int16_t opcode, cls, a, b, c;
 };
-
-inline constexpr int kFromAcc = -1, kFromSlot = 64;
-inline constexpr int kMaxSlots = 8;
 
 struct EwiseArgs {
   void* y;
   DType y_dtype;
   int rank, steps, operands;
-  std::uint32_t row_vectors, row_magic, row_shift;  // chain: vector / row_vectors; magic 0: divide
   std::int64_t total;
   std::int64_t shape[kMaxRank];  // collapsed
   std::int64_t y_stride[kMaxRank];
   EwiseOperand operand[kMaxOperands];
   EwiseStep step[kMaxInstructions];
-  double imm[kMaxInstructions];  // interp
+  double imm[kMaxInstructions];
+};
+
+/// The chain kernel: 16 values a thread, that wait in its column of shared memory. Places count
+/// 16 bytes of a thread.
+inline constexpr int kChainThreads = 128, kChainValues = 16, kMaxChainSlots = 8;
+enum EwiseFrom : std::uint8_t {
+  kFromAcc,    // the step before
+  kFromImm,    // b: the step's imm; a and c: place is a number in imm
+  kFromSplat,  // float32, one a vector
+  kFromF32,    // as operands of float32 wait, and kept results
+  kFromBf16,
+  kFromF16,
+  kFromBool
+};
+inline constexpr int kChainDense = 0, kChainRow = 1, kChainStrided = 2;
+
+struct EwiseChainOperand {
+  const void* data;
+  EwiseFrom kind;                   // of its dtype
+  std::uint8_t mode, inner, place;  // inner: stride of the innermost axis
+  std::int64_t stride[kMaxRank];
+};
+
+/// acc = op(a, b, c); keep: where the result goes too.
+struct alignas(16) EwiseChainStep {
+  std::uint8_t op;
+  EwiseFrom from[3];
+  std::uint8_t place[3], keep;
+  float imm;
+};
+inline constexpr int kChainNotKept = 0xff;
+
+struct EwiseChainArgs {
+  void* y;
+  std::uint32_t vectors, row_vectors, row_magic, row_shift;  // magic 0: a row is one vector
+  int rank, steps, operands, y_kind, scratch;
+  EwiseChainStep step[kMaxInstructions + 1];
+  float imm[kMaxInstructions];
+  EwiseChainOperand operand[kMaxOperands];
+  std::uint32_t shape[kMaxRank];
 };
 
 /// The fused kernel: how an operand lies against y, and its steps. A step's number is an opcode;

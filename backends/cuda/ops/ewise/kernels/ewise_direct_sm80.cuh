@@ -3,6 +3,7 @@
 #pragma once
 
 #include "_shim/device_shim.cuh"
+#include "_shim/launch_shim.hpp"
 #include "ewise/kernels/ewise_args.hpp"
 #include "ewise/kernels/ewise_math.cuh"
 
@@ -15,6 +16,7 @@ __global__ void __launch_bounds__(256)
   const std::int64_t first =
       static_cast<std::int64_t>(blockIdx.x) * (blockDim.x * kUnroll) + threadIdx.x;
   Pack<T, V> pa[kUnroll], pb[kUnroll];
+  overlap_begin(a, b, y);
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const std::int64_t i = first + u * blockDim.x;

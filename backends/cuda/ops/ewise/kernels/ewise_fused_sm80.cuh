@@ -3,6 +3,7 @@
 // before the first step; a step is chosen once for all vectors of a thread, not for each.
 #pragma once
 
+#include "_shim/launch_shim.hpp"
 #include "_shim/row_shim.cuh"
 #include "ewise/kernels/ewise_args.hpp"
 #include "ewise/kernels/ewise_math.cuh"
@@ -17,34 +18,37 @@ template <class T, int kOperands, int kUnroll, int kBlocks>
 __global__ void __launch_bounds__(kFusedThreads, kBlocks)
     ewise_fused(const __grid_constant__ EwiseFusedArgs p) {
   constexpr int V = kVec<T>;
-  const std::int64_t first =
-      static_cast<std::int64_t>(blockIdx.x) * (kFusedThreads * kUnroll) + threadIdx.x;
+  const std::uint32_t first = blockIdx.x * (kFusedThreads * kUnroll) + threadIdx.x;
+  const auto vectors = static_cast<std::uint32_t>(p.vectors);
   RowWords<T, kUnroll> in[kOperands];
+  std::uint32_t single[kOperands] = {};
+  overlap_begin(p.x[0], p.y);
+#pragma unroll
+  for (int o = 0; o < kOperands; ++o) {
+    if (p.mode[o] != kFusedScalar) continue;
+    if constexpr (sizeof(T) == 4) {
+      single[o] = *static_cast<const std::uint32_t*>(p.x[o]);
+    } else {
+      single[o] = *static_cast<const std::uint16_t*>(p.x[o]);
+    }
+  }
+  // nothing but loads here: a use of the first would make the others wait for it
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const std::int64_t i = first + u * kFusedThreads;
-    if (i >= p.vectors) break;
+    const std::uint32_t i = min(first + u * kFusedThreads, vectors - 1);
+    const std::uint32_t column = i - (__umulhi(i, p.row_magic) >> p.row_shift) * p.row_vectors;
 #pragma unroll
     for (int o = 0; o < kOperands; ++o) {
-      std::int64_t at = i;
-      if (p.mode[o] == kFusedScalar) {
-        at = 0;
-      } else if (p.mode[o] == kFusedRow) {
-        const auto v = static_cast<std::uint32_t>(i);
-        at = v - (__umulhi(v, p.row_magic) >> p.row_shift) * p.row_vectors;
-      }
-      if (p.mode[o] == kFusedScalar) {
-        std::uint32_t w;
-        if constexpr (sizeof(T) == 4) {
-          w = *static_cast<const std::uint32_t*>(p.x[o]);
-        } else {
-          w = *static_cast<const std::uint16_t*>(p.x[o]) * 0x10001u;
-        }
-        in[o].v[u] = uint4{w, w, w, w};
-      } else {
-        in[o].v[u] = static_cast<const uint4*>(p.x[o])[at];
-      }
+      if (p.mode[o] == kFusedScalar) continue;
+      in[o].v[u] = static_cast<const uint4*>(p.x[o])[p.mode[o] == kFusedRow ? column : i];
     }
+  }
+#pragma unroll
+  for (int o = 0; o < kOperands; ++o) {
+    if (p.mode[o] != kFusedScalar) continue;
+    const std::uint32_t w = sizeof(T) == 4 ? single[o] : single[o] * 0x10001u;
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) in[o].v[u] = uint4{w, w, w, w};
   }
   float acc[kUnroll][V];
 #pragma unroll
@@ -95,9 +99,9 @@ __global__ void __launch_bounds__(kFusedThreads, kBlocks)
   }
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const std::int64_t i = first + u * kFusedThreads;
-    if (i >= p.vectors) break;
-    store_words(static_cast<T*>(p.y) + i * V, acc[u]);
+    const std::uint32_t i = first + u * kFusedThreads;
+    if (i >= vectors) break;
+    store_words(static_cast<T*>(p.y) + static_cast<std::int64_t>(i) * V, acc[u]);
   }
 }
 

@@ -2,7 +2,10 @@
 // logical results are 0 or 1 in the type they were computed in. Integer division by zero gives 0.
 #pragma once
 
+#include <cuda_bf16.h>
+
 #include <cstdint>
+#include <type_traits>
 
 #include "ewise/opcodes.hpp"
 
@@ -85,17 +88,27 @@ __device__ __forceinline__ F apply1(F a) {
   if constexpr (Op == kTrunc) return trunc(a);
 }
 
-/// 16-bit results need less of gelu: 0.5 erfc as 2 to a polynomial, 3e-5 of the value.
+/// 16-bit results need less of gelu: 0.5 erfc as 2 to a polynomial, 3e-5 of the value; of bfloat16
+/// 2^-12, below 2e-8 less.
+template <class T>
 __device__ __forceinline__ float gelu_half(float a) {
   const float b = fabsf(a);
-  float e = -1.26245828e-06f, q;
-  e = fmaf(e, b, 4.820329162302443e-05f);
-  e = fmaf(e, b, -0.0008072483010487554f);
-  e = fmaf(e, b, 0.007944579294414972f);
-  e = fmaf(e, b, -0.05263538412726607f);
-  e = fmaf(e, b, -0.45995683171631796f);
-  e = fmaf(e, b, -1.1506099355772355f);
-  e = fmaf(e, b, -1.000043088883022f);
+  float e, q;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    e = fmaf(-0.000233251275f, b, 0.00486977366f);
+    e = fmaf(e, b, -0.0445990144f);
+    e = fmaf(e, b, -0.469681078f);
+    e = fmaf(e, b, -1.14626082f);
+    e = fmaf(e, b, -1.00035909f);
+  } else {
+    e = fmaf(-1.26245828e-06f, b, 4.820329162302443e-05f);
+    e = fmaf(e, b, -0.0008072483010487554f);
+    e = fmaf(e, b, 0.007944579294414972f);
+    e = fmaf(e, b, -0.05263538412726607f);
+    e = fmaf(e, b, -0.45995683171631796f);
+    e = fmaf(e, b, -1.1506099355772355f);
+    e = fmaf(e, b, -1.000043088883022f);
+  }
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(q) : "f"(e));
   return a * (a > 0 ? 1.0f - q : q);
 }
@@ -108,19 +121,35 @@ __device__ __forceinline__ float sigmoid_half(float a) {
   return r;
 }
 
+/// tanh to 16 bits: 1 - 2 / (1 + exp(2a)), near 0 by its series.
+__device__ __forceinline__ float tanh_half(float a) {
+  const float far = fmaf(-2.0f, sigmoid_half(-2.0f * a), 1.0f);
+  return fabsf(a) < 0.06f ? a * fmaf(a * a, -0.33333f, 1.0f) : far;
+}
+
+__device__ __forceinline__ float exp_half(float a) {
+  float e;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(a * 1.44269504088896f));
+  return e;
+}
+
 /// A unary opcode as exact as a result of type T can show.
 template <int Op, class T>
 __device__ __forceinline__ float apply_as(float a) {
   if constexpr (sizeof(T) == 4) {
     return apply1<Op>(a);
   } else if constexpr (Op == kGelu) {
-    return gelu_half(a);
+    return gelu_half<T>(a);
   } else if constexpr (Op == kGeluTanh) {
     return a * sigmoid_half(1.5957691216057307f * (a + 0.044715f * a * a * a));
   } else if constexpr (Op == kSilu) {
     return a * sigmoid_half(a);
   } else if constexpr (Op == kSigmoid) {
     return sigmoid_half(a);
+  } else if constexpr (Op == kTanh) {
+    return tanh_half(a);
+  } else if constexpr (Op == kExp) {
+    return exp_half(a);
   } else {
     return apply1<Op>(a);
   }

@@ -14,9 +14,91 @@ inline constexpr int kRingHead = 2048;    // barriers, then the warps' shares of
 inline constexpr int kRingShares = 1024;  // where they begin
 inline constexpr int kRingMemory = 227 * 1024;
 
+inline constexpr int kRingMeeting = 512;  // the barrier of what other blocks send
+
 struct RingPlan {
   int warps, teams, stages, pitch;  // warps of a team; bytes of a row's place
+  int ranks, received;              // blocks of a cluster; where the others' columns arrive
 };
+
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+  std::uint32_t rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+__device__ __forceinline__ std::uint32_t address_in(std::uint32_t rank, std::uint32_t address) {
+  std::uint32_t out;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(out) : "r"(address), "r"(rank));
+  return out;
+}
+/// From this block's memory to another's, whose barrier counts the bytes.
+__device__ __forceinline__ void bulk_send(std::uint32_t to, std::uint32_t from, std::uint32_t bytes,
+                                          std::uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(bar)
+      : "memory");
+}
+
+/// norm_share of a cluster: a block gets a part of the columns of all blocks, which halves
+/// what goes through device memory. The copies are counted where they arrive, so that
+/// nobody waits for stores of dx; the last meeting keeps what they read alive.
+template <class T, int kPer>
+__device__ __forceinline__ void norm_share_joined(const NormBackwardArgs& p, const RingPlan& plan,
+                                                  unsigned char* memory, int team, int thread,
+                                                  int threads, const float (&dw)[kPer][kVec<T>],
+                                                  const float (&db)[kPer][kVec<T>]) {
+  constexpr int V = kVec<T>, kQuads = kPer * V / 4;
+  auto* all = reinterpret_cast<float4*>(memory + kRingHead);
+  const auto* others = reinterpret_cast<const float4*>(memory + plan.received);
+  const std::uint32_t bar = shared_address(memory) + kRingMeeting;
+  const int rank = static_cast<int>(cluster_rank()), each = 2 * kQuads / plan.ranks;
+  const std::uint32_t bytes = each * threads * 16;
+  float4* mine = all + team * 2 * kQuads * threads + thread;
+#pragma unroll
+  for (int q = 0; q < kQuads; ++q) {
+    const float *w = &dw[q / (V / 4)][q % (V / 4) * 4], *b = &db[q / (V / 4)][q % (V / 4) * 4];
+    mine[q * threads] = float4{w[0], w[1], w[2], w[3]};
+    mine[(kQuads + q) * threads] = float4{b[0], b[1], b[2], b[3]};
+  }
+  if (plan.teams > 1) {
+    __syncthreads();
+    for (int q = team; q < 2 * kQuads; q += plan.teams) {
+      float4 sum = all[q * threads + thread];
+      for (int t = 1; t < plan.teams; ++t) {
+        const float4 v = all[(t * 2 * kQuads + q) * threads + thread];
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+      }
+      all[q * threads + thread] = sum;
+    }
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    barrier_expect(bar, (plan.ranks - 1) * bytes);
+    for (int r = 1; r < plan.ranks; ++r) {
+      const int peer = (rank + r) % plan.ranks, place = rank < peer ? rank : rank - 1;
+      bulk_send(address_in(peer, shared_address(memory) + plan.received + place * bytes),
+                shared_address(all + peer * each * threads), bytes, address_in(peer, bar));
+    }
+  }
+  barrier_wait(bar, 0);
+  float* share = p.partial + blockIdx.x / plan.ranks * 2 * static_cast<std::int64_t>(p.n);
+  for (int e = team; e < each; e += plan.teams) {
+    const int q = rank * each + e, quad = q % kQuads;
+    const int i = (thread + quad / (V / 4) * threads) * V + quad % (V / 4) * 4;
+    float4 sum{};
+    for (int r = 0; r < plan.ranks; ++r) {
+      const float4 v = r == rank ? all[q * threads + thread]
+                                 : others[((r < rank ? r : r - 1) * each + e) * threads + thread];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    if (i < p.n) *reinterpret_cast<float4*>(share + (q < kQuads ? 0 : p.n) + i) = sum;
+  }
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
+                   : "memory");
+}
 
 /// Threads of a block: what the registers hold.
 __host__ __device__ constexpr int norm_ring_threads(int per) { return per == 1 ? 768 : 512; }
@@ -37,11 +119,23 @@ __global__ void __launch_bounds__(norm_ring_threads(kPer), 1)
   const std::uint32_t bytes = p.n * static_cast<int>(sizeof(T));
   if (threadIdx.x == 0) {
     for (int i = 0; i < plan.teams * plan.stages; ++i) barrier_init(bars + 8 * i, 1);
+    barrier_init(bars + kRingMeeting, 1);
     barrier_init_done();
   }
-  __syncthreads();
+  if (kPer == 2 && plan.ranks > 1) {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  } else {
+    __syncthreads();
+  }
   const T* next_h = static_cast<const T*>(p.h) + row * p.h_pitch;
   const T* next_dy = static_cast<const T*>(p.dy) + row * p.dy_pitch;
+  if (warp == 0 && elect_lane()) {
+    for (int s = 0; s < plan.stages && row + s * step < p.rows; ++s) {
+      overlap_ask(next_h + s * step * p.h_pitch, bytes);
+      overlap_ask(next_dy + s * step * p.dy_pitch, bytes);
+    }
+  }
+  overlap_begin(p.h, p.dy, p.weight);
   std::int64_t asked = row;
   const auto ask = [&](int stage) {  // by the team's first warp
     if (asked < p.rows && elect_lane()) {
@@ -146,9 +240,11 @@ __global__ void __launch_bounds__(norm_ring_threads(kPer), 1)
       store_words(dx + k * threads * V, out);
     }
   }
-  launch_dependents();
   if (p.partial == nullptr) return;
   __syncthreads();  // no team reads its ring any more
+  if (kPer == 2 && plan.ranks > 1) {
+    return norm_share_joined<T, kPer>(p, plan, ring_memory, team, thread, threads, dw, db);
+  }
   norm_share<T, kPer>(p, reinterpret_cast<float4*>(ring_memory + kRingHead), team, plan.teams,
                       thread, threads, dw, db);
 #endif

@@ -77,6 +77,7 @@ __global__ void __launch_bounds__(32 * norm_team_warps(kPer), 1)
   const int thread = threadIdx.x - team * threads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
   const float inv_n = 1.0f / static_cast<float>(p.n);
+  overlap_begin(p.h, p.dy, p.weight);
   float dw[kPer][V] = {}, db[kPer][V] = {}, weight[kPer][V];
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
@@ -164,9 +165,6 @@ __global__ void __launch_bounds__(32 * norm_team_warps(kPer), 1)
     row += step;
     h = next_h, dy = next_dy;
   }
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
   if (p.partial) norm_share<T, kPer>(p, columns, team, teams, thread, threads, dw, db);
 }
 

@@ -3,6 +3,7 @@
 // they meet other warps'. Norms of 16-bit rows are bound by instructions, not by memory.
 #pragma once
 
+#include "_shim/launch_shim.hpp"
 #include "_shim/row_shim.cuh"
 #include "norm/kernels/norm_args.hpp"
 
@@ -90,6 +91,10 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_moments(const 
   const std::int64_t row =
       kWarp ? static_cast<std::int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32
             : static_cast<std::int64_t>(blockIdx.x);
+  if (thread == 0 && row < p.rows) {
+    overlap_ask(static_cast<const T*>(p.x) + row * p.x_pitch, p.n * std::int64_t{sizeof(T)});
+  }
+  overlap_begin(p.x, p.y, p.weight);
   if (row >= p.rows) return;
   const auto meet = [] {
     if constexpr (!kWarp) __syncthreads();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "_shim/device_shim.cuh"
+#include "_shim/launch_shim.hpp"
 #include "norm/kernels/norm_args.hpp"
 
 namespace rm::cuda_ops {
@@ -52,6 +53,14 @@ template <class T, bool kRms, bool kResidual, bool kWarp, int kPer>
 __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const NormForwardArgs p) {
   constexpr int V = kVec<T>;
   const Team<kWarp> team;
+  if (team.thread == 0 && team.first < p.rows) {
+    const std::int64_t bytes = p.n * std::int64_t{sizeof(T)};
+    overlap_ask(static_cast<const T*>(p.x) + team.first * p.x_pitch, bytes);
+    if constexpr (kResidual) {
+      overlap_ask(static_cast<const T*>(p.residual) + team.first * p.residual_pitch, bytes);
+    }
+  }
+  overlap_begin(p.x, p.y, p.weight);
   const float inv_n = 1.0f / static_cast<float>(p.n);
   for (std::int64_t row = team.first; row < p.rows; row += team.step) {
     RowPacks<T, kPer> x, r;
@@ -113,6 +122,7 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) norm_forward_vector(const N
 template <class T, bool kRms, int kPer>
 __global__ void __launch_bounds__(512) norm_backward_vector(const NormBackwardArgs p) {
   constexpr int V = kVec<T>;
+  overlap_begin(p.h, p.dx, p.weight);
   const Team<false> team;
   float dw[kPer][V] = {}, db[kPer][V] = {};
   const float inv_n = 1.0f / static_cast<float>(p.n);
@@ -200,9 +210,7 @@ __global__ void __launch_bounds__(512) norm_backward_vector(const NormBackwardAr
 template <class T>
 __global__ void __launch_bounds__(1024) norm_columns_vector(const NormBackwardArgs p, int shares) {
   __shared__ float part[2][32][33];
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");  // the shares' kernel has ended
-#endif
+  overlap_begin(p.partial, p.dweight);  // the shares' kernel has ended
   const int column = blockIdx.x * 32 + threadIdx.x;
   float dw = 0.0f, db = 0.0f;
   if (column < p.n) {

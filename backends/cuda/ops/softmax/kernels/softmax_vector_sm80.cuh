@@ -3,6 +3,7 @@
 // early). For n a multiple of the vector.
 #pragma once
 
+#include "_shim/launch_shim.hpp"
 #include "_shim/row_shim.cuh"
 #include "softmax/kernels/softmax_args.hpp"
 
@@ -24,8 +25,12 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_forward_vector(cons
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
-       row < p.rows; row += step) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
+  if (thread == 0 && first < p.rows) {
+    overlap_ask(static_cast<const T*>(p.x) + first * p.x_pitch, p.n * std::int64_t{sizeof(T)});
+  }
+  overlap_begin(p.x, p.out);
+  for (std::int64_t row = first; row < p.rows; row += step) {
     RowWords<T, kPer> x;
     x.load(p.x, row * p.x_pitch, thread, threads, p.n);
     float e[kPer][V], top = Max::kIdentity, total = 0.0f;
@@ -85,8 +90,14 @@ __global__ void __launch_bounds__(kWarp ? 128 : 512) softmax_backward_vector(con
   const int teams = kWarp ? blockDim.x / 32 : 1, threads = kWarp ? 32 : blockDim.x;
   const int thread = threadIdx.x % threads;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * teams;
-  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
-       row < p.rows; row += step) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * teams + threadIdx.x / threads;
+  if (thread == 0 && first < p.rows) {
+    const std::int64_t bytes = p.n * std::int64_t{sizeof(T)};
+    overlap_ask(static_cast<const T*>(p.x) + first * p.x_pitch, bytes);
+    overlap_ask(static_cast<const T*>(p.dy) + first * p.dy_pitch, bytes);
+  }
+  overlap_begin(p.x, p.out);
+  for (std::int64_t row = first; row < p.rows; row += step) {
     float y[kPer][V], d[kPer][V];
     float total = 0.0f;
 #pragma unroll
