@@ -66,6 +66,54 @@ def test_views_among_outputs_and_inputs_stay_views(outputs: Callable[..., Any]) 
     assert armed.route.stats()["routed"] >= 2, armed.route.stats()  # a size may be a capture
 
 
+LAYOUTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "transposed": lambda m, x, h: h.t(),
+    "heads": lambda m, x, h: (h.view(x.shape[0], 2, 2).transpose(0, 1), h.sum(0)),
+    "a sum of transposed": lambda m, x, h: h.t() + 1,
+    "one row": lambda m, x, h: h[:1].t(),
+}
+
+
+@pytest.mark.parametrize("outputs", LAYOUTS.values(), ids=LAYOUTS)
+def test_outputs_have_the_strides_that_eager_gives(outputs: Callable[..., Any]) -> None:
+    net = rm.accelerate(Net(outputs).eval())
+    for size in (4, 4, 6, 4):
+        x = torch.randn(size, 4)
+        with torch.no_grad():
+            with rm.disabled():
+                expected = net(x)
+            output = net(x)
+        torch.testing.assert_close(output, expected)
+        for mine, theirs in zip(tensors(output), tensors(expected), strict=True):
+            assert strides(mine) == strides(theirs)
+
+
+def strides(tensor: torch.Tensor) -> list[int]:
+    """Of the axes where they matter."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def tensors(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    return list(output.values()) if isinstance(output, dict) else list(output)
+
+
+@pytest.mark.parametrize("first", [torch.contiguous_format, torch.channels_last])
+def test_images_with_channels_last_come_back_so(first: torch.memory_format) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    rm.accelerate(net.eval())
+    for form in (first, torch.channels_last, torch.contiguous_format, first):
+        x = torch.randn(2, 3, 8, 8).to(memory_format=form)
+        with torch.no_grad():
+            for _ in range(2):
+                with rm.disabled():
+                    expected = net(x)
+                output = net(x)
+                torch.testing.assert_close(output, expected)
+                assert output.stride() == expected.stride()
+
+
 @pytest.mark.parametrize(
     "outputs",
     [

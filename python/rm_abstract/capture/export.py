@@ -22,12 +22,13 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.export import _trace as trace_of_export
 
-from rm_abstract.capture import aliases, kv_cache, state_cache
+from rm_abstract import torch_state
+from rm_abstract.capture import aliases, kv_cache, layouts, state_cache
 from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
-from rm_abstract.capture.outputs import Recorder, Structure, with_aliases
+from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.engines.base import Decline
 from rm_abstract.generation.step_call import mask_tensors
 
@@ -201,7 +202,11 @@ def capture_flat(
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
     if all(isinstance(leaf, torch.Tensor) for leaf in call.leaves) and not recorder.touched:
-        structure = with_aliases(structure, aliases.find(program))
+        views = aliases.find(program)
+        turned = layouts.put_in_order(program, views)
+        structure = with_layouts(with_aliases(structure, views), turned)
+        if turned and not all(t.is_contiguous() for t in tensors):
+            call.asked.update(torch_state.answers(["layout"], tensors))
     imported = import_program(program, strip="m.", donated=_donated(call))
     return Captured(
         ir=imported.text,

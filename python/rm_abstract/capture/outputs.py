@@ -122,6 +122,9 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: tensors[number]
     if kind == "alias":
         return _alias_builder(*structure[1:])
+    if kind == "turned":
+        turned, order = structure[1:]
+        return lambda tensors, leaves: tensors[turned].permute(order)
     if kind == "input":
         number = structure[1]
         return lambda tensors, leaves: leaves[number]
@@ -161,18 +164,38 @@ def with_aliases(
     structure: Structure, views: Mapping[int, tuple[str, int, list[Any]]]
 ) -> Structure:
     """The structure with views (`aliases.find`) in the place of tensors of their own."""
-    if not views or structure[0] in ("input", "part", "none", "const", "cache", "caches"):
+
+    def put(number: int) -> Structure:
+        if number not in views:
+            return ["tensor", number]
+        kind, of, steps = views[number]
+        return ["alias", number, ["input", of] if kind == "input" else put(of), steps]
+
+    return _replaced(structure, put) if views else structure
+
+
+def with_layouts(structure: Structure, turned: Mapping[int, list[int]]) -> Structure:
+    """The structure with permuted views (`layouts.put_in_order`) of tensors."""
+
+    def put(number: int) -> Structure:
+        return ["turned", number, turned[number]] if number in turned else ["tensor", number]
+
+    return _replaced(structure, put) if turned else structure
+
+
+def _replaced(structure: Structure, put: Callable[[int], Structure]) -> Structure:
+    """The structure with put(number) where tensors were."""
+    kind = structure[0]
+    if kind in ("input", "part", "none", "const", "cache", "caches"):
         return structure
-    if structure[0] == "tensor":
-        if structure[1] not in views:
-            return structure
-        kind, number, steps = views[structure[1]]
-        base = ["input", number] if kind == "input" else with_aliases(["tensor", number], views)
-        return ["alias", structure[1], base, steps]
-    front = 3 if structure[0] in ("class", "named") else 2 if structure[0] == "torch" else 1
-    pairs = structure[0] in ("dict", "ordered", "class")
+    if kind == "tensor":
+        return put(structure[1])
+    if kind == "alias":
+        return [kind, structure[1], _replaced(structure[2], put), structure[3]]
+    front = 3 if kind in ("class", "named") else 2 if kind == "torch" else 1
+    pairs = kind in ("dict", "ordered", "class")
     items = [
-        [item[0], with_aliases(item[1], views)] if pairs else with_aliases(item, views)
+        [item[0], _replaced(item[1], put)] if pairs else _replaced(item, put)
         for item in structure[front:]
     ]
     return [*structure[:front], *items]

@@ -38,6 +38,8 @@ def unfold(
 ) -> tuple[list[torch.Tensor], Pattern, list[bool]]:
     """The IR's inputs of a call, what torch specialises on, and which inputs are a cache's past.
 
+    Images with channels last are another pattern: outputs follow them in memory.
+
     Raises Decline for a cache that cannot be read as tensors.
     """
     tensors: list[torch.Tensor] = []
@@ -47,7 +49,10 @@ def unfold(
         if isinstance(leaf, torch.Tensor):
             tensors.append(leaf)
             marks.append(False)
-            pattern.append(tuple([d if d < 2 else 2 for d in leaf.shape]))
+            sizes: Pattern = tuple([d if d < 2 else 2 for d in leaf.shape])
+            if leaf.dim() == 4 and not leaf.is_contiguous():
+                sizes += (leaf.is_contiguous(memory_format=torch.channels_last),)
+            pattern.append(sizes)
             continue
         held = read(leaf)
         if isinstance(held, Decline):

@@ -23,7 +23,7 @@ from rm_abstract.surroundings import installed
 
 __all__ = ["Unstable", "describe"]
 
-CAPTURE_VERSION = 3  # raise it with every change of what a capture gives or a row here says
+CAPTURE_VERSION = 4  # raise it with every change of what a capture gives or a row here says
 _PLAIN = (bool, int, float, str, bytes, type(None))
 # Bookkeeping of nn.Module and transformers that a traced forward does not read.
 _IGNORED = {
