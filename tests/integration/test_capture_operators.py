@@ -16,6 +16,7 @@ from torch import nn
 
 from rm_abstract import _core, device, parity
 from rm_abstract.capture.export import capture
+from rm_abstract.capture.outputs import builder
 
 # pytest's log capture switches torch's structured trace on, which slows every capture down.
 logging.getLogger("torch.__trace").disabled = True
@@ -59,13 +60,13 @@ def check(function: Callable[..., Any], make: Callable[[int, int], Any], native:
     text = _core.ir.run_passes(_core.ir.canonical(captured.ir))
     assert bool(captured.kept) != native, [k.op for k in captured.kept]
     program = _core.Program(text, {}, ["cpu", "torch"])
+    built = builder(captured.output)
     for sizes in ((4, 6), (3, 8), (7, 2)):
         tensors = inputs(*sizes)
         with torch.no_grad():
             expected = module(*tensors)
-        results = program.run(list(tensors))
-        expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
-        verdict = parity.compare(expected, list(results), parity.working_precision(tensors))
+        results = built(program.run(list(tensors)), tensors)
+        verdict = parity.compare(expected, results, parity.working_precision(tensors))
         assert verdict.passed, (sizes, verdict.detail)
 
 
