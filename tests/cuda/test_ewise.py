@@ -307,3 +307,46 @@ def test_launches_are_captured_in_a_graph(module: Callable[[str], ModuleType]) -
     silu = torch.nn.functional.silu(x)
     expected = torch.softmax(silu * torch.rsqrt(silu.square().mean(-1, True) + 1e-5), -1)
     torch.testing.assert_close(w, expected)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_overlapping_launches_see_what_the_ones_before_wrote(
+    module: Callable[[str], ModuleType], captured: bool
+) -> None:
+    ewise, reduction = module("ewise"), module("reduction")
+    rows, n, rounds = 512, 4096, 24
+    a, b = torch.zeros(2, rows, n, device="cuda")
+    one, total = torch.ones(n, device="cuda"), torch.zeros(1, n, device="cuda")
+    space = torch.empty(
+        reduction.workspace(b, "sum", y=total), dtype=torch.uint8, device="cuda"
+    )  # fmt: skip
+    add = [OPCODES["add"], 0, 0, 1, -1]
+    side = torch.cuda.Stream()
+
+    def run_all() -> None:
+        a.zero_()
+        for k in range(rounds):
+            stream = torch.cuda.current_stream().cuda_stream
+            ewise.forward(add, [], [a, one], y=b, stream=stream)
+            if k % 5 == 4:  # torch's kernel, and another stream's
+                b.mul_(1)
+                side.wait_stream(torch.cuda.current_stream())
+                reduction.forward(b, "sum", y=total, workspace=space, stream=side.cuda_stream)
+                torch.cuda.current_stream().wait_stream(side)
+            else:
+                reduction.forward(b, "sum", y=total, workspace=space, stream=stream)
+            # exact in float32: every sum is rows * (k + 1)
+            code = [OPCODES["const"], 0, 0, -1, -1, OPCODES["sub"], 0, 1, 2, -1]
+            code += [OPCODES["add"], 0, 0, 3, -1]
+            kernel = "ewise_chain_sm80" if k % 2 else ""
+            ewise.forward(code, [rows * (k + 1.0)], [b, total], y=a, stream=stream, kernel=kernel)
+
+    if captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run_all()
+        for _ in range(3):
+            graph.replay()
+    else:
+        run_all()
+    assert torch.equal(a, torch.full_like(a, rounds))

@@ -52,8 +52,7 @@ __device__ __forceinline__ void chain_apply(const EwiseChainArgs& p, const Chain
                                             const EwiseChainStep& s, float (&acc)[kChainValues],
                                             const float (&b)[kChainValues]) {
   using T = std::conditional_t<V == 8, __half, float>;
-  int op = s.op;
-  asm volatile("" : "+r"(op));
+  const int op = s.op;
   switch (op) {
 #define RM_EACH(expression)                                  \
   _Pragma("unroll") for (int j = 0; j < kChainValues; ++j) { \
