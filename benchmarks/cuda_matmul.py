@@ -33,14 +33,17 @@ def interleaved(
     rounds: int,
     extra: dict[str, tuple[torch.cuda.CUDAGraph, int]] | None = None,
 ) -> dict[str, float]:
-    """Median microseconds a call of each variant, in CUDA graphs that take turns. extra: graphs
-    that are there already and their calls."""
+    """Median microseconds a call of each variant, in CUDA graphs that take turns, in an order that
+    changes: who comes after a variant of the same code finds it in the cache. extra: graphs that
+    are there already and their calls."""
     graphs = {name: (graph_of(run, calls), calls) for name, run in variants.items()}
     graphs |= extra or {}
     samples: dict[str, list[float]] = {name: [] for name in graphs}
+    order, rng = list(graphs), random.Random(0)
     for _ in range(rounds):
-        for name, (graph, count) in graphs.items():
-            samples[name].append(time_graph(graph, count))
+        rng.shuffle(order)
+        for name in order:
+            samples[name].append(time_graph(*graphs[name]))
     return {name: statistics.median(values) for name, values in samples.items()}
 
 

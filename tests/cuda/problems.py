@@ -45,6 +45,19 @@ def assert_close(
     assert bool(same.all()), f"{what}: infinities differ"
 
 
+MAGNITUDES = "inf 1e38 1e20 6e4 300 88 30 12 10 6 5 4.5 4 1 1e-3 0"
+HOSTILE = (float("nan"), *(float(sign + v) for v in MAGNITUDES.split() for sign in ("", "-")))
+
+
+def assert_as_torch(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    """NaN, infinities and values as torch's; both are of the same dtype."""
+    rounding = EPSILON[str(got.dtype)[6:]]
+    torch.testing.assert_close(
+        got.double(), wanted.double(), rtol=2 * rounding + 1e-5, atol=3e-7, equal_nan=True,
+        msg=lambda text: f"{what}: {text}",
+    )  # fmt: skip
+
+
 def row_shapes(rng: np.random.Generator, count: int, longest: int) -> list[tuple[int, int]]:
     """(rows, n): odd sizes, whole vectors, one-element and long rows."""
     shapes = []

@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, tolerance
+from problems import (
+    ACTIVATIONS,
+    DTYPES,
+    HOSTILE,
+    assert_as_torch,
+    assert_close,
+    from_numpy,
+    to_numpy,
+    tolerance,
+)
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("", "gemm_cublaslt_library", "gemm_cublaslt_ewise", "gemm_tiled_any")
@@ -112,6 +121,50 @@ def test_gemm_equals_float64(
         if p.aux is not None:
             assert_close(p.aux, before, bound, scale, what + ", aux")
     assert ran >= (8 if kernel == "gemm_cublaslt_library" else 100)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hostile_values_become_what_torch_makes_of_them(
+    module: Callable[[str], ModuleType], dtype: str
+) -> None:
+    m, t, ran = module("gemm"), DTYPES[dtype], 0
+    values = torch.tensor((*HOSTILE, *[0.5] * (-len(HOSTILE) % 8)), device="cuda").to(t)
+    a, b = torch.zeros(8, 8, device="cuda", dtype=t), torch.zeros(8, len(values), device="cuda")
+    a[:, 0], b[0] = 1, values.float()
+    b, c = b.to(t), torch.empty(8, len(values), device="cuda", dtype=t)
+    for activation, function in ACTIVATIONS:
+        for kernel, _ in m.kernels():
+            try:
+                m.forward(a, b, c=c, bias_kind="none", activation=activation, slope=0.1,
+                          workspace=workspace(m), kernel=kernel)  # fmt: skip
+            except m.Unsupported:
+                continue
+            ran += 1
+            wanted = function(values).expand_as(c)
+            assert_as_torch(c, wanted, f"{activation} by {kernel}, {dtype}")
+    assert ran >= 2 * len(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("kernel", WGMMA)
+def test_blocks_that_take_many_tiles_of_short_products_keep_them_apart(
+    module: Callable[[str], ModuleType], kernel: str, seed: int
+) -> None:
+    m = module("gemm")
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is Hopper's")
+    torch.manual_seed(seed)
+    rows, columns, space = 4096, 3008, workspace(m)
+    bias = torch.randn(columns, device="cuda").bfloat16()
+    for depth in (8, 64, 128, 192, 256, 320, 520):
+        a, b = (torch.randn(n, depth, device="cuda").bfloat16() for n in (rows, columns))
+        product = a.float() @ b.float().T
+        for aux in (None, torch.empty(rows, columns, device="cuda").bfloat16()):
+            c = torch.full((rows, columns), float("nan"), device="cuda").bfloat16()
+            m.forward(a, b, bias, c=c, aux=aux, trans_b=True, activation="relu", workspace=space,
+                      kernel=kernel)  # fmt: skip
+            expected = torch.relu(product + bias.float())
+            bound = tolerance("bfloat16", depth, 2)
+            assert_close(c, expected, bound, depth**0.5, f"{kernel}, K {depth}, seed {seed}")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,7 +8,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from problems import ACTIVATIONS, DTYPES, assert_close, from_numpy, to_numpy, tolerance
+from problems import (
+    ACTIVATIONS,
+    DTYPES,
+    HOSTILE,
+    assert_as_torch,
+    assert_close,
+    from_numpy,
+    to_numpy,
+    tolerance,
+)
 
 pytestmark = pytest.mark.cuda
 KERNELS = ("gemv_bulk_sm90", "gemv_naive_any")
@@ -147,6 +156,26 @@ def test_a_chain_that_overlaps_in_a_graph_equals_one_that_does_not(
         graph.replay()
         assert torch.equal(got, chain(False))
     assert expected.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hostile_values_become_what_torch_makes_of_them(
+    module: Callable[[str], ModuleType], dtype: str
+) -> None:
+    m, t, ran = module("gemv"), DTYPES[dtype], 0
+    values = torch.tensor(HOSTILE, device="cuda").to(t)
+    x, w = torch.zeros(1, 64, device="cuda", dtype=t), torch.zeros(len(values), 64, device="cuda")
+    x[0, 0], w[:, 0] = 1, values.float()
+    w, y = w.to(t), torch.empty(1, len(values), device="cuda", dtype=t)
+    for activation, function in ACTIVATIONS:
+        for kernel, _ in m.kernels():
+            try:
+                m.forward(x, w, y=y, activation=activation, slope=0.1, kernel=kernel)
+            except m.Unsupported:
+                continue
+            ran += 1
+            assert_as_torch(y[0], function(values), f"{activation} by {kernel}, {dtype}")
+    assert ran >= 2 * len(ACTIVATIONS)
 
 
 def test_nan_and_inf_spread_as_in_torch(module: Callable[[str], ModuleType]) -> None:

@@ -1,6 +1,5 @@
 // The table of gemm: checks, shapes, choice and launches of the kernels of our own.
 #include <algorithm>
-#include <vector>
 
 #include "gemm/common.hpp"
 #include "gemm/kernels/gemm_epilogue_any.cuh"
@@ -111,20 +110,6 @@ Status check(const Gemm& p) {
   return check_epilogue("gemm", p.epilogue, p.c);
 }
 
-struct Timed {
-  int row;
-  float us;
-};
-
-/// Sorts, and keeps up to four within 1.15 of the fastest: those take turns, since a card that gets
-/// warm slows down, and who came first looked fast.
-void keep_fastest(std::vector<Timed>* timed) {
-  std::sort(timed->begin(), timed->end(), [](Timed a, Timed b) { return a.us < b.us; });
-  std::size_t kept = 0;
-  while (kept < timed->size() && kept < 4 && (*timed)[kept].us <= 1.15f * timed->front().us) ++kept;
-  timed->resize(kept);
-}
-
 /// The measured row, measuring it now if need be.
 Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out) {
   const std::string key = choice_key(p, workspace.bytes);
@@ -134,29 +119,15 @@ Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out)
   for (const auto& row : kRows) {
     if (row.why_not(p) == nullptr && (least == 0 || row.cost_us(p) < least)) least = row.cost_us(p);
   }
-  std::vector<Timed> timed;
-  const auto time = [&](Timed* t) {
-    float us = 0;
-    const Status s = time_launches(
-        stream, [&](Stream on) { return kRows[t->row].launch(p, workspace, on); }, &us);
-    t->us += us;
-    return s;
-  };
+  const GemmShape shape = gemm_shape(p);
+  const std::int64_t elements = shape.batch * shape.k * (shape.m + shape.n);
+  TimedChoice choice(stream, cold_for(elements * size_of(p.c.dtype), workspace));
   for (std::size_t i = 0; i < std::size(kRows); ++i) {
     if (kRows[i].why_not(p) || kRows[i].cost_us(p) > 8 * least) continue;
-    Timed t{static_cast<int>(i), 0};
-    const Status s = time(&t);
-    if (s.code == Code::device_error) return s;
-    if (s) timed.push_back(t);
+    const auto run = [&](Stream on) { return kRows[i].launch(p, workspace, on); };
+    if (Status s = choice.add(static_cast<int>(i), run); !s) return s;
   }
-  keep_fastest(&timed);
-  for (int turn = 0; timed.size() > 1 && turn < 4; ++turn) {
-    for (Timed& t : timed) {
-      if (Status s = time(&t); !s) return s;
-    }
-  }
-  keep_fastest(&timed);
-  if (!timed.empty()) *out = timed.front().row;
+  if (Status s = choice.fastest(out); !s) return s;
   if (*out >= 0) p.library->remember_row(key, *out);
   return {};
 }

@@ -213,20 +213,18 @@ int GemmLibrary::State::launch(const LibraryProduct& p, const LibraryOperands& o
 void GemmLibrary::State::time(const LibraryProduct& p, const LibraryOperands& o, Plan& plan,
                               Workspace w, Stream stream) {
   plan.timed = true;
-  float best = 0;
-  bool any = false;
+  const std::int64_t elements = p.batch * p.depth * (p.rows + p.columns);
+  const auto size = size_of(static_cast<DType>(p.dtype));
+  TimedChoice choice(stream, cold_for(elements * static_cast<std::int64_t>(size), w));
+  int best = 0;
   for (std::size_t i = 0; i < plan.algorithms.size(); ++i) {
-    float us = 0;
-    const Status s = time_launches(
-        stream,
-        [&](Stream on) -> Status {
-          const int code = launch(p, o, plan, i, w, on);
-          return code == 0 ? Status{} : failed(code, "run an algorithm it offered");
-        },
-        &us);
-    if (!s) continue;
-    if (!any || us < best) plan.best = i, best = us, any = true;
+    const auto run = [&](Stream on) -> Status {
+      const int code = launch(p, o, plan, i, w, on);
+      return code == 0 ? Status{} : failed(code, "run an algorithm it offered");
+    };
+    if (!choice.add(static_cast<int>(i), run)) return;
   }
+  if (choice.fastest(&best) && best >= 0) plan.best = static_cast<std::size_t>(best);
 }
 
 const char* GemmLibrary::plan(const LibraryProduct& p, int candidates) {

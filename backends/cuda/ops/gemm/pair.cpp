@@ -81,15 +81,14 @@ Status gemm_pair(const Gemm& first, const Gemm& second, const ColumnSums& sums, 
                           (sums.columns ? "+" : "");
   int best = first.library->known_row(key);
   if (best < 0 && first.tune && may_repeat(first) && may_repeat(second) && !is_capturing(stream)) {
-    float least = 0;
+    TimedChoice choice(stream, {});
     for (int plan = kApart; plan >= 0; --plan) {  // apart first: it tunes the single products
-      float us = 0;
-      const Status s = time_launches(
-          stream, [&](Stream on) { return run_pair(first, second, sums, plan, workspace, on); },
-          &us);
-      if (s.code == Code::device_error) return s;
-      if (s && (best < 0 || us < least)) best = plan, least = us;
+      const auto run = [&](Stream on) {
+        return run_pair(first, second, sums, plan, workspace, on);
+      };
+      if (Status s = choice.add(plan, run); !s) return s;
     }
+    if (Status s = choice.fastest(&best); !s) return s;
     if (best >= 0) first.library->remember_row(key, best);
   }
   return run_pair(first, second, sums, best < 0 ? kApart : best, workspace, stream);

@@ -1,7 +1,10 @@
-// Times launches in a graph, as callers that care for time will run them; never inside a capture.
+// Times launches in graphs, as callers that care for time will run them; never inside a capture.
+// Candidates take turns and medians count: who is timed first finds the card cool.
 #pragma once
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "_shim/dispatch_shim.hpp"
 
@@ -16,59 +19,135 @@ inline bool is_capturing(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-/// What a timing holds; destroyed whatever happens.
-struct TimingTools {
-  cudaStream_t side{};
-  cudaEvent_t start{}, stop{};
-  cudaGraph_t graph{};
-  cudaGraphExec_t exec{};
-  TimingTools() = default;
-  TimingTools(const TimingTools&) = delete;
-  TimingTools& operator=(const TimingTools&) = delete;
-  ~TimingTools() {
-    if (exec) cudaGraphExecDestroy(exec);
-    if (graph) cudaGraphDestroy(graph);
-    if (start) cudaEventDestroy(start);
-    if (stop) cudaEventDestroy(stop);
-    if (side) cudaStreamDestroy(side);
+/// Operands of more bytes than this are rarely in the cache when a model comes to them: what is
+/// overwritten before each launch to be timed, or nothing.
+inline Workspace cold_for(std::int64_t operand_bytes, Workspace scratch) {
+  return operand_bytes < (6 << 20) ? Workspace{} : scratch;
+}
+
+/// A graph of a few launches, and what its turns took.
+class TimedGraph {
+ public:
+  TimedGraph() = default;
+  TimedGraph(const TimedGraph&) = delete;
+  TimedGraph& operator=(const TimedGraph&) = delete;
+  ~TimedGraph() {
+    if (exec_) cudaGraphExecDestroy(exec_);
+    if (graph_) cudaGraphDestroy(graph_);
+    if (start_) cudaEventDestroy(start_);
+    if (stop_) cudaEventDestroy(stop_);
+    if (side_) cudaStreamDestroy(side_);
   }
-  bool make() {
-    return cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking) == cudaSuccess &&
-           cudaEventCreate(&start) == cudaSuccess && cudaEventCreate(&stop) == cudaSuccess;
+
+  /// run(stream) launches what is timed; it runs once at once. `cold`: memory that may be
+  /// overwritten, and is before each launch, so that little of the operands is left in the cache.
+  template <class Run>
+  Status make(Stream stream, Workspace cold, Run&& run) {
+    if (Status warm = run(stream); !warm) return warm;
+    if (cudaStreamCreateWithFlags(&side_, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaEventCreate(&start_) != cudaSuccess || cudaEventCreate(&stop_) != cudaSuccess ||
+        cudaStreamBeginCapture(side_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
+      return launch_status("gemm");
+    }
+    Status status;
+    for (int i = 0; status && i < kLaunches; ++i) {
+      if (cold.bytes) cudaMemsetAsync(cold.data, 0, cold.bytes, side_);
+      status = run(side_);
+    }
+    const cudaError_t ended = cudaStreamEndCapture(side_, &graph_);
+    if (!status) return status;
+    if (ended != cudaSuccess || cudaGraphInstantiate(&exec_, graph_, 0) != cudaSuccess) {
+      return launch_status("gemm");
+    }
+    return {};
   }
+
+  /// One more sample; a turn before the timed one hides the host's part.
+  Status turn(Stream stream) {
+    cudaGraphLaunch(exec_, stream);
+    cudaEventRecord(start_, stream);
+    cudaGraphLaunch(exec_, stream);
+    cudaEventRecord(stop_, stream);
+    Status status =
+        cuda_status("gemm", cudaEventSynchronize(stop_), "a timed launch without errors");
+    float ms = 0;
+    if (status && cudaEventElapsedTime(&ms, start_, stop_) == cudaSuccess) {
+      samples_.push_back(ms * 1000.0f / kLaunches);
+    }
+    return status;
+  }
+
+  /// Microseconds a launch, what made the operands cold included.
+  float median() const {
+    std::vector<float> sorted = samples_;
+    std::sort(sorted.begin(), sorted.end());
+    return sorted.empty() ? 1e30f : sorted[sorted.size() / 2];
+  }
+
+ private:
+  static constexpr int kLaunches = 4;
+  cudaStream_t side_{};
+  cudaEvent_t start_{}, stop_{};
+  cudaGraph_t graph_{};
+  cudaGraphExec_t exec_{};
+  std::vector<float> samples_;
 };
 
-/// run(stream) launches what is timed. The best of five turns of four launches, in microseconds a
-/// launch; a graph before the timed one hides the host's part.
-template <class Run>
-Status time_launches(Stream stream, Run&& run, float* us) {
-  constexpr int kLaunches = 4, kTurns = 5;
-  TimingTools t;
-  if (!t.make()) return launch_status("gemm");
-  if (Status warm = run(stream); !warm) return warm;
-  if (cudaStreamBeginCapture(t.side, cudaStreamCaptureModeThreadLocal) != cudaSuccess) {
-    return launch_status("gemm");
+/// Candidates, each under a number of the caller's, until the fastest is known.
+class TimedChoice {
+ public:
+  TimedChoice(Stream stream, Workspace cold) : stream_(stream), cold_(cold) {}
+
+  /// A candidate that refuses is left out; only a device error comes back.
+  template <class Run>
+  Status add(int number, Run&& run) {
+    auto graph = std::make_unique<TimedGraph>();
+    Status s = graph->make(stream_, cold_, run);
+    if (s) s = graph->turn(stream_);
+    if (s) entries_.push_back({number, std::move(graph)});
+    return s.code == Code::device_error ? s : Status{};
   }
-  Status status;
-  for (int i = 0; status && i < kLaunches; ++i) status = run(t.side);
-  const cudaError_t ended = cudaStreamEndCapture(t.side, &t.graph);
-  if (!status) return status;
-  if (ended != cudaSuccess || cudaGraphInstantiate(&t.exec, t.graph, 0) != cudaSuccess) {
-    return launch_status("gemm");
-  }
-  *us = 1e30f;
-  for (int turn = 0; status && turn < kTurns; ++turn) {
-    cudaGraphLaunch(t.exec, stream);
-    cudaEventRecord(t.start, stream);
-    cudaGraphLaunch(t.exec, stream);
-    cudaEventRecord(t.stop, stream);
-    status = cuda_status("gemm", cudaEventSynchronize(t.stop), "a timed launch without errors");
-    float ms = 0;
-    if (status && cudaEventElapsedTime(&ms, t.start, t.stop) == cudaSuccess) {
-      *us = std::min(*us, ms * 1000.0f / kLaunches);
+
+  /// The fastest candidate's number, -1 without any. Fewer take part in later, longer rounds.
+  Status fastest(int* out) {
+    struct Round {
+      std::size_t most;
+      float within;
+      int turns;
+    };
+    for (const Round& round : {Round{12, 1.5f, 2}, Round{6, 1.15f, 4}, Round{3, 1.06f, 8}}) {
+      keep(round.most, round.within);
+      for (int turn = 0; entries_.size() > 1 && turn < round.turns; ++turn) {
+        for (Entry& e : entries_) {
+          if (Status s = e.graph->turn(stream_); !s) return s;
+        }
+      }
     }
+    keep(1, 1.0f);
+    *out = entries_.empty() ? -1 : entries_.front().number;
+    return {};
   }
-  return status;
-}
+
+ private:
+  struct Entry {
+    int number;
+    std::unique_ptr<TimedGraph> graph;
+  };
+
+  void keep(std::size_t most, float within) {
+    std::sort(entries_.begin(), entries_.end(),
+              [](const Entry& a, const Entry& b) { return a.graph->median() < b.graph->median(); });
+    std::size_t kept = 0;
+    while (kept < entries_.size() && kept < most &&
+           entries_[kept].graph->median() <= within * entries_.front().graph->median()) {
+      ++kept;
+    }
+    entries_.resize(kept);
+  }
+
+  Stream stream_;
+  Workspace cold_;
+  std::vector<Entry> entries_;
+};
 
 }  // namespace rm::cuda_ops

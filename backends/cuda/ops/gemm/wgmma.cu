@@ -44,9 +44,13 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
   p.split = split, p.share = split ? 1 : cluster;
   p.k_blocks = static_cast<int>(ceil_div(s.k, kWgmmaK * (split ? cluster : 1)));
   p.units_m = static_cast<int>(ceil_div(s.m, kWgmmaM * p.share));
-  p.units_n = static_cast<int>(ceil_div(s.n, kN));
-  p.units = p.units_m * p.units_n * p.batch;
-  p.group = 16 / p.share;
+  const auto units_n = static_cast<int>(ceil_div(s.n, kN));
+  p.units = p.units_m * units_n * p.batch;
+  p.group = std::min(16 / p.share, p.units_m);
+  const auto divisor = [](int by) { return FastDivisor(static_cast<std::uint32_t>(by)); };
+  p.in_batch = divisor(p.units_m * units_n), p.in_group = divisor(p.group * units_n);
+  p.whole_rows = divisor(p.group);
+  p.last_rows = divisor(p.units_m % p.group ? p.units_m % p.group : p.group);
   p.trans_a = g.trans_a, p.trans_b = !g.trans_b;
   p.a_batched = s.batch > 1 && s.a.batch_stride != 0;
   p.b_batched = s.batch > 1 && s.b.batch_stride != 0;
@@ -71,6 +75,12 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
     p.aux_lines = mappable(p.epilogue.aux, x);
     p.pairs = p.pairs && in_pairs(p.epilogue.aux, x.pitch, x.batch_stride);
   }
+  const Activation kind = s.epilogue.activation;
+  const bool columns =
+      s.epilogue.bias_kind == BiasKind::none || s.epilogue.bias_kind == BiasKind::column;
+  p.plain = p.c_lines && !p.epilogue.residual && !p.epilogue.aux && columns && !split &&
+            kind != Activation::leaky_relu && kind != Activation::tanh &&
+            kind != Activation::sigmoid;
   if (!ok) {
     return {Code::device_error, "[gemm] expected tensor maps of the operands, got a refusal for " +
                                     std::to_string(s.m) + " x " + std::to_string(s.n) + " x " +

@@ -80,9 +80,10 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t 
 __device__ __forceinline__ void store_boxes_commit() {
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// What this thread's stores leave from has been read.
+/// What this thread's stores leave from has been read, but for the last kPending groups.
+template <int kPending>
 __device__ __forceinline__ void store_boxes_wait() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 __device__ __forceinline__ uint4 load_shared(std::uint32_t address) {
   uint4 v;
