@@ -15,10 +15,13 @@ from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 pytestmark = pytest.mark.cuda
 LONGEST = {
     "sdpa_decode_sm80": 256, "sdpa_decode_f32_sm80": 256, "sdpa_wgmma_sm90a": 256,
-    "sdpa_flash_sm80": 256, "sdpa_prefill_f32_sm80": 128,
+    "sdpa_flash_sm80": 256, "sdpa_flash_f32_sm80": 128,
 }  # fmt: skip
 KERNELS = (*LONGEST, "sdpa_tiles_any", "sdpa_naive_any")
-BACKWARD = ("sdpa_backward_wgmma_sm90a", "sdpa_backward_tiles_any", "sdpa_backward_naive_any")
+BACKWARD = (
+    "sdpa_backward_wgmma_sm90a", "sdpa_backward_f32_sm80", "sdpa_backward_tiles_any",
+    "sdpa_backward_naive_any",
+)  # fmt: skip
 DIMS = (8, 32, 64, 80, 96, 128, 192, 256)
 
 
@@ -120,6 +123,43 @@ def test_attention_equals_float64(
         assert_close(lse, wanted_lse, 2.0**-16, 8.0, what + ", lse")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_nan_and_infinity_go_where_float64_has_them(
+    module: Callable[[str], ModuleType], dtype: str, kernel: str
+) -> None:
+    m, t = module("sdpa"), DTYPES[dtype]
+    torch.manual_seed(3)
+    if not kernel.endswith("_any") and (dtype == "float32") != ("f32" in kernel):
+        pytest.skip("tensor-core kernels take 16-bit dtypes, _f32_ ones float32")
+    nan, inf = float("nan"), float("inf")
+    cases: list[tuple[str, tuple[int, int, int, int], float]] = [
+        ("q", (0, 1, 2, 5), nan), ("q", (0, 0, 4, 63), inf), ("k", (0, 1, 69, 0), nan),
+        ("k", (0, 0, 3, 7), inf), ("k", (0, 1, 64, 7), -inf), ("v", (0, 0, 65, 9), nan),
+        ("v", (0, 1, 2, 40), inf), ("v", (0, 0, 33, 1), -inf),
+    ]  # fmt: skip
+    if kernel != "sdpa_wgmma_sm90a":
+        cases += [("mask", (0, 1, 2, 66), v) for v in (nan, inf, -inf)]
+        cases += [("mask", (0, 0, 1, slice(None)), -inf)]  # a row that sees nothing
+    for which, at, value in cases:
+        p = problem(3, np.random.default_rng(0), t, 1, 2, 1, 5, 70, 64, masks=False)
+        p.options = {"causal": False, "causal_offset": 0, "lengths": None}
+        p.seen = torch.ones_like(p.seen)
+        if which == "mask":
+            p.mask = p.added = torch.zeros(1, 2, 5, 70, device="cuda", dtype=t)
+            p.mask[at] = value
+            p.seen = p.mask != -inf
+        else:
+            getattr(p, which)[at] = value
+        score = p.q.double() @ p.k.double().mT / 8 + p.added.double()
+        weights = torch.softmax(score, -1)
+        weights = torch.where((score == -inf).all(-1, keepdim=True), 0.0, weights)
+        o, _ = forward(m, p, kernel)
+        what = f"{which}{at} = {value}"
+        rounding = 2.0**-17 if dtype == "float32" else 2 * tolerance(dtype, 70)
+        assert_close(o, weights @ p.v.double(), rounding, 8.0, what)
+
+
 @pytest.mark.parametrize("k", [3, 4])  # all keys, and lengths
 def test_rows_beyond_the_last_whole_turn_of_the_card_are_shared_by_warpgroups(
     module: Callable[[str], ModuleType], k: int, seed: int
@@ -168,13 +208,13 @@ def test_gradients_equal_float64_autograd(
     """Bounds follow the terms of each sum; delta's own error is that of a rounded o."""
     m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
-    if dtype == "float32" and not kernel.endswith("_any"):
-        pytest.skip("tensor-core kernels take 16-bit dtypes")
+    if not kernel.endswith("_any") and (dtype == "float32") != ("f32" in kernel):
+        pytest.skip("tensor-core kernels take 16-bit dtypes, _f32_ ones float32")
     for k in range(100):
         batch, groups = int(rng.integers(1, 4)), int(rng.integers(1, 3))
         ratio, naive = int(rng.choice([1, 2, 4])), "naive" in kernel
         rows, keys = (int(rng.integers(1, 50 if naive else 300)) for _ in range(2))
-        dim = int(rng.choice(DIMS))
+        dim = int(rng.choice([d for d in DIMS if d <= (128 if "f32" in kernel else 256)]))
         if kernel.endswith("_any"):
             dim = int(rng.integers(1, 260 if naive else 257))
         p = problem(k, rng, t, batch, groups, ratio, rows, keys, dim)
@@ -203,6 +243,28 @@ def test_gradients_equal_float64_autograd(
         smallest = 2.0**-24 * 8 * max(rows * ratio, keys) ** 0.5 if dtype == "float16" else 1e-30
         for name, got, want, term in zip("qkv", (dq, dk, dv), wanted, terms, strict=True):
             assert_within(got, want, term, bound, smallest, f"d{name}, {p.what}, seed {seed}")
+
+
+@pytest.mark.parametrize("kernel", BACKWARD)
+def test_nan_in_the_gradient_of_o_reaches_what_it_reaches_in_float64(
+    module: Callable[[str], ModuleType], kernel: str
+) -> None:
+    m, dtype = module("sdpa"), torch.float32 if "f32" in kernel else torch.bfloat16
+    torch.manual_seed(4)
+    p = problem(3, np.random.default_rng(0), dtype, 1, 2, 1, 70, 70, 64, masks=False)
+    p.options = {"causal": False, "causal_offset": 0, "lengths": None}
+    o, lse = forward(m, p)
+    d_o = torch.randn_like(p.q)
+    d_o[0, 1, 66, 5] = float("nan")
+    got = [torch.zeros_like(x) for x in (p.q, p.k, p.v)]
+    space = torch.empty(m.backward_workspace(p.q, p.k), dtype=torch.uint8, device="cuda")
+    m.backward(d_o, p.q, p.k, p.v, o, lse, dq=got[0], dk=got[1], dv=got[2], workspace=space,
+               kernel=kernel)  # fmt: skip
+    leaves = [x.double().requires_grad_() for x in (p.q, p.k, p.v)]
+    weights = torch.softmax(leaves[0] @ leaves[1].mT / 8, -1)
+    wanted = torch.autograd.grad(weights @ leaves[2], leaves, d_o.double())
+    for name, x, y in zip("qkv", got, wanted, strict=True):
+        assert torch.equal(x.isnan(), y.isnan()), f"d{name}"
 
 
 def test_the_numpy_form_gives_what_the_dlpack_form_gives(

@@ -2,6 +2,7 @@
 #include <tuple>
 
 #include "sdpa/common.hpp"
+#include "sdpa/kernels/sdpa_backward_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_backward_naive_any.cuh"
 #include "sdpa/kernels/sdpa_backward_tiles_any.cuh"
 #include "sdpa/kernels/sdpa_backward_wgmma_sm90a.cuh"
@@ -83,6 +84,31 @@ Status launch_tiles(const SdpaBackward& p, Workspace workspace, Stream stream) {
   });
 }
 
+template <int kD, bool kQueries>
+Status launch_f32_part(const SdpaGradArgs& a, Stream stream) {
+  using Shape = GradF32Shape<kD>;
+  const int rows = kQueries ? a.f.rows : a.f.keys;
+  if (rows == 0) return {};
+  auto* kernel = sdpa_backward_f32<kD, kQueries>;
+  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(rows, Shape::kRows)),
+                  static_cast<unsigned>(a.f.batch * (kQueries ? a.f.heads : a.f.groups)));
+  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a);
+  return launch_status("sdpa");
+}
+
+template <int kD>
+Status launch_f32_dim(const SdpaGradArgs& a, Stream stream) {
+  if (Status s = launch_statistics<float, false>(a, stream); !s) return s;
+  if (Status s = launch_f32_part<kD, true>(a, stream); !s) return s;
+  return launch_f32_part<kD, false>(a, stream);
+}
+
+Status launch_f32(const SdpaBackward& p, Workspace workspace, Stream stream) {
+  const SdpaGradArgs a = grad_args(p, workspace);
+  return a.f.dim <= 64 ? launch_f32_dim<64>(a, stream) : launch_f32_dim<128>(a, stream);
+}
+
 template <class T, int kD, GradPart kPart>
 Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
   using Shape = GradShape<kD, kPart>;
@@ -141,6 +167,19 @@ const char* plain_tiles_why_not(const SdpaBackward& p) {
   return nullptr;
 }
 
+const char* f32_why_not(const SdpaBackward& p) {
+  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (p.f.q.dtype != DType::f32) return "not float32";
+  if (p.f.q.shape[3] > 128 || p.f.q.shape[3] % 4 != 0) {
+    return "the head dim is not a multiple of 4 up to 128";
+  }
+  for (const Tensor* t : {&p.f.q, &p.f.k, &p.f.v, &p.d_o}) {
+    if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
+  }
+  if (p.f.q.shape[0] * p.f.q.shape[1] > 65535) return "more than 65535 heads";
+  return nullptr;
+}
+
 const char* wgmma_why_not(const SdpaBackward& p) {
   const Tensor& q = p.f.q;
   if (compute_capability() != 90) return "the device is not sm_90";
@@ -166,6 +205,8 @@ double flops(const SdpaBackward& p) {
 constexpr KernelRow<SdpaBackward> kRows[] = {
     {"sdpa_backward_wgmma_sm90a", "bfloat16, float16; D <= 256", wgmma_why_not,
      [](const SdpaBackward& p) { return 20 + flops(p) / 300e6; }, launch_wgmma},
+    {"sdpa_backward_f32_sm80", "float32; D <= 128", f32_why_not,
+     [](const SdpaBackward& p) { return 25 + flops(p) / 40e6; }, launch_f32},
     {"sdpa_backward_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
      [](const SdpaBackward& p) { return 25 + flops(p) / 14e6; }, launch_tiles},
     {"sdpa_backward_naive_any", "any problem with D <= 512",

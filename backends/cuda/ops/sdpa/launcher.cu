@@ -4,7 +4,6 @@
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
 #include "sdpa/kernels/sdpa_flash_sm80.cuh"
 #include "sdpa/kernels/sdpa_naive_any.cuh"
-#include "sdpa/kernels/sdpa_prefill_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_tiles_any.cuh"
 
 namespace rm::cuda_ops {
@@ -17,6 +16,32 @@ struct Split {
   int blocks = 1;
   bool cluster = false;
 };
+
+/// Clusters of n decoding blocks, each of which fills a multiprocessor, that run at once: fewer
+/// than their number suggests, for the multiprocessors of a cluster are of one of the card's parts.
+int clusters_at_once(int n) {
+  if (n == 1) return std::max(1, multiprocessors());
+  thread_local int known_device = -1, known[kDecodeCluster + 1] = {};
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  if (device != known_device) std::fill(std::begin(known), std::end(known), 0);
+  known_device = device;
+  if (known[n] > 0) return known[n];
+  using Shape = DecodeShape<128, 8, 16, 3>;
+  auto* kernel = sdpa_decode<__nv_bfloat16, Shape>;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(n), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(n)), config.blockDim = dim3(Shape::kThreads);
+  config.dynamicSmemBytes = Shape::kMemory, config.attrs = &cluster, config.numAttrs = 1;
+  int count = 0;
+  if (!allow_shared_memory("sdpa", kernel, Shape::kMemory) ||
+      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
+    cudaGetLastError();  // a launch will say what is wrong
+  }
+  return known[n] = std::max(1, count);
+}
 
 /// As many blocks as make the card's turns of them shortest, at least 64 keys each. More than a
 /// cluster holds only where few heads have so many keys that a second launch is repaid.
@@ -33,9 +58,12 @@ Split split_of(const SdpaArgs& a, bool is_f32) {
   Split best{1, true};
   double least = 0;
   for (int n = 1; n <= std::min<std::int64_t>(most, kDecodeCluster); ++n) {
-    const double turns = static_cast<double>(ceil_div(heads * n, sms));
-    const double us = turns * (1.5 + static_cast<double>(bytes) / n / 33e3);
-    if (n == 1 || us < least) least = us, best.blocks = n;
+    const std::int64_t at_once = std::min<std::int64_t>(heads, clusters_at_once(n));
+    // Bytes a microsecond of a block: its share of the memory's, or what one multiprocessor reads.
+    const double speed = std::min(57e3, 4.4e6 / static_cast<double>(at_once * n));
+    const double us = static_cast<double>(ceil_div(heads, at_once)) *
+                      (1.5 + static_cast<double>(bytes) / n / speed);
+    if (n == 1 || us <= least) least = us, best.blocks = n;
   }
   return best;
 }
@@ -115,20 +143,20 @@ Status launch_decode_shape(Kernel* kernel, SdpaArgs a, bool overlap, Workspace w
     return s;
   }
   config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), config.gridDim.y);
-  config.blockDim = dim3(Shape::kD);
+  config.blockDim = dim3(Shape::kD / 2);
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[0].val.programmaticStreamSerializationAllowed = 1;
   config.dynamicSmemBytes = 0, config.numAttrs = 1;
   return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, Shape::kD>, a), expected);
 }
 
-template <class T, int kD>
-Status launch_flash_dim(const SdpaArgs& a, Stream stream) {
-  constexpr int kBytes = flash_memory(kD);
-  if (Status s = allow_shared_memory("sdpa", sdpa_flash<T, kD>, kBytes); !s) return s;
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, flash_rows(kD))),
+template <class Warp>
+Status launch_flash_shape(const SdpaArgs& a, Stream stream) {
+  using Shape = FlashShape<Warp>;
+  if (Status s = allow_shared_memory("sdpa", sdpa_flash<Warp>, Shape::kMemory); !s) return s;
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, Shape::kRows)),
                   static_cast<unsigned>(a.batch * a.heads));
-  sdpa_flash<T, kD><<<grid, kFlashWarps * 32, kBytes, stream>>>(a);
+  sdpa_flash<Warp><<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a);
   return launch_status("sdpa");
 }
 
@@ -167,10 +195,16 @@ Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) return launch_flash_dim<T, 64>(a, stream);
-    if (a.dim <= 128) return launch_flash_dim<T, 128>(a, stream);
-    return launch_flash_dim<T, 256>(a, stream);
+    if (a.dim <= 64) return launch_flash_shape<Flash16<T, 64>>(a, stream);
+    if (a.dim <= 128) return launch_flash_shape<Flash16<T, 128>>(a, stream);
+    return launch_flash_shape<Flash16<T, 256>>(a, stream);
   });
+}
+
+Status launch_flash_f32(const Sdpa& p, Workspace, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  if (a.dim <= 64) return launch_flash_shape<FlashF32<64>>(a, stream);
+  return launch_flash_shape<FlashF32<128>>(a, stream);
 }
 
 Status launch_naive(const Sdpa& p, Workspace, Stream stream) {
@@ -202,24 +236,7 @@ Status launch_tiles(const Sdpa& p, Workspace, Stream stream) {
   });
 }
 
-template <int kD>
-Status launch_prefill_f32_dim(const SdpaArgs& a, Stream stream) {
-  using Shape = PrefillF32Shape<kD>;
-  auto* kernel = sdpa_prefill_f32<Shape>;
-  if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, Shape::kRows)),
-                  static_cast<unsigned>(a.batch * a.heads));
-  kernel<<<grid, Shape::kThreads, Shape::kMemory, stream>>>(a);
-  return launch_status("sdpa");
-}
-
-Status launch_prefill_f32(const Sdpa& p, Workspace, Stream stream) {
-  const SdpaArgs a = args_of(p);
-  if (a.dim <= 64) return launch_prefill_f32_dim<64>(a, stream);
-  return launch_prefill_f32_dim<128>(a, stream);
-}
-
-const char* prefill_f32_why_not(const Sdpa& p) {
+const char* flash_f32_why_not(const Sdpa& p) {
   if (compute_capability() < 80) return "the device is older than sm_80";
   if (p.q.dtype != DType::f32) return "not float32";
   if (p.q.shape[3] > 128 || p.q.shape[3] % 4 != 0) {
@@ -251,7 +268,7 @@ double plain_us(const Sdpa& p, int tile, double flops_per_us) {
   return 10 + static_cast<double>(turns) * one / flops_per_us;
 }
 double tiles_us(const Sdpa& p) { return plain_us(p, kTilesRows, 24e6 / 132); }
-double prefill_f32_us(const Sdpa& p) { return plain_us(p, 128, 31e6 / 132); }
+double flash_f32_us(const Sdpa& p) { return plain_us(p, 128, 60e6 / 132); }
 /// A warp goes through all keys of a query row by itself.
 double naive_us(const Sdpa& p) {
   return 20 + std::max(flops(p) / 1e6, static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
@@ -269,62 +286,13 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
      [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
      launch_flash},
-    {"sdpa_prefill_f32_sm80", "float32; D <= 128", prefill_f32_why_not, prefill_f32_us,
-     launch_prefill_f32},
+    {"sdpa_flash_f32_sm80", "float32; D <= 128", flash_f32_why_not, flash_f32_us, launch_flash_f32},
     {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not, tiles_us, launch_tiles},
     {"sdpa_naive_any", "any problem with D <= 512",
      [](const Sdpa&) -> const char* { return nullptr; }, naive_us, launch_naive},
 };
 
 }  // namespace
-
-Status check_sdpa_tensor(const char* what, const Tensor& t, const Sdpa& p, bool key) {
-  const bool ok = t.rank == 4 && t.dtype == p.q.dtype && t.shape[0] == p.q.shape[0] &&
-                  t.shape[3] == p.q.shape[3] && (t.shape[3] <= 1 || t.stride[3] == 1) &&
-                  (key ? t.shape[2] == p.k.shape[2] && t.shape[1] == p.k.shape[1]
-                       : t.shape[1] == p.q.shape[1] && t.shape[2] == p.q.shape[2]);
-  if (ok) return {};
-  return invalid(std::string("[sdpa] expected ") + what +
-                 (key ? " [B, G, T, D]" : " [B, H, S, D]") + " of " + name_of(p.q.dtype) +
-                 " with a dense last axis, got " + name_of(t.dtype) + " of rank " +
-                 std::to_string(t.rank) + "; try matching q");
-}
-
-Status check_sdpa(const Sdpa& p) {
-  if (p.q.rank != 4 || !is_float(p.q.dtype) || p.k.rank != 4) {
-    return invalid("[sdpa] expected q, k, v of rank 4 in float32, bfloat16 or float16, got " +
-                   std::string(name_of(p.q.dtype)) + " of rank " + std::to_string(p.q.rank));
-  }
-  const std::pair<const char*, const Tensor*> all[] = {
-      {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}};
-  for (const auto& [what, t] : all) {
-    const bool key = t == &p.k || t == &p.v;
-    if (Status s = check_sdpa_tensor(what, *t, p, key); !s) return s;
-  }
-  if (p.k.shape[1] == 0 ? p.q.shape[1] != 0 : p.q.shape[1] % p.k.shape[1] != 0) {
-    return invalid("[sdpa] expected H a multiple of G, got " + std::to_string(p.q.shape[1]) +
-                   " and " + std::to_string(p.k.shape[1]));
-  }
-  if (p.q.shape[3] > 512) return unsupported("[sdpa] expected a head dim up to 512, got more");
-  if (p.mask &&
-      (p.mask->rank != 4 || (p.mask->dtype != DType::boolean && p.mask->dtype != p.q.dtype) ||
-       p.mask->shape[0] != p.q.shape[0] || p.mask->shape[1] != p.q.shape[1] ||
-       p.mask->shape[2] != p.q.shape[2] || p.mask->shape[3] != p.k.shape[2])) {
-    return invalid("[sdpa] expected mask [B, H, S, T] of bool or q's dtype, got " +
-                   std::string(name_of(p.mask->dtype)) + " of rank " +
-                   std::to_string(p.mask->rank) + "; try expand");
-  }
-  if (p.lengths && (p.lengths->rank != 1 || p.lengths->shape[0] != p.q.shape[0] ||
-                    (p.lengths->dtype != DType::i32 && p.lengths->dtype != DType::i64) ||
-                    !is_contiguous(*p.lengths))) {
-    return invalid("[sdpa] expected lengths [B] of int32 or int64, dense, got another");
-  }
-  if (p.lse && (p.lse->dtype != DType::f32 || !is_contiguous(*p.lse) ||
-                numel(*p.lse) != p.q.shape[0] * p.q.shape[1] * p.q.shape[2])) {
-    return invalid("[sdpa] expected lse [B, H, S] of float32, dense, got another");
-  }
-  return {};
-}
 
 std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
 

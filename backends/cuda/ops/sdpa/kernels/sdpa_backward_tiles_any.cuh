@@ -4,8 +4,8 @@
 // thread of 16 x 16 takes 4 rows and every 16th column of a tile. D <= 256. Bound: multiply-adds.
 #pragma once
 
-#include "sdpa/kernels/sdpa_backward_wgmma_sm90a.cuh"
-#include "sdpa/kernels/sdpa_tiles_any.cuh"
+#include "sdpa/kernels/sdpa_backward_statistics_any.cuh"
+#include "sdpa/kernels/sdpa_tiles_common_any.cuh"
 
 namespace rm::cuda_ops {
 
@@ -15,55 +15,6 @@ struct GradTilesShape {
   static constexpr int kPitch = kD + 4, kWeights = kTile + 4;
   static constexpr int kMemory = 4 * (2 * (kRows + kTile) * kPitch + kRows * kWeights);
 };
-
-/// kRows rows of a [*, dim] matrix as floats; zeros beyond `valid` rows and `dim`. vectors: rows of
-/// floats are 16-byte aligned, and are copied without waiting for them.
-template <class T, int kD, int kRows>
-__device__ __forceinline__ void grad_tiles_load(float* to, const T* from, std::int64_t pitch,
-                                                int valid, int dim, bool vectors) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (vectors) {
-      const std::uint32_t at = shared_address(to);
-#pragma unroll 8
-      for (int i = threadIdx.x; i < kRows * kD / 4; i += 256) {
-        const int row = i / (kD / 4), d = i % (kD / 4) * 4;
-        const bool inside = row < valid && d < dim;
-        copy_16_async(at + (row * (kD + 4) + d) * 4, inside ? from + row * pitch + d : from,
-                      inside);
-      }
-      return;
-    }
-  }
-#pragma unroll 8
-  for (int i = threadIdx.x; i < kRows * kD; i += 256) {
-    const int row = i / kD, d = i % kD;
-    to[row * (kD + 4) + d] = row < valid && d < dim ? to_float(from[row * pitch + d]) : 0.0f;
-  }
-}
-
-/// out = rows tile^T: rows row0 .. row0 + 3, columns lane + 16 j.
-template <int kD, int kN>
-__device__ __forceinline__ void grad_tiles_products(float (&out)[4][kN], const float* rows,
-                                                    const float* tile, int row0, int lane) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int j = 0; j < kN; ++j) out[i][j] = 0.0f;
-  }
-#pragma unroll 4
-  for (int d = 0; d < kD; d += 4) {
-    float4 x[4], y[kN];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = *reinterpret_cast<const float4*>(rows + (row0 + i) * (kD + 4) + d);
-    }
-#pragma unroll
-    for (int j = 0; j < kN; ++j) {
-      y[j] = *reinterpret_cast<const float4*>(tile + (lane + 16 * j) * (kD + 4) + d);
-    }
-    add_products(out, x, y);
-  }
-}
 
 /// sum += values tile, by way of `weights` in shared memory, where a warp has its own rows.
 template <int kD, int kN>
@@ -78,28 +29,7 @@ __device__ __forceinline__ void grad_tiles_add(float (&sum)[4][kD / 64][4],
     for (int j = 0; j < kN; ++j) weights[(row0 + i) * kPitch + lane + 16 * j] = values[i][j];
   }
   __syncwarp();
-#pragma unroll 2
-  for (int n = 0; n < kN * 16; n += 4) {
-    float4 x[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[i] = *reinterpret_cast<const float4*>(weights + (row0 + i) * kPitch + n);
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-      for (int c = 0; c < kD / 64; ++c) {
-        const float4 y =
-            *reinterpret_cast<const float4*>(tile + (n + j) * (kD + 4) + c * 64 + lane * 4);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float weight = j == 0 ? x[i].x : j == 1 ? x[i].y : j == 2 ? x[i].z : x[i].w;
-          sum[i][c][0] += weight * y.x, sum[i][c][1] += weight * y.y;
-          sum[i][c][2] += weight * y.z, sum[i][c][3] += weight * y.w;
-        }
-      }
-    }
-  }
+  tiles_add<kD, kN * 16, kPitch, kD + 4>(sum, weights + row0 * kPitch, tile, lane);
 }
 
 template <class T, int kD>
@@ -108,16 +38,7 @@ __device__ __forceinline__ void grad_tiles_store(const float (&sum)[4][kD / 64][
                                                  int dim) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int c = 0; c < kD / 64; ++c) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = c * 64 + static_cast<int>(threadIdx.x % 16) * 4 + j;
-        if (row0 + i < rows && column < dim) {
-          to[(row0 + i) * pitch + column] = from_float<T>(sum[i][c][j] * scale);
-        }
-      }
-    }
+    if (row0 + i < rows) tiles_store<T, kD>(sum[i], scale, to + (row0 + i) * pitch, dim);
   }
 }
 
@@ -148,15 +69,15 @@ __global__ void __launch_bounds__(256, kD == 64 ? 2 : 1) sdpa_backward_tiles(con
   const auto load = [&](auto rows, float* to_1, float* to_2, bool queries, int h, int first) {
     constexpr int kCount = decltype(rows)::value;
     if (queries) {
-      grad_tiles_load<T, kD, kCount>(to_1, q_at(h) + first * f.q_row, f.q_row, f.rows - first,
-                                     f.dim, p.vectors);
-      grad_tiles_load<T, kD, kCount>(to_2, d_o_at(h) + first * p.d_o_row, p.d_o_row, f.rows - first,
-                                     f.dim, p.vectors);
+      tiles_load<T, kD, kPitch, kCount>(to_1, q_at(h) + first * f.q_row, f.q_row, f.rows - first,
+                                        f.dim, p.vectors);
+      tiles_load<T, kD, kPitch, kCount>(to_2, d_o_at(h) + first * p.d_o_row, p.d_o_row,
+                                        f.rows - first, f.dim, p.vectors);
     } else {
-      grad_tiles_load<T, kD, kCount>(to_1, k + first * f.k_row, f.k_row, keys - first, f.dim,
-                                     p.vectors);
-      grad_tiles_load<T, kD, kCount>(to_2, v + first * f.v_row, f.v_row, keys - first, f.dim,
-                                     p.vectors);
+      tiles_load<T, kD, kPitch, kCount>(to_1, k + first * f.k_row, f.k_row, keys - first, f.dim,
+                                        p.vectors);
+      tiles_load<T, kD, kPitch, kCount>(to_2, v + first * f.v_row, f.v_row, keys - first, f.dim,
+                                        p.vectors);
     }
     copy_group_end();
   };
@@ -179,8 +100,8 @@ __global__ void __launch_bounds__(256, kD == 64 ? 2 : 1) sdpa_backward_tiles(con
       copy_groups_wait<0>();
       __syncthreads();
       float score[4][kN], slope[4][kN];
-      grad_tiles_products<kD>(score, rows_1, tile_1, row0, lane);
-      grad_tiles_products<kD>(slope, rows_2, tile_2, row0, lane);
+      tiles_products<kD>(score, rows_1, tile_1, row0, lane);
+      tiles_products<kD>(slope, rows_2, tile_2, row0, lane);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll

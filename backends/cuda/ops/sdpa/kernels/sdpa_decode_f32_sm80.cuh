@@ -4,7 +4,7 @@
 // sdpa_decode. Bound: reading k and v once for 4 rows.
 #pragma once
 
-#include "sdpa/kernels/sdpa_decode_sm80.cuh"
+#include "sdpa/kernels/sdpa_decode_join_sm80.cuh"
 
 namespace rm::cuda_ops {
 
@@ -12,16 +12,12 @@ inline constexpr int kDecodeF32Rows = 4;
 
 /// kAtOnce: rows of a block, 1 or kDecodeF32Rows.
 template <int kHeadDim, int kAtOnce>
-struct DecodeF32Shape {
-  static constexpr int kRows = kAtOnce;
-  static constexpr int kD = kHeadDim, kWarps = 8, kThreads = kWarps * 32, kStages = 5;
-  static constexpr int kLanes = kD == 256 ? 16 : 8,
-                       kQuads = kD / kLanes / 4;  // of a key; of a lane
-  static constexpr int kKeys = 32 / kLanes;       // of a warp's step
-  static constexpr int kFloats = kDecodeRows * (kD + 2);
-  static constexpr int kRingBytes = kStages * 2 * kQuads * kThreads * 16;
-  static constexpr int kJoinBytes = (kWarps + 1) * kFloats * 4;
-  static constexpr int kMemory = kRingBytes > kJoinBytes ? kRingBytes : kJoinBytes;
+struct DecodeF32Shape
+    : DecodeMemory<kHeadDim, 8, 5 * 2 * kHeadDim / (kHeadDim == 256 ? 64 : 32) * 256 * 16> {
+  static constexpr int kRows = kAtOnce, kStages = 5;
+  static constexpr int kLanes = kHeadDim == 256 ? 16 : 8,
+                       kQuads = kHeadDim / kLanes / 4;  // of a key; of a lane
+  static constexpr int kKeys = 32 / kLanes;             // of a warp's step
 };
 
 /// What lanes that share keys have of a row.
@@ -59,10 +55,12 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
                 kStages = Shape::kStages, kQuads = Shape::kQuads, kLanes = Shape::kLanes,
                 kRows = Shape::kRows;
   extern __shared__ __align__(128) unsigned char memory[];
+  __shared__ __align__(8) std::uint64_t received;
   launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % kLanes;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups;
   const int row0 = blockIdx.z * kRows, rows = min(kRows, p.ratio * p.rows - row0);
+  decode_join_begin<Shape>(p, rows, shared_address(&received));
   const int keys = keys_of(p, b), tiles = (keys + kKeys - 1) / kKeys;
   const int all = (tiles + p.splits - 1) / p.splits;
   const int begin = blockIdx.x * all, end = min(tiles, begin + all);
@@ -88,22 +86,32 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kWarps, i);
 
-  wait_for_previous();  // q is written by the kernel before
+  // What does not need q comes before the wait: nothing overlaps with what follows it.
   DecodeF32Row<kQuads> row[kRows];
   int query[kRows], head[kRows], seen[kRows];
+  const float* q[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    query[r] = (row0 + r) / p.ratio, head[r] = g * p.ratio + (row0 + r) % p.ratio;
+    const int in = row0 + (r < rows ? r : 0);
+    query[r] = p.rows == 1 ? 0 : in / p.ratio, head[r] = g * p.ratio + in - query[r] * p.ratio;
     seen[r] = r < rows ? visible_keys(p, keys, query[r]) : 0;
+    q[r] = static_cast<const float*>(p.q) + b * p.q_batch + head[r] * p.q_head + query[r] * p.q_row;
     row[r].top = minus_infinity(), row[r].total = 0.0f;
-    const float* q =
-        static_cast<const float*>(p.q) + b * p.q_batch + head[r] * p.q_head + query[r] * p.q_row;
+  }
+  wait_for_previous();  // q is written by the kernel before
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int i = 0; i < kQuads * 4; ++i) {
       const int d = (i / 4 * kLanes + part) * 4 + i % 4;
-      row[r].query[i] = r < rows && d < p.dim ? q[d] : 0.0f;
-      row[r].sum[i] = 0.0f;
+      row[r].query[i] = q[r][d < p.dim ? d : 0], row[r].sum[i] = 0.0f;
     }
+  }
+#pragma unroll
+  for (int i = 0; i < kQuads * 4; ++i) {
+    if ((i / 4 * kLanes + part) * 4 < p.dim) continue;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) row[r].query[i] = 0.0f;
   }
   int stage = 0;
   for (int tile = begin + warp; tile < end; tile += kWarps) {
@@ -155,7 +163,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
 #pragma unroll
     for (int i = 0; i < kQuads * 4; ++i) to[(i / 4 * kLanes + part) * 4 + i % 4] = row[r].sum[i];
   }
-  decode_join<float, Shape>(p, b, g, row0, rows, memory);
+  decode_join<float, Shape>(p, b, g, row0, rows, memory, shared_address(&received));
 }
 
 }  // namespace rm::cuda_ops

@@ -1,28 +1,82 @@
-// Many query rows: a block takes 128 rows of one head, a warp 32 of them (of long rows 64 and 16);
-// tiles of keys and values are shared by the block, the next one on its way while this one is used.
-// Key tiles that no row of the block sees are not read. Bound: tensor cores.
+// Many query rows: a block takes 128 rows of one head (64 of long 16-bit rows); tiles of keys and
+// values are shared by the block, the next one on its way while this one is used. Key tiles that no
+// row of the block sees are not read. Bound: tensor cores.
 #pragma once
 
+#include "sdpa/kernels/sdpa_warp_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_warp_sm80.cuh"
 
 namespace rm::cuda_ops {
 
-inline constexpr int kFlashWarps = 4, kFlashKeys = 64;
-/// Rows of a warp in 16s: their sums are kept in registers.
-__host__ __device__ constexpr int flash_sixteens(int dim) { return dim > 128 ? 1 : 2; }
-__host__ __device__ constexpr int flash_rows(int dim) {
-  return kFlashWarps * 16 * flash_sixteens(dim);
-}
-__host__ __device__ constexpr int flash_memory(int dim) {
-  return (flash_rows(dim) + 4 * kFlashKeys) * dim * 2;
-}
+inline constexpr int kFlashKeys = 64;
 
-template <class T, int kD>
-__global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p) {
-  constexpr int kTile = kFlashKeys * kD * 2, kThreads = kFlashWarps * 32;
-  constexpr int kM = flash_sixteens(kD), kRows = flash_rows(kD);
+/// A warp's part for 16-bit floats: 32 rows (of long ones 16), in tiles without gaps.
+template <class Float, int kHeadDim>
+struct Flash16 : SdpaWarp<Float, kHeadDim, (kHeadDim > 128 ? 1 : 2), kFlashKeys> {
+  using T = Float;
+  static constexpr int kD = kHeadDim, kM = kD > 128 ? 1 : 2, kWarps = 4, kRowBytes = kD * 2;
+  template <int kRows>
+  __device__ __forceinline__ static void copy(std::uint32_t to, const T* from, std::int64_t pitch,
+                                              int valid, int dim) {
+    copy_tile<T, kD, kRows, kWarps * 32>(to, from, pitch, valid, dim, threadIdx.x);
+  }
+  __device__ __forceinline__ void find_scores(std::uint32_t q_rows, std::uint32_t k_tile,
+                                              float (&score)[kM][kFlashKeys / 8][4]) {
+    const int lane = threadIdx.x % 32;
+    this->scores(
+        k_tile,
+        [&](int m, int step, std::uint32_t(&a)[4]) {
+          const int row = m * 16 + lane / 8 % 2 * 8 + lane % 8, piece = step * 2 + lane / 16;
+          load_matrix_x4(a, q_rows + swizzled<kRowBytes>(row, piece));
+        },
+        score);
+  }
+  __device__ __forceinline__ void add_values(unsigned char*, std::uint32_t v_tile,
+                                             const float (&score)[kM][kFlashKeys / 8][4]) {
+    this->add(v_tile, score);
+  }
+  __device__ __forceinline__ static void store_pair(T* to, float x, float y) {
+    *reinterpret_cast<std::uint32_t*>(to) = pack_pair<T>(x, y);
+  }
+};
+
+/// A warp's part for float32: 16 rows.
+template <int kHeadDim>
+struct FlashF32 : SdpaWarp<float, kHeadDim, 1, kFlashKeys> {
+  using T = float;
+  static constexpr int kD = kHeadDim, kM = 1, kWarps = 8, kRowBytes = (kD + 4) * 4;
+  template <int kRows>
+  __device__ __forceinline__ static void copy(std::uint32_t to, const T* from, std::int64_t pitch,
+                                              int valid, int dim) {
+    f32_copy<kD, kRows, kWarps * 32>(to, from, pitch, valid, dim);
+  }
+  __device__ __forceinline__ void find_scores(std::uint32_t q_rows, std::uint32_t k_tile,
+                                              float (&score)[1][kFlashKeys / 8][4]) {
+    f32_products<kD, kFlashKeys>(score[0], q_rows, k_tile);
+  }
+  __device__ __forceinline__ void add_values(unsigned char* v_tile, std::uint32_t,
+                                             const float (&score)[1][kFlashKeys / 8][4]) {
+    f32_add<kD, kFlashKeys>(this->sum[0], score[0], reinterpret_cast<const float*>(v_tile));
+  }
+  __device__ __forceinline__ static void store_pair(T* to, float x, float y) {
+    to[0] = x, to[1] = y;  // o may lie anywhere
+  }
+};
+
+template <class Warp>
+struct FlashShape {
+  static constexpr int kRows = Warp::kWarps * Warp::kM * 16, kThreads = Warp::kWarps * 32,
+                       kTile = kFlashKeys * Warp::kRowBytes,
+                       kMemory = kRows * Warp::kRowBytes + 4 * kTile;
+};
+
+template <class Warp>
+__global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const SdpaArgs p) {
+  using T = typename Warp::T;
+  using Shape = FlashShape<Warp>;
+  constexpr int kD = Warp::kD, kM = Warp::kM, kRows = Shape::kRows, kTile = Shape::kTile;
   extern __shared__ __align__(128) unsigned char memory[];
-  const std::uint32_t q_tile = shared_address(memory), ring = q_tile + kRows * kD * 2;
+  const std::uint32_t q_tile = shared_address(memory), ring = q_tile + kRows * Warp::kRowBytes;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.heads, h = blockIdx.y % p.heads, g = h / p.ratio;
   const int row_blocks = (p.rows + kRows - 1) / kRows;
@@ -37,32 +91,25 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
     if (tile < tiles) {
       const int at = tile * kFlashKeys, valid = min(kFlashKeys, keys - at);
       const std::uint32_t to = ring + tile % 2 * 2 * kTile;
-      copy_tile<T, kD, kFlashKeys, kThreads>(to, k + static_cast<std::int64_t>(at) * p.k_row,
-                                             p.k_row, valid, p.dim, threadIdx.x);
-      copy_tile<T, kD, kFlashKeys, kThreads>(to + kTile,
-                                             v + static_cast<std::int64_t>(at) * p.v_row, p.v_row,
-                                             valid, p.dim, threadIdx.x);
+      Warp::template copy<kFlashKeys>(to, k + static_cast<std::int64_t>(at) * p.k_row, p.k_row,
+                                      valid, p.dim);
+      Warp::template copy<kFlashKeys>(to + kTile, v + static_cast<std::int64_t>(at) * p.v_row,
+                                      p.v_row, valid, p.dim);
     }
     copy_group_end();
   };
-  copy_tile<T, kD, kRows, kThreads>(q_tile, q, p.q_row, p.rows - s0, p.dim, threadIdx.x);
+  Warp::template copy<kRows>(q_tile, q, p.q_row, p.rows - s0, p.dim);
   ask(0);
-  SdpaWarp<T, kD, kM, kFlashKeys> w;
+  Warp w;
   w.clear();
   const int row0 = warp * 16 * kM, fewest = visible_keys(p, keys, s0 + row0);
   for (int tile = 0; tile < tiles; ++tile) {
     copy_groups_wait<0>();
     __syncthreads();  // this tile is there; the one before is no longer read
     ask(tile + 1);
-    const std::uint32_t at = ring + tile % 2 * 2 * kTile;
+    const int at = kRows * Warp::kRowBytes + tile % 2 * 2 * kTile;
     float score[kM][kFlashKeys / 8][4];
-    w.scores(
-        at,
-        [&](int m, int step, std::uint32_t(&a)[4]) {
-          const int row = row0 + m * 16 + lane / 8 % 2 * 8 + lane % 8, piece = step * 2 + lane / 16;
-          load_matrix_x4(a, q_tile + swizzled<kD * 2>(row, piece));
-        },
-        score);
+    w.find_scores(q_tile + row0 * Warp::kRowBytes, q_tile + at, score);
     const int first_key = tile * kFlashKeys;
     if (p.mask == nullptr && p.scale > 0.0f && first_key + kFlashKeys <= fewest) {
       w.soften(score, p.scale * kLog2E);
@@ -83,8 +130,9 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
       }
       w.soften(score, 1.0f);
     }
-    w.add(at + kTile, score);
+    w.add_values(memory + at + kTile, q_tile + at + kTile, score);
   }
+  copy_groups_wait<0>();
   w.finish_totals();
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
@@ -98,8 +146,8 @@ __global__ void __launch_bounds__(kFlashWarps * 32) sdpa_flash(const SdpaArgs p)
       for (int d = 0; d < kD / 8; ++d) {
         const int column = d * 8 + lane % 4 * 2;
         if (column >= p.dim) continue;
-        *reinterpret_cast<std::uint32_t*>(o + column) =
-            pack_pair<T>(w.sum[m][d][2 * half] * scale, w.sum[m][d][2 * half + 1] * scale);
+        Warp::store_pair(o + column, w.sum[m][d][2 * half] * scale,
+                         w.sum[m][d][2 * half + 1] * scale);
       }
       if (p.lse && lane % 4 == 0) {
         p.lse[(static_cast<std::int64_t>(b) * p.heads + h) * p.rows + s] =

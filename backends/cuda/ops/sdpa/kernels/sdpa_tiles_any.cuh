@@ -4,48 +4,13 @@
 // Bound: multiply-adds.
 #pragma once
 
-#include "sdpa/kernels/sdpa_common.cuh"
+#include "sdpa/kernels/sdpa_tiles_common_any.cuh"
 
 namespace rm::cuda_ops {
 
-inline constexpr int kTilesRows = 64, kTilesThreads = 256, kTilesWeights = kTilesRows + 4;
-/// Rows of q and k are padded, so that 8 neighbouring ones lie in different banks.
+inline constexpr int kTilesWeights = kTilesRows + 4;
 __host__ __device__ constexpr int tiles_memory(int dim) {
   return kTilesRows * (2 * (dim + 4) + dim) * 4;
-}
-
-/// 64 rows of a [*, dim] matrix as floats; zeros beyond `valid` rows and `dim`.
-template <class T, int kD>
-__device__ __forceinline__ void tiles_load(float* to, int to_pitch, const T* from,
-                                           std::int64_t pitch, int valid, int dim) {
-#pragma unroll 8
-  for (int i = threadIdx.x; i < kTilesRows * kD; i += kTilesThreads) {
-    const int row = i / kD, d = i % kD;
-    to[row * to_pitch + d] = row < valid && d < dim ? to_float(from[row * pitch + d]) : 0.0f;
-  }
-}
-
-/// sum[i][j] += x[i] y[j]: one multiply-add of each product after the other, so that none waits.
-template <int kM, int kN>
-__device__ __forceinline__ void add_products(float (&sum)[kM][kN], const float4 (&x)[kM],
-                                             const float4 (&y)[kN]) {
-  const auto part = [](const float4& v, int c) {
-    return c == 0 ? v.x : c == 1 ? v.y : c == 2 ? v.z : v.w;
-  };
-#pragma unroll
-  for (int c = 0; c < 4; ++c) {
-#pragma unroll
-    for (int i = 0; i < kM; ++i) {
-#pragma unroll
-      for (int j = 0; j < kN; ++j) sum[i][j] = fmaf(part(x[i], c), part(y[j], c), sum[i][j]);
-    }
-  }
-}
-
-__device__ __forceinline__ float lanes_16_max(float x) {
-#pragma unroll
-  for (int k = 8; k > 0; k >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, k));
-  return x;
 }
 
 template <class T, int kD>
@@ -60,9 +25,8 @@ __global__ void __launch_bounds__(kTilesThreads, kD > 128 ? 1 : 2) sdpa_tiles(co
   const int keys = keys_of(p, b), last = visible_keys(p, keys, min(p.rows, s0 + kTilesRows) - 1);
   const T* k = static_cast<const T*>(p.k) + b * p.k_batch + g * p.k_head;
   const T* v = static_cast<const T*>(p.v) + b * p.v_batch + g * p.v_head;
-  tiles_load<T, kD>(q_tile, kPitch,
-                    static_cast<const T*>(p.q) + b * p.q_batch + h * p.q_head + s0 * p.q_row,
-                    p.q_row, p.rows - s0, p.dim);
+  const T* q = static_cast<const T*>(p.q) + b * p.q_batch + h * p.q_head + s0 * p.q_row;
+  tiles_load<T, kD, kPitch, kTilesRows>(q_tile, q, p.q_row, p.rows - s0, p.dim, false);
   float sum[4][kColumns][4] = {}, top[4], total[4] = {};
   int seen[4];
 #pragma unroll
@@ -72,20 +36,13 @@ __global__ void __launch_bounds__(kTilesThreads, kD > 128 ? 1 : 2) sdpa_tiles(co
   }
   for (int first = 0; first < last; first += kTilesRows) {
     __syncthreads();  // the tiles before are no longer read
-    tiles_load<T, kD>(k_tile, kPitch, k + first * p.k_row, p.k_row, keys - first, p.dim);
-    tiles_load<T, kD>(v_tile, kD, v + first * p.v_row, p.v_row, keys - first, p.dim);
+    tiles_load<T, kD, kPitch, kTilesRows>(k_tile, k + first * p.k_row, p.k_row, keys - first, p.dim,
+                                          false);
+    tiles_load<T, kD, kD, kTilesRows>(v_tile, v + first * p.v_row, p.v_row, keys - first, p.dim,
+                                      false);
     __syncthreads();
-    float score[4][4] = {};
-#pragma unroll 4
-    for (int d = 0; d < kD; d += 4) {
-      float4 x[4], y[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = *reinterpret_cast<const float4*>(q_tile + (row0 + i) * kPitch + d);
-        y[i] = *reinterpret_cast<const float4*>(k_tile + (lane + 16 * i) * kPitch + d);
-      }
-      add_products(score, x, y);
-    }
+    float score[4][4];
+    tiles_products<kD>(score, q_tile, k_tile, row0, lane);
     __syncthreads();  // the keys are no longer read
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -113,28 +70,7 @@ __global__ void __launch_bounds__(kTilesThreads, kD > 128 ? 1 : 2) sdpa_tiles(co
       }
     }
     __syncwarp();  // a warp reads the weights of its own rows
-#pragma unroll 2
-    for (int key = 0; key < kTilesRows; key += 4) {
-      float4 x[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = *reinterpret_cast<const float4*>(weights + (row0 + i) * kTilesWeights + key);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const float4 y =
-              *reinterpret_cast<const float4*>(v_tile + (key + j) * kD + c * 64 + lane * 4);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float weight = j == 0 ? x[i].x : j == 1 ? x[i].y : j == 2 ? x[i].z : x[i].w;
-            sum[i][c][0] += weight * y.x, sum[i][c][1] += weight * y.y;
-            sum[i][c][2] += weight * y.z, sum[i][c][3] += weight * y.w;
-          }
-        }
-      }
-    }
+    tiles_add<kD, kTilesRows, kTilesWeights, kD>(sum, weights + row0 * kTilesWeights, v_tile, lane);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -144,14 +80,7 @@ __global__ void __launch_bounds__(kTilesThreads, kD > 128 ? 1 : 2) sdpa_tiles(co
     if (s >= p.rows) continue;
     const float scale = total[i] == 0.0f ? 0.0f : 1.0f / total[i];
     T* o = static_cast<T*>(p.o) + b * p.o_batch + h * p.o_head + s * p.o_row;
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int column = c * 64 + lane * 4 + j;
-        if (column < p.dim) o[column] = from_float<T>(sum[i][c][j] * scale);
-      }
-    }
+    tiles_store<T, kD>(sum[i], scale, o, p.dim);
     if (p.lse && lane == 0) {
       p.lse[(static_cast<std::int64_t>(b) * p.heads + h) * p.rows + s] =
           top[i] / kLog2E + logf(total[i]);
