@@ -58,10 +58,15 @@ class Gemv:
             lambda k: self.m.read_probe(self.probe_data, stream=stream()), 2
         )
 
-    def probe(self) -> float:
-        """Bytes a microsecond."""
-        times = [time_graph(self.probe_graph, 2) for _ in range(self.rounds)]
-        return (1 << 30) / statistics.median(times)
+    def probe(self, size: int = 1 << 30) -> float:
+        """Bytes a microsecond, read `size` at a time."""
+        graph, calls = self.probe_graph, 2
+        if size < 1 << 30:
+            calls = min(64, (1 << 30) // size)
+            parts = self.probe_data.split(size)[:calls]
+            graph = graph_of(lambda k: self.m.read_probe(parts[k], stream=stream()), calls)
+        times = [time_graph(graph, calls) for _ in range(self.rounds)]
+        return size / statistics.median(times)
 
     def against_probe(self, variants: dict[str, Run], calls: int, size: float) -> dict[str, float]:
         """size: bytes of weights that a call reads."""
@@ -275,13 +280,14 @@ class Sdpa:
         self.gemv = Gemv(rounds)
 
     def one(
-        self, batch: int, heads: int, groups: int, rows: int, keys: int, dim: int, causal: bool
-    ) -> dict[str, float]:
-        size = 2 * batch * groups * keys * dim * 2
+        self, batch: int, heads: int, groups: int, rows: int, keys: int, dim: int, causal: bool,
+        dtype: torch.dtype = BF16,
+    ) -> dict[str, float]:  # fmt: skip
+        size = 2 * batch * groups * keys * dim * dtype.itemsize
         sets = max(2, min(64, -(-(1 << 29) // size)))
 
         def make(h: int, n: int) -> list[torch.Tensor]:
-            return [torch.randn(batch, h, n, dim, device="cuda", dtype=BF16) for _ in range(sets)]
+            return [torch.randn(batch, h, n, dim, device="cuda", dtype=dtype) for _ in range(sets)]
 
         q, k, v = make(heads, rows), make(groups, keys), make(groups, keys)
         o = torch.empty_like(q[0])
@@ -304,11 +310,14 @@ class Sdpa:
         )
         flops = 4 * batch * heads * rows * keys * dim * (0.5 if causal and rows > 1 else 1)
         result["tflops"] = flops / result["ours"] / 1e6
-        return result | {"of_read": size / result["ours"] / self.gemv.probe()}
+        result["of_read"] = size / result["ours"] / self.gemv.probe()
+        return result | {"of_read_of_same_size": size / result["ours"] / self.gemv.probe(size)}
 
-    def backward(self, batch: int, heads: int, rows: int, dim: int, causal: bool) -> dict:
+    def backward(
+        self, batch: int, heads: int, rows: int, dim: int, causal: bool, dtype: torch.dtype = BF16
+    ) -> dict:
         shape = (batch, heads, rows, dim)
-        q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=BF16) for _ in range(4))
+        q, k, v, d_o = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(4))
         o, lse = torch.empty_like(q), torch.empty(shape[:3], device="cuda")
         self.m.forward(q, k, v, o=o, lse=lse, causal=causal, stream=stream())
         dq, dk, dv = (torch.empty_like(q) for _ in range(3))
@@ -344,7 +353,7 @@ class Sdpa:
 
     def cases(self) -> dict[str, dict]:
         out: dict[str, dict] = {}
-        for batch in (1, 8, 16):
+        for batch in (1, 2, 4, 8, 16):
             for heads, dim in ((32, 64), (32, 128)):
                 out[f"decode {batch} x {heads} of 8, 4096 keys, D {dim}"] = self.one(
                     batch, heads, 8, 1, 4096, dim, False
@@ -357,6 +366,15 @@ class Sdpa:
                 out[f"backward 4 x 16, 2048, D {dim}, causal {causal}"] = self.backward(
                     4, 16, 2048, dim, causal
                 )
+                fp32 = f"fp32 4 x 16, 1024, D {dim}, causal {causal}"
+                out[f"prefill {fp32}"] = self.one(4, 16, 16, 1024, 1024, dim, causal, torch.float32)
+                out[f"backward {fp32}"] = self.backward(4, 16, 1024, dim, causal, torch.float32)
+            out[f"decode fp32 1 x 32 of 8, 4096 keys, D {dim}"] = self.one(
+                1, 32, 8, 1, 4096, dim, False, torch.float32
+            )
+        out["decode fp32 4 x 16 of 16, 4096 keys, D 64"] = self.one(
+            4, 16, 16, 1, 4096, 64, False, torch.float32
+        )
         return out
 
 

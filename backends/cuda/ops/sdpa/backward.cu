@@ -78,7 +78,6 @@ Status launch_tiles(const SdpaBackward& p, Workspace workspace, Stream stream) {
   for (const Tensor* t : {&p.f.q, &p.f.k, &p.f.v, &p.d_o}) a.vectors &= rows_aligned(*t);
   return dispatch_float(p.f.q.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.f.dim <= 64) return launch_tiles_dim<T, 64>(a, stream);
     if (a.f.dim <= 128) return launch_tiles_dim<T, 128>(a, stream);
     return launch_tiles_dim<T, 256>(a, stream);
   });

@@ -44,7 +44,7 @@ __device__ __forceinline__ void grad_tiles_store(const float (&sum)[4][kD / 64][
 
 /// kQueries: dq of 64 query rows, or dk and dv of 64 key rows.
 template <class T, int kD, bool kQueries>
-__global__ void __launch_bounds__(256, kD == 64 ? 2 : 1) sdpa_backward_tiles(const SdpaGradArgs p) {
+__global__ void __launch_bounds__(256, 1) sdpa_backward_tiles(const SdpaGradArgs p) {
   using Shape = GradTilesShape<kD>;
   constexpr int kPitch = Shape::kPitch, kTile = Shape::kTile, kRows = Shape::kRows, kN = kTile / 16;
   extern __shared__ __align__(16) float memory_4[];

@@ -86,32 +86,22 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kWarps, i);
 
-  // What does not need q comes before the wait: nothing overlaps with what follows it.
+  wait_for_previous();  // q is written by the kernel before
   DecodeF32Row<kQuads> row[kRows];
   int query[kRows], head[kRows], seen[kRows];
-  const float* q[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int in = row0 + (r < rows ? r : 0);
-    query[r] = p.rows == 1 ? 0 : in / p.ratio, head[r] = g * p.ratio + in - query[r] * p.ratio;
+    query[r] = (row0 + r) / p.ratio, head[r] = g * p.ratio + (row0 + r) % p.ratio;
     seen[r] = r < rows ? visible_keys(p, keys, query[r]) : 0;
-    q[r] = static_cast<const float*>(p.q) + b * p.q_batch + head[r] * p.q_head + query[r] * p.q_row;
     row[r].top = minus_infinity(), row[r].total = 0.0f;
-  }
-  wait_for_previous();  // q is written by the kernel before
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+    const float* q =
+        static_cast<const float*>(p.q) + b * p.q_batch + head[r] * p.q_head + query[r] * p.q_row;
 #pragma unroll
     for (int i = 0; i < kQuads * 4; ++i) {
       const int d = (i / 4 * kLanes + part) * 4 + i % 4;
-      row[r].query[i] = q[r][d < p.dim ? d : 0], row[r].sum[i] = 0.0f;
+      row[r].query[i] = r < rows && d < p.dim ? q[d] : 0.0f;
+      row[r].sum[i] = 0.0f;
     }
-  }
-#pragma unroll
-  for (int i = 0; i < kQuads * 4; ++i) {
-    if ((i / 4 * kLanes + part) * 4 < p.dim) continue;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) row[r].query[i] = 0.0f;
   }
   int stage = 0;
   for (int tile = begin + warp; tile < end; tile += kWarps) {
