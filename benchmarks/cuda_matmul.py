@@ -53,7 +53,6 @@ class Gemv:
     def __init__(self, rounds: int) -> None:
         self.m, self.rounds = module("gemv"), rounds
         self.probe_data = torch.empty(1 << 30, dtype=torch.uint8, device="cuda").random_(0, 255)
-
         self.probe_graph = graph_of(
             lambda k: self.m.read_probe(self.probe_data, stream=stream()), 2
         )
