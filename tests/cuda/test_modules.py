@@ -119,6 +119,37 @@ def test_a_list_where_an_array_belongs_is_named(module: Callable[[str], ModuleTy
         m.forward([1.0], y=[1.0])
 
 
+@pytest.mark.parametrize("name", ("softmax", "kv_append"))
+def test_what_no_kernel_can_read_is_named(module: Callable[[str], ModuleType], name: str) -> None:
+    m, torch = module(name), pytest.importorskip("torch")
+
+    def call(x: object) -> None:
+        if name == "softmax":
+            m.forward(x, y=x)
+        else:
+            m.forward(x, x, x, x, x)
+
+    for host in (np.ones((2, 8), "float32"), torch.ones(2, 8)):
+        with pytest.raises(m.InvalidArgument, match=r"in CUDA memory, got the host's; try \.cuda"):
+            call(host)
+    with pytest.raises(m.InvalidArgument, match=r"as DLPack describes tensors, got .*meta"):
+        call(torch.ones(2, 8, device="meta"))
+    for other in (None, "x", 3):
+        with pytest.raises(
+            m.InvalidArgument, match=f"DLPack tensor for ., got {type(other).__name__}"
+        ):
+            call(other)
+
+
+def test_arrays_that_no_module_takes_are_named(module: Callable[[str], ModuleType]) -> None:
+    m = module("softmax")
+    with pytest.raises(m.InvalidArgument, match="x of rank <= 8, got 9"):
+        m.forward_numpy(np.zeros((1,) * 9, "float32"))
+    for kind in ("complex64", "uint32", "U1", "O"):
+        with pytest.raises(m.InvalidArgument, match=r"expected x of float32, .* got numpy's"):
+            m.forward_numpy(np.zeros((2, 4), kind))
+
+
 def test_a_program_that_reads_an_unknown_register_is_refused(
     module: Callable[[str], ModuleType],
 ) -> None:

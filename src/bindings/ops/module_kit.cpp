@@ -43,18 +43,42 @@ bool from_dlpack(DLDataType t, DType* out) {
   }
 }
 
+/// Memory that the current device's kernels may read: CUDA's, and of that device.
+void check_device(const char* op, const char* what, int type, int id) {
+  if (type != kDLCUDA) {
+    raise_invalid(op, std::string("expected ") + what + " in CUDA memory, got " +
+                          (type == kDLCPU        ? "the host's"
+                           : type == kDLCUDAHost ? "pinned host memory"
+                                                 : "DLPack device type " + std::to_string(type)) +
+                          "; try .cuda(), or the _numpy form");
+  }
+  int current = id;
+  if (cudaGetDevice(&current) == cudaSuccess && current != id) {
+    raise_invalid(op, std::string("expected ") + what + " on the current device, cuda:" +
+                          std::to_string(current) + ", got cuda:" + std::to_string(id) +
+                          "; try torch.cuda.device(" + std::to_string(id) + ")");
+  }
+}
+
+std::string text_of_dtype(const DLDataType& t) {
+  const char* kind = t.code == kDLFloat     ? "float"
+                     : t.code == kDLBfloat  ? "bfloat"
+                     : t.code == kDLInt     ? "int"
+                     : t.code == kDLUInt    ? "uint"
+                     : t.code == kDLComplex ? "complex"
+                     : t.code == kDLBool    ? "bool"
+                                            : nullptr;
+  return (kind ? kind : "DLPack dtype " + std::to_string(t.code) + " of ") + std::to_string(t.bits);
+}
+
 Tensor from_dl(const char* op, const char* what, const DLTensor& dl) {
   Tensor t;
-  if (dl.device.device_type != kDLCUDA) {
-    raise_invalid(op, std::string("expected ") + what + " in CUDA memory, got DLPack device type " +
-                          std::to_string(dl.device.device_type) + "; try forward_numpy or .cuda()");
-  }
+  check_device(op, what, dl.device.device_type, dl.device.device_id);
   if (!from_dlpack(dl.dtype, &t.dtype) || dl.ndim > cuda_ops::kMaxRank) {
     raise_invalid(op, std::string("expected ") + what +
-                          " of a supported dtype and rank <= 8, got DLPack "
-                          "dtype " +
-                          std::to_string(dl.dtype.code) + "/" + std::to_string(dl.dtype.bits) +
-                          " of rank " + std::to_string(dl.ndim));
+                          " of float16, 32, 64, bfloat16, int8, 16, 32, 64, uint8 or bool and of "
+                          "rank <= 8, got " +
+                          text_of_dtype(dl.dtype) + " of rank " + std::to_string(dl.ndim));
   }
   t.data = static_cast<char*>(dl.data) + dl.byte_offset;
   t.rank = dl.ndim;
@@ -150,17 +174,32 @@ void check(const Status& status) {
   throw py::error_already_set();
 }
 
+namespace {
+
+/// What a producer said when it could not describe its tensor, up to the end of the line.
+[[noreturn]] void raise_foreign(const char* op, const char* what) {
+  const std::string text = py::error_already_set().what();
+  raise_invalid(op, std::string("expected ") + what + " as DLPack describes tensors, got " +
+                        text.substr(0, text.find('\n')));
+}
+
+}  // namespace
+
 Tensor device_tensor(const char* op, const char* what, py::handle object) {
 #if defined(DLPACK_MAJOR_VERSION) && (DLPACK_MAJOR_VERSION > 1 || DLPACK_MINOR_VERSION >= 3)
   if (const DLPackExchangeAPI* api = exchange_api(Py_TYPE(object.ptr()))) {
     DLTensor dl{};
-    if (api->dltensor_from_py_object_no_sync(object.ptr(), &dl) != 0) throw py::error_already_set();
+    if (api->dltensor_from_py_object_no_sync(object.ptr(), &dl) != 0) raise_foreign(op, what);
     return from_dl(op, what, dl);
   }
 #endif
   if (!py::hasattr(object, "__dlpack__")) {
     raise_invalid(op, std::string("expected a DLPack tensor for ") + what + ", got " +
-                          Py_TYPE(object.ptr())->tp_name + "; try forward_numpy for host arrays");
+                          Py_TYPE(object.ptr())->tp_name + "; try the _numpy form for host arrays");
+  }
+  if (py::hasattr(object, "__dlpack_device__")) {  // numpy's refuses a stream
+    const auto device = object.attr("__dlpack_device__")().cast<std::pair<int, int>>();
+    check_device(op, what, device.first, device.second);
   }
   // -1: the caller orders the streams itself. The capsule frees only its description here.
   const py::object capsule = object.attr("__dlpack__")(py::arg("stream") = -1);
@@ -199,7 +238,8 @@ Tensor HostCall::upload(const char* what, py::handle object) {
                            Py_TYPE(object.ptr())->tp_name);
   }
   if (source.ndim() > cuda_ops::kMaxRank)
-    raise_invalid(op_, std::string("expected rank <= 8 for ") + what);
+    raise_invalid(op_, std::string("expected ") + what + " of rank <= 8, got " +
+                           std::to_string(source.ndim()));
   Tensor t;
   t.dtype = dtype_of_numpy(op_, what, source.dtype());
   t.rank = static_cast<int>(source.ndim());
