@@ -6,12 +6,14 @@
 namespace rm::cuda_ops {
 namespace {
 
+inline constexpr std::int64_t kMostAtOnce = 0x7fff0000;  // of a launch, what counters hold
+
 bool legal_ids(const Tensor& ids) {
   return (ids.dtype == DType::i32 || ids.dtype == DType::i64) && is_contiguous(ids);
 }
 
 Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool dense_table) {
-  if (table.rank != 2 || !is_float(table.dtype) || table.shape[1] > 0x7fffffff ||
+  if (table.rank != 2 || !is_float(table.dtype) || table.shape[1] > kMostAtOnce ||
       (table.shape[1] > 1 && table.stride[1] != 1) || (dense_table && !is_contiguous(table))) {
     return invalid(
         "[embedding] expected a table [V, N] of float32, bfloat16 or float16 with dense "
@@ -40,12 +42,20 @@ EmbeddingArgs forward_args(const EmbeddingForward& p) {
 
 template <bool kVector>
 Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
-  const EmbeddingArgs a = forward_args(p);
+  EmbeddingArgs a = forward_args(p);
   dispatch_float(p.table.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     constexpr int V = kVector ? 16 / static_cast<int>(sizeof(T)) : 1;
-    const auto blocks = static_cast<unsigned>(ceil_div(a.count * (a.n / V), 256 * kEmbeddingPacks));
-    embedding_rows<T, V><<<blocks, 256, 0, stream>>>(a);
+    a.by_row = FastDivisor(static_cast<std::uint32_t>(a.n / V));
+    const std::int64_t count = a.count, at_once = kMostAtOnce / (a.n / V);
+    for (std::int64_t first = 0; first < count; first += at_once) {
+      a.count = std::min(at_once, count - first);
+      a.ids = static_cast<const char*>(p.ids.data) + first * size_of(p.ids.dtype);
+      a.y = static_cast<T*>(p.y.data) + first * a.n;
+      const std::int64_t packs = a.count * (a.n / V);
+      embedding_rows<T, V>
+          <<<static_cast<unsigned>(ceil_div(packs, 256 * kEmbeddingPacks)), 256, 0, stream>>>(a);
+    }
   });
   return launch_status("embedding");
 }

@@ -6,6 +6,8 @@
 namespace rm::cuda_ops {
 namespace {
 
+inline constexpr std::int64_t kMostAtOnce = 0x7fff0000;  // of a launch, what counters hold
+
 template <class E>
 Status launch(const KvAppend& p, Workspace, Stream stream) {
   const int per = static_cast<int>(sizeof(E)) / size_of(p.k.dtype);
@@ -16,11 +18,18 @@ Status launch(const KvAppend& p, Workspace, Stream stream) {
   for (int t = 0; t < 4; ++t) {
     for (int d = 0; d < 3; ++d) a.stride[t][d] = tensors[t]->stride[d] / per;
   }
-  a.batch = static_cast<int>(p.k.shape[0]), a.groups = static_cast<int>(p.k.shape[1]);
-  a.rows = static_cast<int>(p.k.shape[2]), a.per_row = static_cast<int>(p.k.shape[3]) / per;
+  a.by_row = FastDivisor(static_cast<std::uint32_t>(p.k.shape[3] / per));
+  a.by_rows = FastDivisor(static_cast<std::uint32_t>(p.k.shape[2]));
+  a.by_groups = FastDivisor(static_cast<std::uint32_t>(p.k.shape[1]));
   a.slots = static_cast<int>(p.k_cache.shape[2]);
-  const std::int64_t total = numel(p.k) / per;
-  kv_append_rows_any<E><<<static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream>>>(a);
+  const std::int64_t images = p.k.shape[0], image = numel(p.k) / images / per;
+  const std::int64_t at_once = kMostAtOnce / image;
+  for (std::int64_t first = 0; first < images; first += at_once) {
+    a.first = static_cast<int>(first);
+    a.total = static_cast<int>(std::min(at_once, images - first) * image);
+    const auto blocks = static_cast<unsigned>(ceil_div(a.total, 256 * kKvAppendPacks));
+    kv_append_rows_any<E><<<blocks, 256, 0, stream>>>(a);
+  }
   return launch_status("kv_append");
 }
 
@@ -29,8 +38,14 @@ Status launch_element(const KvAppend& p, Workspace w, Stream stream) {
                                  : launch<std::uint32_t>(p, w, stream);
 }
 
+const char* too_long(const KvAppend& p, int per) {
+  return numel(p.k) / p.k.shape[0] / per > kMostAtOnce ? "2^31 pieces or more of one sequence"
+                                                       : nullptr;
+}
+
 const char* vector_why_not(const KvAppend& p) {
   const int per = 16 / size_of(p.k.dtype);
+  if (const char* why = too_long(p, per)) return why;
   if (p.k.shape[3] % per != 0) return "rows are not whole 16-byte vectors";
   for (const Tensor* t : {&p.k, &p.v, &p.k_cache, &p.v_cache}) {
     if (reinterpret_cast<std::uintptr_t>(t->data) % 16 != 0) return "a tensor is not aligned";
@@ -48,7 +63,7 @@ double cost(const KvAppend& p, double factor) {
 constexpr KernelRow<KvAppend> kRows[] = {
     {"kv_append_vector_sm80", "rows of whole 16-byte vectors", vector_why_not,
      [](const KvAppend& p) { return cost(p, 1); }, launch<uint4>},
-    {"kv_append_naive_any", "any problem", [](const KvAppend&) -> const char* { return nullptr; },
+    {"kv_append_naive_any", "any problem", [](const KvAppend& p) { return too_long(p, 1); },
      [](const KvAppend& p) { return cost(p, 4); }, launch_element},
 };
 

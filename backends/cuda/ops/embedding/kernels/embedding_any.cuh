@@ -3,6 +3,7 @@
 #pragma once
 
 #include "_shim/device_shim.cuh"
+#include "_shim/divide_shim.hpp"
 
 namespace rm::cuda_ops {
 
@@ -13,6 +14,7 @@ struct EmbeddingArgs {
   int* head;                // backward: [count] 1 where the id occurs first
   std::int64_t count, vocabulary, table_pitch;
   int n;
+  FastDivisor by_row;  // forward: packs of a row; count times these is below 2^31
   bool wide_ids;
 };
 
@@ -25,14 +27,16 @@ inline constexpr int kEmbeddingPacks = 4;  // a thread's packs of kV elements
 
 template <class T, int kV>
 __global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
-  const int per_row = p.n / kV;
-  const std::int64_t first = blockIdx.x * 256ll * kEmbeddingPacks + threadIdx.x;
+  const auto total = static_cast<int>(p.count) * static_cast<int>(p.by_row.d);
+  const int first =
+      static_cast<int>(blockIdx.x) * 256 * kEmbeddingPacks + static_cast<int>(threadIdx.x);
   Pack<T, kV> v[kEmbeddingPacks];
 #pragma unroll
   for (int u = 0; u < kEmbeddingPacks; ++u) {
-    const std::int64_t i = first + u * 256;
-    if (i >= p.count * per_row) break;
-    const std::int64_t row = i / per_row, at = (i - row * per_row) * kV, id = id_of(p, row);
+    const int i = first + u * 256;
+    if (i >= total) break;
+    const auto row = static_cast<int>(p.by_row.quotient(i));
+    const std::int64_t at = (i - row * static_cast<int>(p.by_row.d)) * kV, id = id_of(p, row);
     if (id >= 0 && id < p.vocabulary) {
       v[u] = *reinterpret_cast<const Pack<T, kV>*>(static_cast<const T*>(p.table) +
                                                    id * p.table_pitch + at);
@@ -45,8 +49,7 @@ __global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
 #pragma unroll
   for (int u = 0; u < kEmbeddingPacks; ++u) {
     const std::int64_t i = first + u * 256;
-    if (i < p.count * per_row)
-      *reinterpret_cast<Pack<T, kV>*>(static_cast<T*>(p.y) + i * kV) = v[u];
+    if (i < total) *reinterpret_cast<Pack<T, kV>*>(static_cast<T*>(p.y) + i * kV) = v[u];
   }
 }
 

@@ -1,7 +1,9 @@
-// A thread moves one E (16 bytes, or an element) of k and of v. Bound: launch, or memory.
+// A thread moves some E (16 bytes, or an element) of k and of v. Bound: launch, or memory.
 #pragma once
 
 #include <cstdint>
+
+#include "_shim/divide_shim.hpp"
 
 namespace rm::cuda_ops {
 
@@ -9,28 +11,47 @@ struct KvAppendArgs {
   const void *k, *v, *positions;
   void *k_cache, *v_cache;
   std::int64_t stride[4][3];  // B, G, S of k, v, k_cache, v_cache, in E's
-  int batch, groups, rows, slots, per_row;
+  int first, total, slots;    // the first image of B; E's of this launch, below 2^31
+  FastDivisor by_row, by_rows, by_groups;
   bool wide_positions;
 };
 
+inline constexpr int kKvAppendPacks = 2;  // a thread's E's of each tensor
+
 template <class E>
 __global__ void __launch_bounds__(256) kv_append_rows_any(const KvAppendArgs p) {
-  const std::int64_t total = static_cast<std::int64_t>(p.batch) * p.groups * p.rows * p.per_row;
-  const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
-  if (i >= total) return;
-  const std::int64_t row = i / p.per_row, d = i - row * p.per_row, image = row / p.rows;
-  const std::int64_t s = row - image * p.rows, b = image / p.groups, g = image - b * p.groups;
-  const auto offset = [&](int t, std::int64_t slot) {
-    return b * p.stride[t][0] + g * p.stride[t][1] + slot * p.stride[t][2] + d;
-  };
-  const E k = static_cast<const E*>(p.k)[offset(0, s)];  // before the position is known
-  const E v = static_cast<const E*>(p.v)[offset(1, s)];
-  const std::int64_t start = p.wide_positions ? static_cast<const std::int64_t*>(p.positions)[b]
-                                              : static_cast<const std::int32_t*>(p.positions)[b];
-  const std::int64_t at = start + s;
-  if (at < 0 || at >= p.slots) return;
-  static_cast<E*>(p.k_cache)[offset(2, at)] = k;
-  static_cast<E*>(p.v_cache)[offset(3, at)] = v;
+  const auto first =
+      static_cast<int>(blockIdx.x) * 256 * kKvAppendPacks + static_cast<int>(threadIdx.x);
+  E k[kKvAppendPacks], v[kKvAppendPacks];
+  std::int64_t k_to[kKvAppendPacks], v_to[kKvAppendPacks];
+  int image[kKvAppendPacks], slot[kKvAppendPacks];
+#pragma unroll
+  for (int u = 0; u < kKvAppendPacks; ++u) {  // before the positions are known
+    const int i = first + u * 256;
+    image[u] = -1;
+    if (i >= p.total) break;
+    const std::uint32_t row = p.by_row.quotient(i), d = i - row * p.by_row.d;
+    const std::uint32_t line = p.by_rows.quotient(row), s = row - line * p.by_rows.d;
+    const std::uint32_t n = p.by_groups.quotient(line), g = line - n * p.by_groups.d;
+    const auto offset = [&](int t) {
+      return (p.first + n) * p.stride[t][0] + g * p.stride[t][1] + d;
+    };
+    k[u] = static_cast<const E*>(p.k)[offset(0) + s * p.stride[0][2]];
+    v[u] = static_cast<const E*>(p.v)[offset(1) + s * p.stride[1][2]];
+    k_to[u] = offset(2), v_to[u] = offset(3);
+    image[u] = static_cast<int>(p.first + n), slot[u] = static_cast<int>(s);
+  }
+#pragma unroll
+  for (int u = 0; u < kKvAppendPacks; ++u) {
+    if (image[u] < 0) break;
+    const std::int64_t start = p.wide_positions
+                                   ? static_cast<const std::int64_t*>(p.positions)[image[u]]
+                                   : static_cast<const std::int32_t*>(p.positions)[image[u]];
+    const std::int64_t at = start + slot[u];
+    if (at < 0 || at >= p.slots) continue;
+    static_cast<E*>(p.k_cache)[k_to[u] + at * p.stride[2][2]] = k[u];
+    static_cast<E*>(p.v_cache)[v_to[u] + at * p.stride[3][2]] = v[u];
+  }
 }
 
 }  // namespace rm::cuda_ops
