@@ -40,6 +40,8 @@ Status launch_conv_pack_weights(const ConvArgs& a, int padded, void* dst, DType 
                                 Stream stream);
 /// y, bias, residual and aux in whole vectors along the channels.
 bool conv_stores_in_vectors(const ConvArgs& a, DType t);
+/// y's places lie as they are counted.
+bool conv_is_flat(const ConvArgs& a);
 /// The sum of a product's parts, stored.
 Status launch_conv_finish(const ConvGemmArgs& g, DType dtype, Stream stream);
 

@@ -3,8 +3,10 @@
 
 #include "conv2d/common.hpp"
 #include "conv2d/kernels/conv2d_gemm_sm80.cuh"
+#include "conv2d/kernels/conv2d_maps_sm90a.cuh"
 #include "conv2d/kernels/conv2d_pack_any.cuh"
 #include "conv2d/kernels/conv2d_warpgroup_sm90.cuh"
+#include "conv2d/maps.hpp"
 
 namespace rm::cuda_ops {
 namespace {
@@ -14,7 +16,7 @@ struct Tile {
   double rate;  // operations a microsecond of one multiprocessor, 16-bit types
 };
 constexpr Tile kTiles[] = {{128, 128, 1.8e6}, {64, 64, 1.3e6}};
-constexpr Tile kWarpgroupTiles[] = {{128, 128, 4.0e6}, {128, 64, 3.0e6}, {64, 64, 2.4e6}};
+constexpr Tile kWarpgroupTiles[] = {{128, 128, 4.0e6}, {128, 64, 3.0e6}, {64, 64, 2.7e6}};
 
 std::span<const Tile> tiles_of(const ConvProblem& p) {
   return p.warpgroups ? std::span<const Tile>(kWarpgroupTiles) : std::span<const Tile>(kTiles);
@@ -129,8 +131,30 @@ Status launch_warpgroups(const ConvGemmArgs& g, Stream stream) {
   return launch_status("conv2d");
 }
 
+template <class T, int kM, int kN, int kStages>
+Status launch_maps(const ConvGemmArgs& g, DType dtype, Stream stream) {
+  const auto kernel = conv2d_maps<T, kM, kN, kStages>;
+  constexpr int kMost = conv_warpgroup_shared<kM, kN, kStages>(kStages);
+  const int shared = conv_warpgroup_shared<kM, kN, kStages>(g.steps_per_split);
+  if (Status s = allow_shared_memory("conv2d", kernel, kMost); !s) return s;
+  ConvMapsArgs args;
+  if (Status s = encode_conv_maps(g, dtype, kM, kN, &args); !s) return s;
+  const dim3 grid(static_cast<unsigned>(g.tiles_m) * g.tiles_n, 1,
+                  static_cast<unsigned>(g.conv.groups) * g.splits);
+  kernel<<<grid, 2 * kM + 32, shared, stream>>>(args);
+  return launch_status("conv2d");
+}
+
 template <class T>
 Status launch_product(const ConvGemmArgs& g, int tile, bool warpgroups, Stream stream) {
+  if constexpr (sizeof(T) == 2) {
+    constexpr DType kType = std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
+    if (warpgroups && !conv_maps_why_not(g, kType)) {
+      return tile == 0   ? launch_maps<T, 128, 128, 3>(g, kType, stream)
+             : tile == 1 ? launch_maps<T, 128, 64, 4>(g, kType, stream)
+                         : launch_maps<T, 64, 64, 4>(g, kType, stream);
+    }
+  }
   if (!warpgroups) {
     return tile == 0 ? launch_tile<T, 128, 128, 64, 32, 3>(g, stream)
                      : launch_tile<T, 64, 64, 32, 32, 4>(g, stream);
@@ -154,6 +178,11 @@ Status launch_finish(const ConvGemmArgs& g, Stream stream) {
 }
 
 }  // namespace
+
+bool conv_is_flat(const ConvArgs& a) {
+  return (a.oh == 1 || a.y_stride[2] == a.ow * a.y_stride[3]) &&
+         (a.n == 1 || a.y_stride[0] == static_cast<std::int64_t>(a.oh) * a.ow * a.y_stride[3]);
+}
 
 bool conv_stores_in_vectors(const ConvArgs& a, DType t) {
   if (!conv_in_vectors(a.y, a.y_stride, a.out, t)) return false;
@@ -314,7 +343,7 @@ Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream
   g.splits = plan.splits, g.steps = plan.steps, g.steps_per_split = plan.steps_per_split;
   g.by_ow = FastDivisor(static_cast<std::uint32_t>(a.ow));
   g.by_oh = FastDivisor(static_cast<std::uint32_t>(a.oh));
-  g.vectors = conv_stores_in_vectors(a, p.dtype);
+  g.vectors = conv_stores_in_vectors(a, p.dtype), g.flat = conv_is_flat(a);
   return dispatch_float(p.dtype, [&](auto type) -> Status {
     using T = typename decltype(type)::type;
     Status s = launch_product<T>(g, plan.tile, p.warpgroups, stream);

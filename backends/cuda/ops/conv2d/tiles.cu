@@ -93,7 +93,7 @@ Status launch_in(const ConvProblem& p, ConvTileOrder order, Workspace workspace,
   g.splits = plan.splits, g.steps = plan.steps, g.steps_per_split = plan.steps_per_split;
   g.by_ow = FastDivisor(static_cast<std::uint32_t>(a.ow));
   g.by_oh = FastDivisor(static_cast<std::uint32_t>(a.oh));
-  g.vectors = conv_stores_in_vectors(a, p.dtype);
+  g.vectors = conv_stores_in_vectors(a, p.dtype), g.flat = conv_is_flat(a);
   t.depth = plan.depth, t.by_in = FastDivisor(static_cast<std::uint32_t>(a.in));
   t.by_kw = FastDivisor(static_cast<std::uint32_t>(a.kw));
   const Status s =

@@ -57,6 +57,7 @@ struct ConvGemmArgs {
   int rows, padded, tiles_m, tiles_n, splits, steps, steps_per_split;
   FastDivisor by_ow, by_oh;
   bool vectors;  // y, bias, residual, aux in 16-byte vectors along channels
+  bool flat;     // y's places lie as they are counted, y_stride[3] apart
 };
 
 /// dw as a product: rows are output channels of a group, columns taps by `padded` channels, depth

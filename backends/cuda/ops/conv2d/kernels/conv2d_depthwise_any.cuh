@@ -43,6 +43,31 @@ __device__ __forceinline__ const T* conv_share_weights(const ConvArgs& p, const 
   return weights;
 }
 
+/// A line's kColumns neighbouring columns from w0 on, `stride` apart; zeros outside the image.
+template <class Words, int kColumns, class T>
+__device__ __forceinline__ void conv_read_columns(const T* line, std::int64_t stride, bool inside,
+                                                  int w0, int wd, Words (&in)[kColumns]) {
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) {
+    in[j] = Words{};
+    if (inside && static_cast<unsigned>(w0 + j) < wd) {
+      in[j] = *reinterpret_cast<const Words*>(line + (w0 + j) * stride);
+    }
+  }
+}
+
+/// A thread's places of channels from `c` on.
+template <class T>
+__device__ __forceinline__ void conv_store_places(const ConvArgs& p, const ConvUnit& at, int c,
+                                                  float (&sum)[kDepthwisePlaces][kVec<T>]) {
+#pragma unroll
+  for (int q = 0; q < kDepthwisePlaces; ++q) {
+    if (at.ow + q < p.ow) {
+      conv_store<T, kVec<T>>(p, sum[q], conv_offset(p.y_stride, at.n, c, at.oh, at.ow + q), c);
+    }
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(256)
     conv2d_depthwise_vectors(const __grid_constant__ ConvArgs p,
@@ -83,12 +108,7 @@ __global__ void __launch_bounds__(256)
       }
     }
   }
-#pragma unroll
-  for (int q = 0; q < kDepthwisePlaces; ++q) {
-    if (at.ow + q < p.ow) {
-      conv_store<T, V>(p, sum[q], conv_offset(p.y_stride, at.n, c, at.oh, at.ow + q), c);
-    }
-  }
+  conv_store_places<T>(p, at, c, sum);
 }
 
 /// kTaps x kTaps taps side by side, no stride: a thread reads each column of its places once.
@@ -113,14 +133,8 @@ __global__ void __launch_bounds__(256)
   for (int k = 0; k < kTaps; ++k) {
     const int h = h0 + k;
     uint4 in[kColumns];
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      in[j] = make_uint4(0, 0, 0, 0);
-      if (static_cast<unsigned>(h) < p.h && static_cast<unsigned>(w0 + j) < p.wd) {
-        in[j] =
-            *reinterpret_cast<const uint4*>(image + h * p.x_stride[2] + (w0 + j) * p.x_stride[3]);
-      }
-    }
+    conv_read_columns(image + h * p.x_stride[2], p.x_stride[3], static_cast<unsigned>(h) < p.h, w0,
+                      p.wd, in);
     const T* line = weights + (flip_h ? kTaps - 1 - k : k) * kTaps * width + lane * V;
 #pragma unroll
     for (int t = 0; t < kTaps; ++t) {
@@ -135,12 +149,7 @@ __global__ void __launch_bounds__(256)
       }
     }
   }
-#pragma unroll
-  for (int q = 0; q < kDepthwisePlaces; ++q) {
-    if (at.ow + q < p.ow) {
-      conv_store<T, V>(p, sum[q], conv_offset(p.y_stride, at.n, c, at.oh, at.ow + q), c);
-    }
-  }
+  conv_store_places<T>(p, at, c, sum);
 }
 
 inline constexpr int kDepthwiseTaps = 9, kDepthwiseChannels = 4;
@@ -160,14 +169,8 @@ __device__ __forceinline__ void conv_weight_window(
   const int h0 = at.oh + p.map.off[0], w0 = ow + p.map.off[1];
 #pragma unroll
   for (int k = 0; k < 3; ++k) {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      in[k][j] = Words{};
-      if (static_cast<unsigned>(h0 + k) < p.h && static_cast<unsigned>(w0 + j) < p.wd) {
-        in[k][j] = *reinterpret_cast<const Words*>(
-            x + at.n * p.x_stride[0] + (h0 + k) * p.x_stride[2] + (w0 + j) * p.x_stride[3]);
-      }
-    }
+    conv_read_columns(x + at.n * p.x_stride[0] + (h0 + k) * p.x_stride[2], p.x_stride[3],
+                      static_cast<unsigned>(h0 + k) < p.h, w0, p.wd, in[k]);
   }
   float g[4][V];
 #pragma unroll

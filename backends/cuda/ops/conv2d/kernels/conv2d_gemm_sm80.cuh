@@ -42,18 +42,22 @@ __device__ __forceinline__ ConvRow conv_row(int m, const FastDivisor& by_ow,
           static_cast<int>(m - line * by_ow.d)};
 }
 
+/// Floats from row to row of a tile of sums: neighbouring rows in other banks.
+template <int kN>
+inline constexpr int kConvPitch = kN + 8;
+
 template <int kM, int kN, int kStages>
 constexpr int conv_gemm_shared() {
-  const int stages = kStages * (kM + kN) * 128, result = kM * (kN + 4) * 4;
+  const int stages = kStages * (kM + kN) * 128, result = kM * kConvPitch<kN> * 4;
   return stages > result ? stages : result;
 }
 
-/// Stores a block's tile [kM][kN + 4] of sums, which lies in shared memory: neighbouring threads
-/// store neighbouring elements.
+/// Stores a block's tile [kM][kConvPitch<kN>] of sums, which lies in shared memory: neighbouring
+/// threads store neighbouring elements.
 template <class T, int kM, int kN, int kThreads>
 __device__ __forceinline__ void conv_store_tile(const ConvGemmArgs& p, const float* result, int m0,
                                                 int n0, int g, int split) {
-  constexpr int V = kVec<T>, kPitch = kN + 4;
+  constexpr int V = kVec<T>, kPitch = kConvPitch<kN>;
   const ConvArgs& c = p.conv;
   const int rows = min(kM, p.rows - m0), columns = min(kN, c.out - n0);
   if (p.splits > 1) {
@@ -68,17 +72,26 @@ __device__ __forceinline__ void conv_store_tile(const ConvGemmArgs& p, const flo
   }
   const auto store = [&](auto width, int m, int n) {
     constexpr int W = decltype(width)::value;
-    const ConvRow r = conv_row(m0 + m, p.by_ow, p.by_oh);
     const int channel = g * c.out + n0 + n;
+    std::int64_t at;
+    if (p.flat) {
+      at = (m0 + m) * c.y_stride[3] + channel * c.y_stride[1];
+    } else {
+      const ConvRow r = conv_row(m0 + m, p.by_ow, p.by_oh);
+      at = conv_offset(c.y_stride, r.n, channel, r.h, r.w);
+    }
     float v[W];
 #pragma unroll
     for (int j = 0; j < W; ++j) v[j] = result[m * kPitch + n + j];
-    conv_store<T, W>(c, v, conv_offset(c.y_stride, r.n, channel, r.h, r.w), channel);
+    conv_store<T, W>(c, v, at, channel);
   };
   if (p.vectors) {
-    for (int i = threadIdx.x; i < kM * kN / V; i += kThreads) {
-      const int m = i / (kN / V), n = i % (kN / V) * V;
-      if (m < rows && n < columns) store(std::integral_constant<int, V>{}, m, n);
+    constexpr int kAcross = kN / V;  // threads along a row
+    static_assert(kThreads % kAcross == 0);
+    const int n = static_cast<int>(threadIdx.x) % kAcross * V;
+    if (n >= columns) return;
+    for (int m = static_cast<int>(threadIdx.x) / kAcross; m < rows; m += kThreads / kAcross) {
+      store(std::integral_constant<int, V>{}, m, n);
     }
   } else {
     for (int i = threadIdx.x; i < kM * kN; i += kThreads) {
@@ -200,7 +213,7 @@ __global__ void __launch_bounds__(32 * (kM / kWarpM) * (kN / kWarpN))
   __syncthreads();
 
   float* result = reinterpret_cast<float*>(conv_shared);
-  constexpr int kPitch = kN + 4;
+  constexpr int kPitch = kConvPitch<kN>;
 #pragma unroll
   for (int i = 0; i < kTilesM; ++i) {
 #pragma unroll

@@ -21,7 +21,7 @@ inline constexpr int kConvTileDepth = 256 * kConvTileLoads / kTile;
 template <int kTile>
 constexpr int conv_tile_shared() {
   const int stages = 2 * 2 * kConvTileDepth<kTile> * (kTile + 4) * 4;
-  const int result = kTile * (kTile + 4) * 4;
+  const int result = kTile * kConvPitch<kTile> * 4;
   return stages > result ? stages : result;
 }
 
@@ -147,7 +147,8 @@ __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
   for (int i = 0; i < kSums; ++i) {
 #pragma unroll
     for (int j = 0; j < kSums; j += 4) {
-      *reinterpret_cast<float4*>(conv_tile + (ty + i / 4 * 64 + i % 4) * kPitch + tx + j * 16) =
+      *reinterpret_cast<float4*>(conv_tile + (ty + i / 4 * 64 + i % 4) * kConvPitch<kTile> + tx +
+                                 j * 16) =
           make_float4(acc[i][j], acc[i][j + 1], acc[i][j + 2], acc[i][j + 3]);
     }
   }

@@ -12,7 +12,7 @@ namespace rm::cuda_ops {
 template <int kM, int kN, int kStages>
 constexpr int conv_warpgroup_shared(int steps) {
   const int stages = (steps < kStages ? steps : kStages) * (kM + kN) * 128;
-  const int result = kM * (kN + 4) * 4;
+  const int result = kM * kConvPitch<kN> * 4;
   return (stages > result ? stages : result) + 1024;  // the swizzle repeats each 1024 bytes
 }
 
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
   __syncthreads();
 
   float* result = reinterpret_cast<float*>(conv_shared + (shared - shared_address(conv_shared)));
-  constexpr int kPitch = kN + 4;
+  constexpr int kPitch = kConvPitch<kN>;
   float* to = result + (warp * 16 + lane / 4) * kPitch + lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < kN / 8; ++j) {
