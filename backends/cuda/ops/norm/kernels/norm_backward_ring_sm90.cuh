@@ -242,8 +242,10 @@ __global__ void __launch_bounds__(norm_ring_threads(kPer), 1)
   }
   if (p.partial == nullptr) return;
   __syncthreads();  // no team reads its ring any more
-  if (kPer == 2 && plan.ranks > 1) {
-    return norm_share_joined<T, kPer>(p, plan, ring_memory, team, thread, threads, dw, db);
+  if constexpr (kPer == 2) {
+    if (plan.ranks > 1) {
+      return norm_share_joined<T, kPer>(p, plan, ring_memory, team, thread, threads, dw, db);
+    }
   }
   norm_share<T, kPer>(p, reinterpret_cast<float4*>(ring_memory + kRingHead), team, plan.teams,
                       thread, threads, dw, db);
