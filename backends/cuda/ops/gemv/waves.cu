@@ -24,6 +24,15 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   return launch_overlapped(kernel, blocks, kGemvWavesWarps * 32, bytes, overlap, stream, a);
 }
 
+/// w in as many blocks as run at once.
+template <class T>
+Status launch_once(GemvArgs& a, bool overlap, Stream stream) {
+  a.stages_at = 128 + kGemvWavesWarps * kGemvOnceRows * 32;
+  if (Status s = allow_shared_memory("gemv", gemv_once<T>, kGemvHalfMemory); !s) return s;
+  return launch_overlapped(gemv_once<T>, ceil_div(a.n, kGemvOnceRows), kGemvWavesWarps * 32,
+                           kMemory, overlap, stream, a);
+}
+
 /// Bytes of w in a turn: 64 KiB, one turn where w is small; half of it, two stages, where it is
 /// large. In a chain 32 MiB of long rows (few of them) are better off with the former.
 int turn_bytes(const GemvArgs& a) {
@@ -39,6 +48,8 @@ Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   a.row_bytes = a.k * 2;
   a.together = a.w_pitch == a.row_bytes || a.n == 1;
   const int rows = turn_bytes(a) / a.row_bytes;
+  const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
+  if (once && a.m == 1) return launch_once<T>(a, overlap, stream);
   if (a.m > 4) return launch<T, 1, 1>(a, overlap, stream);
   if (a.m > 2) {
     return rows >= 16 ? launch<T, 2, 2>(a, overlap, stream) : launch<T, 1, 2>(a, overlap, stream);

@@ -148,4 +148,51 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   }
 }
 
+inline constexpr int kGemvOnceRows = 16, kGemvOnceBytes = 512 * kGemvWavesWarps;  // of a row
+
+/// One turn of a small w against one row of x: every warp has its part of w in registers before it
+/// waits for x. Shared memory must hold 16 rows of 4 KiB, shorter ones too.
+template <class T>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_once(const __grid_constant__ GemvArgs p) {
+  extern __shared__ __align__(128) unsigned char memory[];
+  constexpr int kRows = kGemvOnceRows, kPairs = kRows / 2;
+  const int warp = uniform_warp(), lane = threadIdx.x % 32;
+  const std::uint32_t bar = shared_address(memory);
+  const int row0 = blockIdx.x * kRows, have = min(kRows, p.n - row0);
+  if (warp == 0 && elect_lane()) {
+    barrier_init(bar, 1);
+    barrier_init_done();
+    gemv_waves_ask(p, bar, bar + p.stages_at, row0, have);
+  }
+  launch_dependents();
+  __syncthreads();
+  barrier_wait(bar, 0);
+  const int at = warp * 512 + lane * 16;
+  const bool inside = at < p.row_bytes;
+  const unsigned char* stage = memory + p.stages_at + at;
+  uint4 w[2 * kPairs];
+#pragma unroll
+  for (int r = 0; r < 2 * kPairs; ++r) w[r] = read_16(stage + r * p.row_bytes, inside);
+  wait_for_previous();  // x is written by the kernel before
+  const uint4 x = inside
+                      ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at))
+                      : uint4{0, 0, 0, 0};
+  float sum[kPairs][1][4] = {};
+#pragma unroll
+  for (int r = 0; r < kPairs; ++r) {
+    const uint4 a = w[2 * r], b = w[2 * r + 1];
+    mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, x.x, x.y);
+  }
+#pragma unroll
+  for (int r = 0; r < kPairs; ++r) {
+    const uint4 a = w[2 * r], b = w[2 * r + 1];
+    mma_16816<T>(sum[r][0], a.z, b.z, a.w, b.w, x.z, x.w);
+  }
+  auto* all = reinterpret_cast<float*>(memory + 128);
+  gemv_waves_store<kPairs, 8>(all + warp * kRows * 8, sum);
+  __syncthreads();
+  gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
+}
+
 }  // namespace rm::cuda_ops
