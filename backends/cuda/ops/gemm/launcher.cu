@@ -121,7 +121,7 @@ Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out)
   }
   const GemmShape shape = gemm_shape(p);
   const std::int64_t elements = shape.batch * shape.k * (shape.m + shape.n);
-  TimedChoice choice(stream, cold_for(elements * size_of(p.c.dtype), workspace));
+  TimedChoice choice(stream, cold_for(elements * size_of(p.c.dtype), workspace), least);
   for (std::size_t i = 0; i < std::size(kRows); ++i) {
     if (kRows[i].why_not(p) || kRows[i].cost_us(p) > 8 * least) continue;
     const auto run = [&](Stream on) { return kRows[i].launch(p, workspace, on); };

@@ -215,7 +215,10 @@ void GemmLibrary::State::time(const LibraryProduct& p, const LibraryOperands& o,
   plan.timed = true;
   const std::int64_t elements = p.batch * p.depth * (p.rows + p.columns);
   const auto size = size_of(static_cast<DType>(p.dtype));
-  TimedChoice choice(stream, cold_for(elements * static_cast<std::int64_t>(size), w));
+  const double tera = static_cast<DType>(p.dtype) == DType::f32 ? 40 : 600;
+  const double about_us = 2e-6 / tera * static_cast<double>(p.rows * p.columns) *
+                          static_cast<double>(p.depth * p.batch);
+  TimedChoice choice(stream, cold_for(elements * static_cast<std::int64_t>(size), w), about_us);
   int best = 0;
   for (std::size_t i = 0; i < plan.algorithms.size(); ++i) {
     const auto run = [&](Stream on) -> Status {

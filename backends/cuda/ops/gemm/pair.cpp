@@ -81,7 +81,12 @@ Status gemm_pair(const Gemm& first, const Gemm& second, const ColumnSums& sums, 
                           (sums.columns ? "+" : "");
   int best = first.library->known_row(key);
   if (best < 0 && first.tune && may_repeat(first) && may_repeat(second) && !is_capturing(stream)) {
-    TimedChoice choice(stream, {});
+    const auto multiplications = [](const Gemm& p) {
+      const GemmShape s = gemm_shape(p);
+      return static_cast<double>(s.m * s.n) * static_cast<double>(s.k * s.batch);
+    };
+    const double about_us = (multiplications(first) + multiplications(second)) * 2 / 600e6;
+    TimedChoice choice(stream, {}, about_us);
     for (int plan = kApart; plan >= 0; --plan) {  // apart first: it tunes the single products
       const auto run = [&](Stream on) {
         return run_pair(first, second, sums, plan, workspace, on);

@@ -25,10 +25,11 @@ inline Workspace cold_for(std::int64_t operand_bytes, Workspace scratch) {
   return operand_bytes < (6 << 20) ? Workspace{} : scratch;
 }
 
-/// A graph of a few launches, and what its turns took.
+/// A graph of a few launches, or of one where that is long: a card under load for longer than its
+/// callers will keep it runs slower, and not the same way with every kernel.
 class TimedGraph {
  public:
-  TimedGraph() = default;
+  explicit TimedGraph(double about_us) : launches_(about_us > 100 ? 1 : 4) {}
   TimedGraph(const TimedGraph&) = delete;
   TimedGraph& operator=(const TimedGraph&) = delete;
   ~TimedGraph() {
@@ -50,7 +51,7 @@ class TimedGraph {
       return launch_status("gemm");
     }
     Status status;
-    for (int i = 0; status && i < kLaunches; ++i) {
+    for (int i = 0; status && i < launches_; ++i) {
       if (cold.bytes) cudaMemsetAsync(cold.data, 0, cold.bytes, side_);
       status = run(side_);
     }
@@ -62,9 +63,9 @@ class TimedGraph {
     return {};
   }
 
-  /// One more sample; a turn before the timed one hides the host's part.
+  /// One more sample; where launches are short a turn before the timed one hides the host's part.
   Status turn(Stream stream) {
-    cudaGraphLaunch(exec_, stream);
+    if (launches_ > 1) cudaGraphLaunch(exec_, stream);
     cudaEventRecord(start_, stream);
     cudaGraphLaunch(exec_, stream);
     cudaEventRecord(stop_, stream);
@@ -72,7 +73,7 @@ class TimedGraph {
         cuda_status("gemm", cudaEventSynchronize(stop_), "a timed launch without errors");
     float ms = 0;
     if (status && cudaEventElapsedTime(&ms, start_, stop_) == cudaSuccess) {
-      samples_.push_back(ms * 1000.0f / kLaunches);
+      samples_.push_back(ms * 1000.0f / static_cast<float>(launches_));
     }
     return status;
   }
@@ -85,7 +86,7 @@ class TimedGraph {
   }
 
  private:
-  static constexpr int kLaunches = 4;
+  int launches_;
   cudaStream_t side_{};
   cudaEvent_t start_{}, stop_{};
   cudaGraph_t graph_{};
@@ -96,12 +97,14 @@ class TimedGraph {
 /// Candidates, each under a number of the caller's, until the fastest is known.
 class TimedChoice {
  public:
-  TimedChoice(Stream stream, Workspace cold) : stream_(stream), cold_(cold) {}
+  /// about_us: what a launch may take, roughly.
+  TimedChoice(Stream stream, Workspace cold, double about_us)
+      : stream_(stream), cold_(cold), about_us_(about_us) {}
 
   /// A candidate that refuses is left out; only a device error comes back.
   template <class Run>
   Status add(int number, Run&& run) {
-    auto graph = std::make_unique<TimedGraph>();
+    auto graph = std::make_unique<TimedGraph>(about_us_);
     Status s = graph->make(stream_, cold_, run);
     if (s) s = graph->turn(stream_);
     if (s) entries_.push_back({number, std::move(graph)});
@@ -147,6 +150,7 @@ class TimedChoice {
 
   Stream stream_;
   Workspace cold_;
+  double about_us_;
   std::vector<Entry> entries_;
 };
 
