@@ -45,9 +45,9 @@ inline Status cuda_status(const char* op, cudaError_t e, const char* what) {
   const bool none = e == cudaErrorNoDevice || e == cudaErrorInsufficientDriver ||
                     e == cudaErrorSystemDriverMismatch || e == cudaErrorStubLibrary;
   return {none ? Code::no_device : Code::device_error,
-          std::string("[") + op + "] expected " + (none ? "a CUDA device" : what) + ", got " +
-              cudaGetErrorName(e) + ": " + cudaGetErrorString(e) +
-              (none ? "; try a machine with an NVIDIA driver" : "; try compute-sanitizer")};
+          text_of({"[", op, "] expected ", none ? "a CUDA device" : what, ", got ",
+                   cudaGetErrorName(e), ": ", cudaGetErrorString(e),
+                   none ? "; try a machine with an NVIDIA driver" : "; try compute-sanitizer"})};
 }
 
 /// The status of the launch just made on this thread.

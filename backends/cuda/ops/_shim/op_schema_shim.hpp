@@ -5,8 +5,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "_shim/tensor_shim.hpp"
 
@@ -41,34 +43,40 @@ struct KernelRow {
   Status (*launch)(const P&, Workspace, Stream);
 };
 
+/// A message in parts; one function, where every `+` would be code of its own.
+inline std::string text_of(std::initializer_list<std::string_view> parts) {
+  std::string out;
+  for (const std::string_view part : parts) out += part;
+  return out;
+}
+
+inline Status no_row(const char* op, std::string_view wanted, std::string_view reasons) {
+  return unsupported(
+      text_of({"[", op, "] expected a problem some kernel supports, got ", wanted,
+               wanted.empty() ? "" : ": ", reasons.empty() ? "no kernel of that name" : reasons,
+               "; try kernel=\"\" and look at kernels()"}));
+}
+
 /// The cheapest row that supports the problem, or the row called `wanted`.
 template <class P>
 Status select_row(const char* op, std::span<const KernelRow<P>> rows, const P& problem,
                   const char* wanted, const KernelRow<P>** out) {
-  const bool any = wanted == nullptr || *wanted == '\0';
+  const std::string_view name = wanted == nullptr ? "" : wanted;
   const KernelRow<P>* best = nullptr;
   double best_cost = 0;
-  std::string reasons;
   for (const auto& row : rows) {
-    if (!any && std::string(wanted) != row.name) continue;
-    if (const char* why = row.why_not(problem)) {
-      reasons += std::string(reasons.empty() ? "" : "; ") + row.name + ": " + why;
-      continue;
-    }
+    if ((!name.empty() && name != row.name) || row.why_not(problem)) continue;
     const double cost = row.cost_us(problem);
-    if (best == nullptr || cost < best_cost) {
-      best = &row;
-      best_cost = cost;
-    }
-  }
-  if (best == nullptr) {
-    if (reasons.empty()) reasons = "no kernel of that name";
-    return unsupported(std::string("[") + op + "] expected a problem some kernel supports, got " +
-                       (any ? "" : std::string(wanted) + ": ") + reasons +
-                       "; try kernel=\"\" and look at kernels()");
+    if (best == nullptr || cost < best_cost) best = &row, best_cost = cost;
   }
   *out = best;
-  return {};
+  if (best != nullptr) return {};
+  std::string reasons;
+  for (const auto& row : rows) {
+    if (!name.empty() && name != row.name) continue;
+    reasons += text_of({reasons.empty() ? "" : "; ", row.name, ": ", row.why_not(problem)});
+  }
+  return no_row(op, name, reasons);
 }
 
 }  // namespace rm::cuda_ops
