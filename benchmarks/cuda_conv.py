@@ -112,10 +112,12 @@ def main() -> None:
         "| batch | layer | ours | TFLOP/s | bias + relu | dx | dw | dbias |\n"
         "|---|---|---|---|---|---|---|---|\n"
     )
+    print(text, end="", flush=True)
     for n in map(int, options.batches.split(",")):
         for shape in LAYERS:
-            text += layer(n, shape, options.rounds) + "\n"
-    print(text)
+            row = layer(n, shape, options.rounds) + "\n"
+            text += row
+            print(row, end="", flush=True)
     if options.markdown:
         options.markdown.write_text(text)
 
