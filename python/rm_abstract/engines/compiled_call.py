@@ -158,15 +158,13 @@ class CompiledCall:
     def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
         if pattern in self.refused:
             raise self.refused[pattern]
-        module = self._engine.module()
-
-        def run_eager() -> Any:
-            return call_module(
-                module._call_impl, self.spec, list(flat_inputs), self._engine.parameters.positional
-            )
-
         with self._engine.on_original():
-            return self.first(flat_inputs, run_eager, raises=False)
+            return self._first(flat_inputs, self._original(flat_inputs), raises=False)
+
+    def _original(self, flat_inputs: tuple[Any, ...]) -> Callable[[], Any]:
+        """The module's own forward on the arguments of this call."""
+        module, names = self._engine.module(), self._engine.parameters.positional
+        return lambda: call_module(module._call_impl, self.spec, list(flat_inputs), names)
 
     def first(
         self,
@@ -180,6 +178,15 @@ class CompiledCall:
         With `raises` an error of ours propagates (after `run_eager` ran), else it is reported and
         the pattern stays eager: the call was served already and must not be replayed.
         """
+        return self._first(flat_inputs, run_eager, raises, containers)
+
+    def _first(
+        self,
+        flat_inputs: tuple[Any, ...],
+        run_eager: Callable[[], Any],
+        raises: bool,
+        containers: Sequence[tuple[str, Any]] = (),
+    ) -> Any:
         if not self._lock.acquire(blocking=False):
             raise Decline("RM103", "another thread compiles this call")
         try:
@@ -225,10 +232,7 @@ class CompiledCall:
                     expected = self._engine.on_quantised_weights(variant, again)
                 self._engine.gate(variant, before, shown, expected, comparable)
             except Exception as error:  # the call was served: whatever we did wrong, it stays so
-                failure = reported(error)
-                self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
-                if self._step is not None:
-                    self._step.refuse(flat_inputs)
+                failure = self._refuse(error, pattern, flat_inputs)
                 if raises:
                     raise failure from error
                 self._engine.report_failure(failure)
@@ -238,6 +242,16 @@ class CompiledCall:
             return output
         finally:
             self._lock.release()
+
+    def _refuse(
+        self, error: Exception, pattern: Pattern, flat_inputs: tuple[Any, ...]
+    ) -> Error | Decline:
+        """The pattern stays eager for `error`, which comes back as policy and report know it."""
+        failure = reported(error)
+        self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
+        if self._step is not None:
+            self._step.refuse(flat_inputs)
+        return failure
 
     def _on_trial(self, variant: Variant) -> None:
         """A program that may be slower than the original: measured when it has served some."""
@@ -293,10 +307,7 @@ class CompiledCall:
                 self._engine.trusted(variant)
             return variant
         except Exception as error:  # nothing of the user's runs here
-            failure = reported(error)
-            self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
-            if self._step is not None:
-                self._step.refuse(flat_inputs)
+            failure = self._refuse(error, pattern, flat_inputs)
             if raises:
                 raise failure from error
             self._engine.report_failure(failure)

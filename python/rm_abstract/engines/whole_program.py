@@ -100,18 +100,10 @@ class DeviceCall(CompiledCall):
     def _complete(self, flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return self._explicit.complete(flat_inputs) if self._explicit else flat_inputs
 
-    def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
-        if pattern in self.refused:
-            raise self.refused[pattern]
-        module = self._engine.module()
+    def _original(self, flat_inputs: tuple[Any, ...]) -> Callable[[], Any]:
         given = self._explicit.original(flat_inputs) if self._explicit else flat_inputs
-
-        def run_eager() -> Any:
-            names = self._engine.parameters.positional
-            return call_module(module._call_impl, self._given, list(given), names)
-
-        with self._engine.on_original():
-            return self._first(flat_inputs, run_eager, raises=False)
+        module, names = self._engine.module(), self._engine.parameters.positional
+        return lambda: call_module(module._call_impl, self._given, list(given), names)
 
     def first(
         self,
@@ -131,7 +123,7 @@ class DeviceCall(CompiledCall):
     ) -> Any:
         self._remember(completed)
         try:
-            return super().first(completed, run_eager, raises, containers)
+            return super()._first(completed, run_eager, raises, containers)
         except Decline as outside:
             if outside.code != "RM105" or not raises:
                 raise
