@@ -143,6 +143,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"activations", "int16"},
                                                     {"batch_threads", "false"},
                                                     {"prompt_lookup", "off"},
+                                                    {"when_slower", "compiled"},
                                                     {"force_kernel", "gemm:x"},
                                                     {"log", "cache"},
                                                     {"dump_ir", "/x"}};
