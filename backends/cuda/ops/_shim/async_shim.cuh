@@ -46,6 +46,20 @@ __device__ __forceinline__ void barrier_wait(std::uint32_t bar, std::uint32_t pa
       : "memory");
 }
 
+/// The same, but ends the kernel with an error rather than hang for ever.
+__device__ __forceinline__ void barrier_wait_or_trap(std::uint32_t bar, std::uint32_t parity) {
+  std::uint32_t done = 0;
+  for (int i = 0; !done; ++i) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(bar), "r"(parity)
+        : "memory");
+    if (i > 1 << 26) __trap();
+  }
+}
+
 /// bytes (a multiple of 16) from global to shared memory, both 16-byte aligned.
 __device__ __forceinline__ void bulk_copy(std::uint32_t dst, const void* src, std::uint32_t bytes,
                                           std::uint32_t bar) {

@@ -4,6 +4,7 @@
 // 128 bytes. Bound: tensor cores.
 #pragma once
 
+#include "_shim/async_shim.cuh"
 #include "conv2d/kernels/conv2d_gemm_sm80.cuh"
 #include "conv2d/kernels/conv2d_maps_args.hpp"
 #include "conv2d/kernels/conv2d_wgmma_sm90a.cuh"
@@ -27,19 +28,6 @@ __device__ __forceinline__ void conv_load_weights(std::uint32_t dst, const CUten
       "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
       "l"(map), "r"(bar), "r"(c), "r"(kw), "r"(kh), "r"(o)
       : "memory");
-}
-/// barrier_wait that ends the kernel with an error rather than hang for ever.
-__device__ __forceinline__ void conv_wait(std::uint32_t bar, std::uint32_t parity) {
-  std::uint32_t done = 0;
-  for (int i = 0; !done; ++i) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    if (i > 1 << 26) __trap();
-  }
 }
 
 template <class T, int kM, int kN, int kStages>
@@ -73,7 +61,7 @@ __global__ void __launch_bounds__(2 * kM + 32, 2)
     const int chunks = p.padded / kDepth;
     int tap = first / chunks, chunk = first - tap * chunks, kh = tap / c.kw, kw = tap - kh * c.kw;
     for (int step = first, stage = 0, round = 0; step < last; ++step) {
-      if (round > 0) conv_wait(empty + stage * 8, (round - 1) & 1);
+      if (round > 0) barrier_wait_or_trap(empty + stage * 8, (round - 1) & 1);
       const std::uint32_t bar = full + stage * 8, to = shared + stage * kStage;
       barrier_expect(bar, kStage);
       const int at_h = q.step[0] < 0 ? (kh + 1 - c.kh) * q.step[0] : kh * q.step[0];
@@ -93,7 +81,7 @@ __global__ void __launch_bounds__(2 * kM + 32, 2)
   const std::uint32_t group_rows = warp / 4 * 64 * 128;
   int stage = 0, parity = 0, before = 0;
   for (int step = first; step < last; ++step) {
-    conv_wait(full + stage * 8, parity);
+    barrier_wait_or_trap(full + stage * 8, parity);
     const std::uint64_t a = wgmma_descriptor(shared + stage * kStage + group_rows);
     const std::uint64_t b = wgmma_descriptor(shared + stage * kStage + kM * 128);
     wgmma_fence();

@@ -81,7 +81,7 @@ __device__ __forceinline__ void wgmma_fill(const WgmmaProblem& p, const WgmmaTil
   for (; block < end; ++block, k += kWgmmaK) {
     const std::uint32_t a = shared + ring.stage * (L::kA + L::kB);
     const std::uint32_t full = ring.full + ring.stage * 8;
-    ring_wait(ring.empty + ring.stage * 8, ring.phase ^ 1);
+    barrier_wait_or_trap(ring.empty + ring.stage * 8, ring.phase ^ 1);
     barrier_expect(full, L::kA + L::kB);
     if (p.trans_a) {
       load_box(a, &p.a, full, tile.m, k, az);
@@ -165,7 +165,7 @@ __device__ __forceinline__ void wgmma_consume(const WgmmaProblem& p,
     const std::uint64_t da =
         wgmma_descriptor(a + (L::kTurns ? 0 : group * 8192), kTransA ? 8192 : 16);
     const std::uint64_t db = wgmma_descriptor(a + L::kA, kTransB ? 8192 : 16);
-    ring_wait(ring.full + ring.stage * 8, ring.phase);
+    barrier_wait_or_trap(ring.full + ring.stage * 8, ring.phase);
     if (L::kTurns && more && block + 1 == blocks) named_barrier_arrive(3 + (group ^ 1), 256);
     if (L::kLate && group == 1 && block == late) named_barrier(3, 256);
     wgmma_fence();

@@ -6,21 +6,9 @@
 
 #include <cstdint>
 
-namespace rm::cuda_ops {
+#include "_shim/async_shim.cuh"
 
-/// barrier_wait that ends the kernel with an error rather than hang for ever.
-__device__ __forceinline__ void ring_wait(std::uint32_t bar, std::uint32_t parity) {
-  std::uint32_t done = 0;
-  for (int i = 0; !done; ++i) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(bar), "r"(parity)
-        : "memory");
-    if (i > 1 << 26) __trap();
-  }
-}
+namespace rm::cuda_ops {
 
 __device__ __forceinline__ float4 load_in_block(std::uint32_t address, std::uint32_t rank) {
   float4 v;
