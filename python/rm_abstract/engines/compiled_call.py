@@ -170,15 +170,14 @@ class CompiledCall:
         self,
         flat_inputs: tuple[Any, ...],
         run_eager: Callable[[], Any],
-        raises: bool,
         containers: Sequence[tuple[str, Any]] = (),
     ) -> Any:
-        """Compiles and gates the variant for this call; returns the original's output.
+        """Serves the first call of a kind; raises what `_first` does with `raises`."""
+        return self._first(self._complete(flat_inputs), run_eager, True, containers)
 
-        With `raises` an error of ours propagates (after `run_eager` ran), else it is reported and
-        the pattern stays eager: the call was served already and must not be replayed.
-        """
-        return self._first(flat_inputs, run_eager, raises, containers)
+    def _complete(self, flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The call's leaves as `_first` takes them."""
+        return flat_inputs
 
     def _first(
         self,
@@ -187,6 +186,11 @@ class CompiledCall:
         raises: bool,
         containers: Sequence[tuple[str, Any]] = (),
     ) -> Any:
+        """Compiles and gates the variant for this call; returns the original's output.
+
+        With `raises` an error of ours propagates (after `run_eager` ran), else it is reported and
+        the pattern stays eager: the call was served already and must not be replayed.
+        """
         if not self._lock.acquire(blocking=False):
             raise Decline("RM103", "another thread compiles this call")
         try:

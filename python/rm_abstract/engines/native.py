@@ -92,7 +92,7 @@ class NativeEngine:
         if isinstance(call, Decline):
             raise call
         entry = self._stale.get(call.spec) or CompiledCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, True, containers(args, kwargs))
+        output = entry.first(tuple(call.leaves), run_eager, containers(args, kwargs))
         self._stale.pop(call.spec, None)
         self._entries[call.spec] = entry
         return output

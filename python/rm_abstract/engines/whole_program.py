@@ -105,15 +105,6 @@ class DeviceCall(CompiledCall):
         module, names = self._engine.module(), self._engine.parameters.positional
         return lambda: call_module(module._call_impl, self._given, list(given), names)
 
-    def first(
-        self,
-        flat_inputs: tuple[Any, ...],
-        run_eager: Callable[[], Any],
-        raises: bool,
-        containers: Sequence[tuple[str, Any]] = (),
-    ) -> Any:
-        return self._first(self._complete(flat_inputs), run_eager, raises, containers)
-
     def _first(
         self,
         completed: tuple[Any, ...],
@@ -161,7 +152,7 @@ class WholeProgramEngine(NativeEngine):
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 raise Decline("RM104", f"a tensor on {leaf.device}: this device takes host memory")
         entry = self._stale.get(call.spec) or DeviceCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, True, containers(args, kwargs))
+        output = entry.first(tuple(call.leaves), run_eager, containers(args, kwargs))
         self._stale.pop(call.spec, None)
         self._entries[call.spec] = entry
         return output
