@@ -34,7 +34,7 @@ def child(mode: str, layers: int) -> dict[str, Any]:
     from transformers.initialization import no_init_weights
 
     import rm_abstract
-    from rm_abstract.capture.call import flatten_call
+    from rm_abstract.calls.call import flatten_call
     from rm_abstract.engines.compiled_call import unfold
     from rm_abstract.engines.native import create_engine
 

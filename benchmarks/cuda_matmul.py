@@ -91,12 +91,20 @@ class Gemv:
 
         def ours(i: int) -> None:
             s = None if scales is None else scales[i % sets]
-            self.m.forward(x, w[i % sets], s, y=y, overlap=True, stream=stream())
+            self.m.forward(
+                x, w[i % sets], s, y=y, overlap=True, stable_weights=True, stream=stream()
+            )
 
         variants: dict[str, Run] = {"ours": ours}
         if rows == 1 and bits == 16:
             variants["tiles"] = lambda i: self.m.forward(
-                x, w[i % sets], y=y, overlap=True, stream=stream(), kernel="gemv_bulk_sm90"
+                x,
+                w[i % sets],
+                y=y,
+                overlap=True,
+                stable_weights=True,
+                stream=stream(),
+                kernel="gemv_bulk_sm90",
             )
         if bits == 16:
             variants["F.linear"] = lambda i: F.linear(x, w[i % sets])
@@ -112,7 +120,7 @@ class Gemv:
 
         def run(i: int) -> None:
             n, k = all_shapes[i]
-            self.m.forward(x[k], w[i], y=y[n], overlap=True, stream=stream())
+            self.m.forward(x[k], w[i], y=y[n], overlap=True, stable_weights=True, stream=stream())
 
         calls = len(all_shapes)
         size = sum(t.numel() * 2 for t in w) / calls

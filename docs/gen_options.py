@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rm_abstract.config import table
+from rm_abstract.base.config import table
 
 PAGE = Path(__file__).resolve().parent / "options.md"
 GROUPS = {
@@ -18,10 +18,7 @@ GROUPS = {
 
 
 def _not_yet(row: dict[str, Any]) -> str:
-    if not row["built"]:
-        return " (*not yet*)"
-    missing = row["unbuilt"].replace("|", ", ")
-    return f" (*not yet*: {missing})" if missing else ""
+    return "" if row["built"] else " (not built yet: another value than the default warns)"
 
 
 def page() -> str:
@@ -29,16 +26,16 @@ def page() -> str:
     out = [
         "# Options",
         "",
-        "Argument > environment > `rm_abstract.toml` > default; what is not understood raises.",
-        "Options not marked *no* change artefacts: they are part of every cache key. Of an option",
-        "marked *not yet* only the default has an effect (or not the values named there); setting",
-        "another value warns.",
+        "An option is read from the argument, else from its environment variable, else from",
+        "`rm_abstract.toml` (of the project, else in `~/.config`), else it is the default.",
+        "An unknown name or value raises `ConfigError`. The column *recompiles* says whether a new",
+        "value needs other compiled programs; such options are part of every key of the cache.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
         out += ["", f"## {title}", "", text, ""]
         out += [
-            "| option | environment | default | accepted | artefacts | |",
+            "| option | environment | default | accepted | recompiles | what it does |",
             "|---|---|---|---|---|---|",
         ]
         for row in table():
@@ -49,7 +46,7 @@ def page() -> str:
                 f"`{row['env']}`" if row["env"] else "",
                 f"`{row['default']}`" if row["default"] else "",
                 row["accepted"].replace("|", "\\|"),
-                "yes" if row["affects_artefact"] else "*no*",
+                "yes" if row["affects_artefact"] else "no",
                 row["help"] + _not_yet(row),
             ]
             out.append("| " + " | ".join(cells) + " |")

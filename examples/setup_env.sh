@@ -19,7 +19,6 @@ die() {
 # ---- System packages -------------------------------------------------------------------------------
 
 has_header() { printf '#include <%s>\n' "$1" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1; }
-has_blake3() { compgen -G '/usr/share/cargo/registry/blake3-*/c/blake3.c' >/dev/null; }
 has_python_header() {
   "$PYTHON" -c 'import os, sysconfig, sys
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
@@ -31,9 +30,6 @@ missing_packages() {
   command -v "$PYTHON" >/dev/null || echo python3
   "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
   has_python_header 2>/dev/null || echo python3-dev
-  has_header spdlog/spdlog.h || echo libspdlog-dev
-  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
-  has_blake3 || has_header openssl/evp.h || echo librust-blake3-dev
   if [[ $1 == "test" ]]; then has_header doctest/doctest.h || echo doctest-dev; fi
 }
 
@@ -60,14 +56,9 @@ apt_install() {
 install_system_packages() {
   local missing
   mapfile -t missing < <(missing_packages "$1")
-  # doctest, spdlog and the others are probed with g++: look again once the compiler is there.
+  # doctest is probed with g++: look again once the compiler is there.
   if [[ " ${missing[*]} " == *" g++ "* || " ${missing[*]} " == *" python3 "* ]]; then
     apt_install g++ python3 python3-dev python3-venv || die "g++ and python3 could not be installed"
-    mapfile -t missing < <(missing_packages "$1")
-  fi
-  if [[ " ${missing[*]} " == *" librust-blake3-dev "* ]]; then
-    apt_install librust-blake3-dev || apt_install libssl-dev ||
-      die "neither librust-blake3-dev (BLAKE3) nor libssl-dev (SHA-256) could be installed"
     mapfile -t missing < <(missing_packages "$1")
   fi
   if ((${#missing[@]})); then

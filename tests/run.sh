@@ -64,7 +64,7 @@ step "Types" "$PYTHON" -m mypy
 if [[ ${RM_HEAVY:-0} == 1 ]]; then
   step "Address and undefined-behaviour sanitizers" sanitized asan address,undefined .
   step "Python tests under the address sanitizer" sanitized_python -q tests/fault/test_corruption.py \
-    tests/integration/test_{capture_operators,torch_bridge,warm_cache}.py tests/parity/test_gate.py
+    tests/integration/test_{capture_operators,owned_weights,torch_bridge,warm_cache}.py tests/parity/test_gate.py
   step "Thread sanitizer" sanitized tsan thread .
 fi
 # Two test processes: most of them wait for others. Threads that wait must not spin in each other's way.

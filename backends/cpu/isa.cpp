@@ -1,6 +1,7 @@
 // Reads cpuid through the compiler's builtins, which also check that the OS saves the registers.
 #include "isa.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -15,7 +16,22 @@
 namespace rm::cpu {
 namespace {
 
-std::atomic<int> cap{static_cast<int>(Isa::avx512)};
+/// Extras as bits, in the order of their names.
+enum ExtraBit : int { kBf16 = 1, kAmx = 2, kVnni = 4, kAvxVnni = 8, kAllExtras = 15 };
+constexpr struct {
+  const char* name;
+  int bit;
+  Isa level;
+} kExtraNames[] = {{"bf16", kBf16, Isa::avx512},
+                   {"amx", kAmx, Isa::avx512},
+                   {"vnni", kVnni, Isa::avx512},
+                   {"avxvnni", kAvxVnni, Isa::avx2}};
+
+// The cap: level in the low byte, allowed extras above it.
+std::atomic<int> cap{static_cast<int>(Isa::avx512) | kAllExtras << 8};
+
+Isa cap_level() { return static_cast<Isa>(cap.load(std::memory_order_relaxed) & 0xff); }
+int cap_extras() { return cap.load(std::memory_order_relaxed) >> 8; }
 
 #if RM_CPU_X86
 bool cpuid_bit(unsigned leaf, unsigned sub, int reg, int bit) {
@@ -54,45 +70,87 @@ Isa detected_isa() {
 #endif
 }
 
-void set_isa_cap(std::string_view name) {
-  Isa wanted = detected_isa();
-  if (name == "baseline") {
-    wanted = Isa::baseline;
-  } else if (name == "avx2") {
-    wanted = Isa::avx2;
-  } else if (name == "avx512") {
-    wanted = Isa::avx512;
-  } else if (!name.empty() && name != "auto") {
-    throw std::invalid_argument("[cpu_isa] expected auto, baseline, avx2 or avx512, got " +
-                                std::string(name));
-  }
-  if (wanted > detected_isa()) {
-    throw std::invalid_argument("[cpu_isa] expected at most " +
-                                std::string(isa_name(detected_isa())) + " on this machine, got " +
-                                std::string(name) + "; try auto");
-  }
-  cap.store(static_cast<int>(wanted));
+namespace {
+
+/// Extras of the machine as bits, whatever the cap.
+int detected_extras() {
+#if RM_CPU_X86
+  static const int bits = [] {
+    int found = 0;
+    if (detected_isa() == Isa::avx512) {
+      found |= cpuid_bit(7, 1, 0, 5) ? kBf16 : 0;
+      found |= cpuid_bit(7, 0, 3, 24) && cpuid_bit(7, 0, 3, 22) && request_amx() ? kAmx : 0;
+      found |= cpuid_bit(7, 0, 2, 11) ? kVnni : 0;
+    }
+    if (detected_isa() >= Isa::avx2) found |= cpuid_bit(7, 1, 0, 4) ? kAvxVnni : 0;
+    return found;
+  }();
+  return bits;
+#else
+  return 0;
+#endif
 }
 
-Isa selected_isa() {
-  const int c = cap.load(std::memory_order_relaxed), d = static_cast<int>(detected_isa());
-  return static_cast<Isa>(c < d ? c : d);
+std::string set_name(Isa level, int extra_bits) {
+  std::string out = isa_name(level);
+  for (const auto& extra : kExtraNames) {
+    if ((extra_bits & extra.bit) != 0 && extra.level <= level) out += std::string("+") + extra.name;
+  }
+  return out;
 }
+
+[[noreturn]] void reject(std::string_view name) {
+  throw std::invalid_argument(
+      "[cpu_isa] expected auto, or baseline, avx2 or avx512 with any of this machine's " +
+      set_name(detected_isa(), detected_extras()) + " behind it, got " + std::string(name));
+}
+
+int extra_bit(std::string_view name, Isa level) {
+  for (const auto& extra : kExtraNames) {
+    if (name == extra.name && extra.level <= level) return extra.bit;
+  }
+  return 0;
+}
+
+}  // namespace
+
+void set_isa_cap(std::string_view name) {
+  if (name.empty() || name == "auto") {
+    cap.store(static_cast<int>(Isa::avx512) | kAllExtras << 8);
+    return;
+  }
+  std::string_view rest = name;
+  const auto next = [&rest] {
+    const size_t end = std::min(rest.find('+'), rest.size());
+    const std::string_view word = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    return word;
+  };
+  const std::string_view level_name = next();
+  Isa level = Isa::baseline;
+  while (level < Isa::avx512 && level_name != isa_name(level)) {
+    level = static_cast<Isa>(static_cast<int>(level) + 1);
+  }
+  if (level_name != isa_name(level) || level > detected_isa()) reject(name);
+  int wanted = 0;
+  while (!rest.empty()) {
+    const int bit = extra_bit(next(), level);
+    if ((bit & detected_extras()) == 0) reject(name);
+    wanted |= bit;
+  }
+  cap.store(static_cast<int>(level) | wanted << 8);
+}
+
+Isa selected_isa() { return std::min(cap_level(), detected_isa()); }
 
 Extras extras() {
+  const int bits = detected_extras() & cap_extras();
+  const bool wide = selected_isa() == Isa::avx512;
   Extras e;
-#if RM_CPU_X86
-  if (selected_isa() == Isa::avx512) {
-    static const bool bf16 = cpuid_bit(7, 1, 0, 5);
-    static const bool amx = cpuid_bit(7, 0, 3, 24) && cpuid_bit(7, 0, 3, 22) && request_amx();
-    static const bool vnni = cpuid_bit(7, 0, 2, 11);
-    e.avx512_bf16 = bf16;
-    e.amx_bf16 = amx;
-    e.avx512_vnni = vnni;
-  }
-  static const bool avx_vnni = cpuid_bit(7, 1, 0, 4);
-  e.avx_vnni = supported(Isa::avx2) && avx_vnni;
-#endif
+  e.avx512_bf16 = wide && (bits & kBf16) != 0;
+  e.amx_bf16 = wide && (bits & kAmx) != 0;
+  e.avx512_vnni = wide && (bits & kVnni) != 0;
+  e.avx_vnni = supported(Isa::avx2) && (bits & kAvxVnni) != 0;
   return e;
 }
 
@@ -109,10 +167,7 @@ const char* isa_name(Isa isa) {
 }
 
 std::string isa_fingerprint() {
-  const Extras e = extras();
-  return std::string(isa_name(selected_isa())) + (e.avx512_bf16 ? "+bf16" : "") +
-         (e.amx_bf16 ? "+amx" : "") + (e.avx512_vnni ? "+vnni" : "") +
-         (e.avx_vnni ? "+avxvnni" : "");
+  return set_name(selected_isa(), detected_extras() & cap_extras());
 }
 
 }  // namespace rm::cpu

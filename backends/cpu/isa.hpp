@@ -18,8 +18,8 @@ namespace rm::cpu {
 /// Ordered: each level includes the ones below.
 enum class Isa { baseline = 0, avx2 = 1, avx512 = 2 };
 
-/// Extras a kernel may ask for on top of a level; false when the cap of set_isa_cap is below the
-/// level they belong to (avx_vnni: avx2, all others: avx512).
+/// Extras a kernel may ask for on top of a level (avx_vnni: avx2, all others: avx512); false where
+/// the machine lacks them or the cap of set_isa_cap leaves them out.
 struct Extras {
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
@@ -30,8 +30,9 @@ struct Extras {
 /// What the machine and the operating system can run (cpuid and XCR0), before any cap.
 Isa detected_isa();
 
-/// Lowers the level used from now on ("baseline", "avx2", "avx512"; "" or "auto" = detected).
-/// Throws std::invalid_argument for other names and for levels the machine lacks.
+/// Lowers what is used from now on: exactly the set named, as isa_fingerprint() writes it
+/// ("baseline", "avx2", "avx512", "avx512+vnni"); "" or "auto" is all that was detected.
+/// Throws std::invalid_argument for other names and for sets the machine lacks.
 void set_isa_cap(std::string_view name);
 
 /// min(detected, cap): the best level kernels may use.

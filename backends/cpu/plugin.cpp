@@ -1,6 +1,6 @@
 // The CPU backend: one device, host pointers, synchronous, kernel rows only.
 //
-// Options of initialize(): cpu_isa = auto | baseline | avx2 | avx512 (lowers what kernels may use).
+// Options of initialize(): cpu_isa = auto, or the one set that kernels may use (isa.hpp).
 // Whole-program entries answer RM_UNIMPLEMENTED: the core lowers programs to these rows.
 #include "rm/plugin.hpp"
 

@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 #define RM_ABI_MAJOR 1u
-#define RM_ABI_MINOR 1u
+#define RM_ABI_MINOR 2u
 #define RM_ABI_VERSION ((RM_ABI_MAJOR << 16) | RM_ABI_MINOR)
 
 /* True if `p` was written by a side that knows `field`. */

@@ -33,10 +33,10 @@ typedef struct rm_attr {                 /* all borrowed */
   const int64_t* ints; const double* floats; size_t count;  /* INTS, FLOATS */
 } rm_attr;
 
-/* Everything selection may look at.  An absent optional operand is a NULL entry.  `data` of a
- * tensor is NULL unless the operand is a constant (bit i of constant_inputs).  Strides are in
- * elements, never NULL; broadcast operands come with stride 0, so elementwise operands all have
- * the shape of the result. */
+/* Everything selection may look at.  An absent optional operand is a NULL entry.  `data` is always
+ * NULL, also for a constant (bit i of constant_inputs): equal problems share a state, so values come
+ * in prepack and launch only.  Strides are in elements, never NULL; broadcast operands come with
+ * stride 0, so elementwise operands all have the shape of the result. */
 typedef struct rm_problem {
   size_t struct_size;
   rm_str op;
@@ -48,8 +48,8 @@ typedef struct rm_problem {
 
 typedef struct rm_kernel_state rm_kernel_state;   /* backend-owned, immutable, any thread */
 
-/* How a kernel wants a constant operand stored.  Two states that return the same `layout` for the
- * same tensor share one packed copy, so the layout must not depend on the other operands' sizes
+/* How a kernel wants a constant operand stored.  Two states of one backend that return the same
+ * `layout` for the same tensor share one packed copy, so the layout must not depend on the other operands' sizes
  * unless it has to. */
 typedef struct rm_packing {
   size_t struct_size;
@@ -67,16 +67,21 @@ typedef struct rm_launch {
   rm_stream* stream;
 } rm_launch;
 
+/* A size along an axis at which a kernel takes another path: rows or columns of its tiles, the
+ * length of a vector, of a block or of a piece of a loop. `axis` is the letter docs/operators.md
+ * gives the axis ('M', 'N', 'K', ...), 0 for the innermost axis of operators without letters. */
+typedef struct rm_edge { uint32_t axis; uint32_t reserved; int64_t size; } rm_edge; /* never grows */
+
 typedef struct rm_kernel {
   size_t struct_size;
   rm_str op;                             /* "gemm"; "aten.*" matches every aten operator */
   rm_str name;                           /* unique in the backend, "<op>_<algorithm>_<isa>" */
   rm_str digest;                         /* of the sources or the binary: part of the cache key */
   uint32_t traits, num_configs;          /* num_configs >= 1 */
-  /* Cheap and pure. 0 = no, and *why_not is a static string. */
+  /* Cheap and pure. 0 = no, and *why_not is text that stays valid until the thread's next call. */
   int (*supports)(const rm_problem*, const rm_device_info*, rm_str* why_not);
   double (*cost_ns)(const rm_problem*, const rm_device_info*, uint32_t config);
-  /* The problem is borrowed for the call. May be slow (code generation); called once a plan. */
+  /* The problem is borrowed. May be slow; a row that packs needs no interpreter's lock (fork). */
   rm_status* (*prepare)(const rm_problem*, const rm_device_info*, uint32_t config,
                         rm_kernel_state** out);
   void (*release)(rm_kernel_state*);                         /* NULL is a no-op */
@@ -85,6 +90,9 @@ typedef struct rm_kernel {
   void (*packing)(const rm_kernel_state*, size_t input, rm_packing* out);
   rm_status* (*prepack)(const rm_kernel_state*, size_t input, const rm_tensor* src, void* dst);
   rm_status* (*launch)(const rm_launch*);                    /* allocates nothing on success */
+  /* Since 1.2. May be NULL. Tests draw the sizes of operands around the edges; the self-check
+   * takes two sizes for alike only where they have the same position between the edges. */
+  const rm_edge* edges; size_t num_edges;
 } rm_kernel;
 
 typedef struct rm_kernels {
@@ -97,7 +105,8 @@ RM_FREEZE(rm_attr, 88);
 RM_FREEZE(rm_problem, 88);
 RM_FREEZE(rm_packing, 40);
 RM_FREEZE(rm_launch, 48);
-RM_FREEZE(rm_kernel, 128);
+RM_FREEZE(rm_kernel, 144);
+RM_FREEZE(rm_edge, 16);
 RM_FREEZE(rm_kernels, 32);
 #endif
 

@@ -26,7 +26,7 @@ from rm_abstract.api import (
     shutdown,
     switch_device,
 )
-from rm_abstract.errors import (
+from rm_abstract.base.errors import (
     CacheError,
     CompileError,
     ConfigError,
@@ -37,6 +37,7 @@ from rm_abstract.errors import (
     PluginError,
     RoutingWarning,
 )
+from rm_abstract.base.headers import include_dir
 
 if TYPE_CHECKING:
     import rm_abstract.cache as cache
@@ -67,6 +68,7 @@ __all__ = [
     "disabled",
     "explain",
     "get_device_info",
+    "include_dir",
     "init",
     "is_initialized",
     "patches",
@@ -79,6 +81,8 @@ _LAZY = {
     "Executable": ("rm_abstract.executable", "Executable"),
     "Report": ("rm_abstract.report", "Report"),
     "Session": ("rm_abstract.session", "Session"),
+    "load_ipython_extension": ("rm_abstract.doors.ipython", "load_ipython_extension"),
+    "unload_ipython_extension": ("rm_abstract.doors.ipython", "unload_ipython_extension"),
 }
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.errors import ConfigError
+from rm_abstract.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from rm_abstract.report import Report
@@ -56,8 +56,7 @@ def compile_ahead(
 
             current = session.current()
             assert current is not None
-            asked = current.settings.text("precision")
-            report.quality = measure(model, folder, Path(quality), asked)
+            report.quality = measure(current, model, folder, Path(quality))
         return report
 
 

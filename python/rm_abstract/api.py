@@ -4,13 +4,16 @@ torch nor transformers.
 
 from __future__ import annotations
 
+import atexit
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract import config, session
 from rm_abstract import device as _devices
-from rm_abstract.errors import Error, RoutingWarning
-from rm_abstract.hooks.scope import disabled
+from rm_abstract import session
+from rm_abstract.base import config
+from rm_abstract.base.errors import Error, RoutingWarning
+from rm_abstract.base.scope import disabled
 
 if TYPE_CHECKING:
     from rm_abstract.executable import Executable
@@ -41,7 +44,6 @@ def init(
     compile_options: dict[str, Any] | None = None,
     verbose: Any = None,
     inference_engine: str | None = None,
-    engine_options: dict[str, Any] | None = None,
     fallback: str | None = None,
     verify: Any = None,
 ) -> Session:
@@ -51,8 +53,6 @@ def init(
     ``switch_device``. Raises ConfigError for a value that is not understood and
     DeviceUnavailableError when the device cannot be used and ``fallback`` is "error".
     """
-    from rm_abstract.hooks import install
-
     settings = config.resolve(
         {
             "device": device,
@@ -60,7 +60,6 @@ def init(
             "compile_options": compile_options,
             "verbose": verbose,
             "inference_engine": inference_engine,
-            "engine_options": engine_options,
             "fallback": fallback,
             "verify": verify,
         }
@@ -69,17 +68,31 @@ def init(
     with session.lock():
         active = session.current()
         if active is not None and active.owned_by_this_process:
+            active.initialised_again()
             if not active.settings.same_as(settings):
                 _change(active, settings)
             return active
         resolved = _resolve_early(settings)
         if active is not None:  # inherited by fork: its devices belong to the parent
-            _close(active)
+            active.close()
         fresh = session.Session(settings, resolved)
         if not settings.flag("disable"):
-            install.install(fresh)
+            fresh.install()
         session.set_current(fresh)
+        atexit.unregister(_tell_at_exit)
+        atexit.register(_tell_at_exit)
         return fresh
+
+
+def _tell_at_exit() -> None:
+    """One line for each model that was called often and never served: else nobody would know."""
+    active = session.last()
+    if active is None or not active.owned_by_this_process or active.policy("RM101") != "warn":
+        return
+    from rm_abstract import report
+
+    for line in report.never_served(report.build(active).models):
+        print(line, file=sys.stderr)
 
 
 def shutdown() -> None:
@@ -87,7 +100,7 @@ def shutdown() -> None:
     with session.lock():
         active = session.current()
         if active is not None:
-            _close(active)
+            active.close()
             session.set_current(None)
 
 
@@ -129,39 +142,23 @@ def get_device_info(device: str | None = None) -> dict[str, Any]:
 
 
 def explain(model: Any = None) -> Report:
-    """What ran where, why not, and what it cost; of one model or of the whole session."""
+    """What ran where, why not, and what it cost; of one model or of the whole session.
+
+    After ``shutdown()`` it gives the report of the session that ended. Raises Error when there was
+    none.
+    """
     from rm_abstract import report
 
-    return report.build(_required("explain"), model)
+    active = session.last()
+    return report.build(_required("explain") if active is None else active, model)
 
 
 def patches() -> list[dict[str, str]]:
     """Every attribute of foreign modules that is changed right now: target, before, after, why."""
     active = session.current()
-    if active is None:
+    if active is None or active.installation is None:
         return []
-    listed = [patch.to_dict() for patch in active.patches]
-    if active.optimizer_hook is not None:
-        listed.append(
-            {
-                "target": "torch.optim.optimizer._global_optimizer_post_hooks",
-                "before": "",
-                "after": "rm_abstract.hooks.install._watch_optimizers",
-                "why": "fused optimisers change weights without counting versions",
-                "state": "in place",
-            }
-        )
-    if active.watch is not None and active.watch.installed:
-        listed.append(
-            {
-                "target": "sys.meta_path",
-                "before": "",
-                "after": "rm_abstract.hooks.imports.ImportWatch",
-                "why": "torch and transformers are patched when they are imported",
-                "state": "in place",
-            }
-        )
-    return listed
+    return active.installation.listed()
 
 
 def accelerate(module: Any, example_inputs: Any = None) -> Any:
@@ -173,7 +170,7 @@ def accelerate(module: Any, example_inputs: Any = None) -> Any:
     active = _required("accelerate")
     armed = active.arm(module, "accelerate")
     if armed is None and not active.settings.flag("disable"):
-        code, why = active.skipped.get(type(module).__qualname__, ("RM104", "not an nn.Module"))
+        code, why = active.skipped.get(type(module).__qualname__, ("RM113", "not an nn.Module"))
         raise Error(
             f"[accelerate] expected a module that can be armed, got {type(module).__name__}: "
             f"{why}; try the module that holds the parameters",
@@ -228,17 +225,6 @@ def _required(where: str) -> Session:
 
 def _change(active: Session, settings: config.Settings) -> None:
     active.change(settings, _resolve_early(settings))
-
-
-def _close(active: Session) -> None:
-    from rm_abstract.hooks import install
-
-    active.disarm_all()
-    active.close_workers()
-    active.closed = True
-    active.conflicts = install.uninstall(active)
-    for line in active.conflicts:
-        warnings.warn(f"[shutdown] {line}", RoutingWarning, stacklevel=3)
 
 
 def _resolve_early(settings: config.Settings) -> _devices.Resolved | None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.errors import CacheError, from_core
+from rm_abstract.base.errors import CacheError, from_core
 
 if TYPE_CHECKING:
     from rm_abstract._core.cache import CompileCache
@@ -226,7 +226,8 @@ def warm(
 
 def _options() -> dict[str, str]:
     """The cache's options as canonical texts: the session's, else what the environment says."""
-    from rm_abstract import config, session
+    from rm_abstract import session
+    from rm_abstract.base import config
 
     active = session.current()
     settings = active.settings if active is not None else config.resolve({})

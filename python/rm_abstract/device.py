@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rm_abstract import python_plugins
-from rm_abstract.config import Settings
-from rm_abstract.config import resolve as resolve_settings
-from rm_abstract.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
+from rm_abstract.base.config import Settings
+from rm_abstract.base.config import resolve as resolve_settings
+from rm_abstract.base.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
 from rm_abstract.plugin import PythonPlugin
+from rm_abstract.worker import python_plugins
 
 ENTRY_POINTS = "rm_abstract.backends"
 BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
@@ -139,14 +139,6 @@ def _load_entry_points() -> None:
             _list_failure(point.name, point.value, error)
 
 
-def require_known(device: str, search_path: str) -> None:
-    """Raises CoreError for a device string that names a plugin there is not."""
-    from rm_abstract import _core
-
-    load_plugins(search_path)
-    _core.control.require_known(device)
-
-
 def check(device: str) -> None:
     """Raises ConfigError unless ``device`` is a device string."""
     from rm_abstract import _core
@@ -157,12 +149,27 @@ def check(device: str) -> None:
         raise from_core(error, ConfigError) from None
 
 
-def resolve(settings: Settings) -> Resolved:
-    """The device these settings lead to on this machine. Raises DeviceUnavailableError when the
-    fallback policy, or an index no device has, says so."""
+def require_known(settings: Settings) -> None:
+    """Raises ConfigError when the settings name a device of a plugin there is not."""
     from rm_abstract import _core
 
     load_plugins(settings.text("backend_path"))
+    name = settings.text("device")
+    try:
+        if _core.control.parse_device(name)["plugin"]:
+            _core.control.require_known(name)
+    except _core.CoreError as error:
+        source = settings.source("device")
+        raise ConfigError(f"{error} from {source}; try device='auto'") from None
+
+
+def resolve(settings: Settings) -> Resolved:
+    """The device these settings lead to on this machine. Raises ConfigError for the name of a
+    plugin there is not, DeviceUnavailableError when the fallback policy, or an index no device
+    has, says so."""
+    from rm_abstract import _core
+
+    require_known(settings)
     try:
         found = _core.control.resolve_device(
             settings.text("device"),

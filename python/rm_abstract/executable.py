@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.errors import CompileError
-from rm_abstract.reasons import remedy_of
+from rm_abstract.base.errors import CompileError
+from rm_abstract.base.reasons import remedy_of
 
 if TYPE_CHECKING:
     from rm_abstract.report import Report

@@ -8,48 +8,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.errors import ConfigError
+from rm_abstract import report
+from rm_abstract.base.errors import ConfigError
+from rm_abstract.base.scope import disabled
+from rm_abstract.report import Quality
 
 if TYPE_CHECKING:
     import torch
+
+    from rm_abstract.session import Session
 
 WINDOW = 512
 MOST_TOKENS = 16384
 
 
-@dataclass(frozen=True)
-class Quality:
-    """Perplexities on the first ``tokens`` tokens of a text."""
+def measure(session: Session, model: Any, folder: Path, text: Path) -> Quality:
+    """Perplexity of a model that is armed in `session`.
 
-    tokens: int
-    own: float
-    compiled: float
-    precision: str
-
-    @property
-    def delta(self) -> float:
-        """Relative: 0.01 is one percent more perplexity."""
-        return self.compiled / self.own - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "delta": self.delta}
-
-    def __str__(self) -> str:
-        return (
-            f"perplexity of {self.tokens} tokens: {self.own:.4f} in the model's own precision, "
-            f"{self.compiled:.4f} compiled with precision {self.precision} ({self.delta:+.2%})"
-        )
-
-
-def measure(model: Any, folder: Path, text: Path, precision: str) -> Quality:
-    """Perplexity of an armed model. Raises ConfigError for one that predicts no next token."""
+    Raises ConfigError for one that predicts no next token.
+    """
     import torch
-
-    from rm_abstract import api
 
     if not model.can_generate() or model.config.is_encoder_decoder:
         raise ConfigError(
@@ -58,19 +39,19 @@ def measure(model: Any, folder: Path, text: Path, precision: str) -> Quality:
         )
     ids = tokens_of(model, folder, text)[:MOST_TOKENS]
     with torch.no_grad():
-        with api.disabled():
+        with disabled():
             own = perplexity(model, ids)
         window = ids[: _window(model, len(ids))][None]
         for _ in range(2):  # the first call of a program is served by the original
             model(input_ids=window, use_cache=False)
-        eager = api.explain(model).eager
+        eager = report.build(session, model).eager
         compiled = perplexity(model, ids)
-        if (late := api.explain(model).eager - eager) > 0:
+        after = report.build(session, model)
+        if (late := after.eager - eager) > 0:
             raise RuntimeError(
-                f"[quality] expected compiled calls only, got {late} eager ones: "
-                f"{api.explain(model).why_not()}"
+                f"[quality] expected compiled calls only, got {late} eager ones: {after.why_not()}"
             )
-    return Quality(len(ids), own, compiled, precision)
+    return Quality(len(ids), own, compiled, session.settings.text("precision"))
 
 
 def perplexity(model: Callable[..., Any], ids: torch.Tensor) -> float:

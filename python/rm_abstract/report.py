@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract import reasons
+from rm_abstract.base import reasons
 
 if TYPE_CHECKING:
-    from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.quality import Quality
     from rm_abstract.session import Session
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Perplexities on the first ``tokens`` tokens of a text."""
+
+    tokens: int
+    own: float
+    compiled: float
+    precision: str
+
+    @property
+    def delta(self) -> float:
+        """Relative: 0.01 is one percent more perplexity."""
+        return self.compiled / self.own - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "delta": self.delta}
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity of {self.tokens} tokens: {self.own:.4f} in the model's own precision, "
+            f"{self.compiled:.4f} compiled with precision {self.precision} ({self.delta:+.2%})"
+        )
 
 
 @dataclass
@@ -43,8 +65,8 @@ class Report:
 
     def why_not(self) -> str:
         """Every reason that kept a call eager, in one line."""
-        reasons = [reason for model in self.models for reason in model["reasons"]]
-        return ", ".join(f"{r['code']} {r['detail']}".strip() for r in reasons) or (
+        found = [reason for model in self.models for reason in model["reasons"]]
+        return ", ".join(f"{r['code']} {r['detail']}".strip() for r in found) or (
             "no model was armed"
         )
 
@@ -83,18 +105,35 @@ def build(session: Session, model: Any = None) -> Report:
     """The report of one armed model (a module), or of everything the session saw."""
     notes = [*session.resolved.notes, *_cache_notes(session)]
     report = Report(device=session.device, device_notes=notes)
-    armed = session.armed()
+    armed = [] if session.closed else session.armed()
     if model is not None:
         armed = [found for found in armed if found.module_ref() is model]
-        report.models = [record_of(found) for found in armed]
+        report.models = [found.record() for found in armed]
         if not armed:
             report.not_intercepted = [_why_absent(session, model)]
         return report
-    report.models = [*session.records(), *(record_of(found) for found in armed)]
+    report.models = [*session.records(), *(found.record() for found in armed)]
     report.not_intercepted = [
         {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
     ]
     return report
+
+
+def never_served(models: list[dict[str, Any]], calls: int = 20) -> list[str]:
+    """One line for each model that was called at least ``calls`` times and never served."""
+    lines = []
+    for model in models:
+        kept = [r for r in model["reasons"] if r["code"] not in reasons.ASKED_FOR]
+        declined = sum(reason["calls"] for reason in kept)
+        if model["routed"] or model["loop_tokens"] or declined < calls:
+            continue
+        most = max(kept, key=lambda reason: int(reason["calls"]))
+        detail = most["detail"] or most["text"]
+        lines.append(
+            f"rm_abstract: 0 of {declined} calls of {model['model']} ran compiled, "
+            f"{most['code']}: {detail}; {most['remedy']}"
+        )
+    return lines
 
 
 def _cache_notes(session: Session) -> list[dict[str, str]]:
@@ -104,46 +143,9 @@ def _cache_notes(session: Session) -> list[dict[str, str]]:
     return [{"code": "RM601", "message": f"the compile cache keeps nothing on disk: {problem}"}]
 
 
-def record_of(armed: ArmedModel) -> dict[str, Any]:
-    """The facts of one armed module, from the router's counters and the engine's reports."""
-    stats = armed.route.stats()
-    entries = [entry.to_dict() for entry in armed.engine.reports()] if armed.engine else []
-    declined = sum(number for number, _ in stats["declined"].values())
-    return {
-        "model": armed.label,
-        "caught_by": armed.source,
-        "device": armed.session.device,
-        "routed": stats["routed"],
-        "first_calls": armed.first_calls,
-        "loop_tokens": armed.loop_tokens,
-        "drafts": _drafts_of(armed.engine),
-        "eager": declined + armed.first_calls,
-        "reasons": [
-            {
-                "code": code,
-                "calls": number,
-                "text": reasons.text_of(code),
-                "detail": detail,
-                "remedy": reasons.remedy_of(code),
-            }
-            for code, (number, detail) in sorted(stats["declined"].items())
-        ],
-        "compile_seconds": round(armed.compile_seconds, 4),
-        "weights_guarded": stats["weights"],
-        "entries": entries,
-    }
-
-
-def _drafts_of(engine: Any) -> dict[str, Any]:
-    """What came of drafts in greedy generation; empty when no draft was checked."""
-    drafts = getattr(engine, "drafts", None)
-    counts: dict[str, Any] = drafts.counts() if drafts is not None else {}
-    return counts if counts.get("checks") else {}
-
-
 def _why_absent(session: Session, model: Any) -> dict[str, str]:
     name = type(model).__qualname__
-    code, why = session.skipped.get(name, ("RM109", "not armed; rm_abstract.accelerate(model)"))
+    code, why = session.skipped.get(name, ("RM116", reasons.text_of("RM116")))
     return {"class": name, "code": code, "why": why}
 
 
@@ -155,6 +157,8 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     ]
     if model.get("loop_tokens"):
         lines.append(f"  {model['loop_tokens']} tokens generated without a call of the model each")
+    for why, calls in model.get("loop_declined", {}).items():
+        lines.append(f"  {calls} calls of generate ran in transformers' own loop: {why}")
     drafts = model.get("drafts")
     if drafts:
         lines.append(

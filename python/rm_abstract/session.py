@@ -12,21 +12,24 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract import _core, reasons
+from rm_abstract import _core
 from rm_abstract import device as devices
-from rm_abstract.config import Settings
-from rm_abstract.errors import Error, RoutingWarning
-from rm_abstract.hooks.patches import PatchSet
+from rm_abstract.base import reasons
+from rm_abstract.base.config import Settings
+from rm_abstract.base.errors import Error, RoutingWarning
+from rm_abstract.base.scope import disabled_var
 
 if TYPE_CHECKING:
     from rm_abstract.engines.base import Engine
-    from rm_abstract.hooks.imports import ImportWatch
+    from rm_abstract.engines.context import EngineContext, Events
+    from rm_abstract.hooks.install import Installation
     from rm_abstract.hooks.router import ArmedModel
     from rm_abstract.worker.pool import WorkerPool
 
 _KEPT_RECORDS = 256  # reports of modules that no longer exist
 
 _current: Session | None = None
+_last: Session | None = None  # the current one, or the one that ended last
 _lock = threading.RLock()
 
 
@@ -35,8 +38,15 @@ def current() -> Session | None:
 
 
 def set_current(session: Session | None) -> None:
-    global _current
+    global _current, _last
     _current = session
+    if session is not None:
+        _last = session
+
+
+def last() -> Session | None:
+    """The current session, or the one that ended last: its report is still asked for."""
+    return _last
 
 
 def lock() -> threading.RLock:
@@ -50,20 +60,21 @@ class Session:
     def __init__(self, settings: Settings, resolved: devices.Resolved | None = None) -> None:
         self.settings = settings
         self._resolved = resolved
-        self.patches = PatchSet()
-        self.watch: ImportWatch | None = None
+        self.installation: Installation | None = None
         self.conflicts: list[str] = []
         self.skipped: dict[str, tuple[str, str]] = {}  # class -> (code, why it was not armed)
         self.pid = os.getpid()
         self.closed = False
         self._armed: weakref.WeakSet[ArmedModel] = weakref.WeakSet()
         # Modules whose router left them, with it: measured to be faster without.
-        self.aside: weakref.WeakKeyDictionary[Any, ArmedModel] = weakref.WeakKeyDictionary()
+        self.aside: dict[int, Any] = {}  # by the module's id, while it lives
+        self.blind = False  # writes to weights cannot be noticed: nothing may be compiled
+        self._entered: list[Settings | None] = []  # by nested `with`: what to go back to
+        self._outer: Settings | None = None  # settings before the last init() of this session
         self._records: list[dict[str, Any]] = []
+        self._final_records: list[dict[str, Any]] | None = None
         self._noticed: set[tuple[str, str]] = set()
         self._facts: Any = None
-        self.writes: Any = _core.router.SilentWrites()
-        self.optimizer_hook: Any = None  # a handle: torch.optim.optimizer's global post hook
         self._collector_known = False
         self._compile_cache: Any = None
         self._workers: dict[str, WorkerPool] = {}
@@ -83,7 +94,7 @@ class Session:
         self._compile_cache = None
         for armed in self.armed():
             armed.reset()
-        aside, self.aside = dict(self.aside), weakref.WeakKeyDictionary()
+        aside, self.aside = self.aside, {}
         for armed in aside.values():
             armed.step_back()
         self.close_workers()
@@ -97,20 +108,60 @@ class Session:
         return self.pid == os.getpid()
 
     def __repr__(self) -> str:
-        return (
-            f"<rm_abstract.Session device={self.settings.text('device')} armed={len(self._armed)}>"
-        )
+        device = self.settings.text("device") if self._resolved is None else self._resolved.name
+        return f"<rm_abstract.Session device={device} armed={len(self._armed)}>"
+
+    def initialised_again(self) -> None:
+        """init() found this session active: a ``with`` around that call must not end it."""
+        self._outer = self.settings
 
     def __enter__(self) -> Session:
+        self._entered.append(self._outer)
+        self._outer = None
         return self
 
     def __exit__(self, *exception: object) -> None:
-        from rm_abstract import api
+        with _lock:
+            outer = self._entered.pop()
+            if current() is not self:
+                return
+            if outer is None:
+                self.close()
+                set_current(None)
+            elif not self.settings.same_as(outer):
+                self.change(outer, None)
 
-        if current() is self:
-            api.shutdown()
+    def install(self) -> None:
+        """Changes the attributes of torch and transformers that lead models here."""
+        from rm_abstract.hooks.install import Installation
+
+        self.installation = Installation(self)
+        self.installation.install()
+
+    def close(self) -> None:
+        """Restores every patched attribute, takes the routers out and ends the workers.
+
+        What happened stays readable: `records()` has every model that was caught.
+        """
+        self._final_records = [*self._records, *(armed.record() for armed in self.armed())]
+        self.disarm_all()
+        self.close_workers()
+        self.closed = True
+        self.conflicts = self.installation.remove() if self.installation else []
+        for line in self.conflicts:
+            warnings.warn(f"[shutdown] {line}", RoutingWarning, stacklevel=3)
+
+    @property
+    def active(self) -> bool:
+        """False once it is closed, and inside ``disabled()``."""
+        return not self.closed and disabled_var.get() is None
 
     # ---- armed modules ----------------------------------------------------------------------
+
+    def cannot_watch(self) -> None:
+        """Writes to weights would be missed: everything stays with PyTorch."""
+        self.blind = True
+        self.disarm_all()
 
     def armed(self) -> list[ArmedModel]:
         return sorted(self._armed, key=lambda armed: armed.label)
@@ -127,15 +178,14 @@ class Session:
     def adopt(self, armed: ArmedModel) -> None:
         self._armed.add(armed)
 
-    def forget(self, armed: ArmedModel) -> None:
+    def keep_record(self, record: dict[str, Any]) -> None:
         """Called when an armed module dies: its record stays for the report."""
-        from rm_abstract.report import record_of
-
         if not self.closed and len(self._records) < _KEPT_RECORDS:
-            self._records.append(record_of(armed))
+            self._records.append(record)
 
     def records(self) -> list[dict[str, Any]]:
-        return list(self._records)
+        """Of the models that died; of all models once the session is closed."""
+        return list(self._records if self._final_records is None else self._final_records)
 
     def disarm_all(self) -> None:
         for armed in self.armed():
@@ -148,7 +198,7 @@ class Session:
         from rm_abstract.hooks.router import make_facts
 
         if self._facts is None:
-            self._facts = make_facts(self.writes)
+            self._facts = make_facts()
         capturing = sys.modules.get("transformers.utils.output_capturing")
         if capturing is not None and not self._collector_known:
             collector = getattr(capturing, "_active_collector", None)
@@ -158,13 +208,20 @@ class Session:
             self._collector_known = True
         return self._facts
 
-    def create_engine(self, module: Any) -> Engine | None:
+    def create_engine(self, module: Any, events: Events) -> Engine | None:
+        """An engine for a module; None for ``torch``, which leaves every call to eager."""
         from rm_abstract import engines
 
-        devices.load_plugins(
-            self.settings.text("backend_path")
-        )  # torch is here now: the bridge too
-        return engines.create(self.settings.text("inference_engine"), module, self)
+        # Again: torch is in the process now, so the bridge to it can be loaded.
+        devices.load_plugins(self.settings.text("backend_path"))
+        name = self.settings.text("inference_engine")
+        return engines.create(name, module, self.engine_context(events))
+
+    def engine_context(self, events: Events) -> EngineContext:
+        """The settings and services of this session for one engine."""
+        from rm_abstract.engines.context import EngineContext
+
+        return EngineContext(self.settings, self.resolved, self.compile_cache, self.workers, events)
 
     def compile_cache(self) -> Any:
         """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
@@ -201,25 +258,25 @@ class Session:
         """ "warn", "allow" or "error" for a reason code."""
         return self.settings.fallback_for(reasons.group_of(code))
 
-    def notice(self, armed: ArmedModel, code: str, detail: str) -> None:
+    def notice(self, label: str, code: str, detail: str) -> None:
         """A call stays eager for ``code``. Routing reasons are normal life and only reported."""
         policy = self.policy(code)
         if policy == "error" and code not in reasons.ASKED_FOR:
             raise Error(
-                f"[{armed.label}] expected an accelerated call, got {code}: {detail}; "
+                f"[{label}] expected an accelerated call, got {code}: {detail}; "
                 f"try {reasons.remedy_of(code)}",
                 code=code,
             )
         if policy == "warn" and reasons.group_of(code) != "routing":
-            self._warn(armed.label, code, f"{reasons.text_of(code)}: {detail}")
+            self._warn(label, code, f"{reasons.text_of(code)}: {detail}")
 
-    def failed(self, armed: ArmedModel, error: Error) -> None:
+    def failed(self, label: str, error: Error) -> None:
         """Capture, compile or execution failed with ``error``: eager serves, or it is raised."""
-        policy = self.policy(error.code or "RM301")
+        policy = self.policy(error.code or "RM306")
         if policy == "error":
             raise error
         if policy == "warn":
-            self._warn(armed.label, error.code, str(error))
+            self._warn(label, error.code, str(error))
 
     def _warn(self, label: str, code: str, text: str) -> None:
         if (label, code) in self._noticed:

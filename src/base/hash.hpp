@@ -1,5 +1,4 @@
-// Content digests: 32 bytes of BLAKE3 (or a SHA-256 tree where BLAKE3 is not built in).
-// Both names differ in hash_algorithm(), which is part of every cache key's schema.
+// Content digests: 32 bytes of BLAKE3.
 #pragma once
 
 #include <array>
@@ -59,7 +58,7 @@ Digest hash_bytes(ByteSpan data);
 inline Digest hash_bytes(std::string_view text) { return hash_bytes(as_byte_span(text)); }
 /// The digest of a file's content, read in pieces. Throws rm::FileError.
 Digest hash_file(const std::string& path);
-/// "blake3" or "sha256-tree-1m".
+/// "blake3"; part of every cache key's schema.
 std::string_view hash_algorithm();
 
 }  // namespace rm

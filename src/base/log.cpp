@@ -1,13 +1,15 @@
-// Topic levels are the parsed form of the option `log`; spdlog formats and writes the lines.
+// Topic levels are the parsed form of the option `log`. A line is written by one call, so lines of
+// several threads and processes do not mix.
 #include "base/log.hpp"
 
-#include <spdlog/sinks/stdout_sinks.h>
-#include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
-#include <memory>
+#include <ctime>
 
 #include "base/error.hpp"
 
@@ -74,17 +76,34 @@ Levels parse_levels(std::string_view spec) {
   return levels;
 }
 
+// "[rm 12:34:56.789 4711 debug] text" to stderr. A line that cannot be written is lost: there is no
+// other place to report it.
+void write_line(LogLevel level, std::string_view text) {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm local{};
+  localtime_r(&now.tv_sec, &local);
+  char head[64];
+  const int head_bytes = std::snprintf(
+      head, sizeof(head), "[rm %02d:%02d:%02d.%03d %d %s] ", local.tm_hour, local.tm_min,
+      local.tm_sec, static_cast<int>(now.tv_nsec / 1'000'000), static_cast<int>(getpid()),
+      kLevels[static_cast<size_t>(level)].data());
+  std::string line(head, static_cast<size_t>(head_bytes));
+  line += text;
+  line += '\n';
+  std::string_view rest = line;
+  while (!rest.empty()) {
+    const ssize_t written = write(STDERR_FILENO, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return;
+    rest.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
 struct LogState {
   std::array<std::atomic<LogLevel>, kTopicCount> levels;
-  // Never destroyed: threads may still log while the process exits.
-  std::shared_ptr<spdlog::logger> logger;
 
   LogState() {
-    auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-    logger = std::make_shared<spdlog::logger>("rm", std::move(sink));
-    logger->set_level(spdlog::level::trace);
-    logger->set_pattern("[rm %H:%M:%S.%e %P %l] %v");
-    logger->flush_on(spdlog::level::trace);
     Levels initial;
     initial.fill(LogLevel::kWarn);
     if (const char* spec = std::getenv("RM_LOG")) {
@@ -92,7 +111,7 @@ struct LogState {
       try {
         initial = parse_levels(spec);
       } catch (const Error& error) {
-        logger->warn("{}", error.what());
+        write_line(LogLevel::kWarn, error.what());
       }
     }
     store(initial);
@@ -104,15 +123,8 @@ struct LogState {
 };
 
 LogState& state() {
-  static LogState* instance = new LogState;
+  static LogState* instance = new LogState;  // never destroyed: threads may log during exit
   return *instance;
-}
-
-spdlog::level::level_enum spdlog_level(LogLevel level) {
-  constexpr std::array<spdlog::level::level_enum, 6> kMap = {
-      spdlog::level::trace, spdlog::level::debug, spdlog::level::info,
-      spdlog::level::warn,  spdlog::level::err,   spdlog::level::off};
-  return kMap[static_cast<size_t>(level)];
 }
 
 }  // namespace
@@ -127,7 +139,13 @@ bool log_enabled(LogTopic topic, LogLevel level) noexcept {
 
 void log_line(LogTopic topic, LogLevel level, std::string_view message) noexcept {
   if (!log_enabled(topic, level)) return;
-  state().logger->log(spdlog_level(level), "{}: {}", kTopics[static_cast<size_t>(topic)], message);
+  const int saved = errno;  // a log line must not change what the caller reads from errno
+  try {
+    write_line(level, std::string(kTopics[static_cast<size_t>(topic)]) + ": " + std::string(message));
+  } catch (const std::bad_alloc&) {
+    // no memory for the line: the caller's work goes on without it
+  }
+  errno = saved;
 }
 
 }  // namespace rm

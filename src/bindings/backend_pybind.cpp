@@ -159,7 +159,7 @@ void bind_backend(py::module_& m) {
       [](const py::object& hooks) {
         return backend_dict(backend::registry().add(make_python_backend(hooks)));
       },
-      py::arg("hooks"), "Registers a plugin in Python (rm_abstract.python_plugins).");
+      py::arg("hooks"), "Registers a plugin in Python (rm_abstract.worker.python_plugins).");
   sub.def(
       "add_failure",
       [](const std::string& name, const std::string& path, const std::string& reason,

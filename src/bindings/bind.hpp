@@ -12,7 +12,6 @@ void bind_backend(pybind11::module_& m);  // _core.backend
 void bind_control(pybind11::module_& m);  // _core.control
 void bind_ir(pybind11::module_& m);       // _core.ir
 void bind_program(pybind11::module_& m);  // _core.Program
-void bind_router(pybind11::module_& m);   // _core.router
 void bind_worker(pybind11::module_& m);   // _core.worker
 
 }  // namespace rm::bindings

@@ -1,6 +1,7 @@
 // The module rm_abstract._core.
 #include "bindings/bind.hpp"
-#include "bindings/host_executor.hpp"
+#include "engine/host_executor.hpp"
+#include "router/router.hpp"
 
 PYBIND11_MODULE(_core, m) {
   using namespace rm::bindings;
@@ -12,7 +13,7 @@ PYBIND11_MODULE(_core, m) {
   bind_control(m);
   bind_ir(m);
   bind_program(m);
-  bind_router(m);
+  rm::router::bind_router(m);
   bind_worker(m);
-  offer_host_executor();
+  rm::engine::offer_host_executor();
 }

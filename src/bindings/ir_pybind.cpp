@@ -11,7 +11,7 @@
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
-#include "passes/partition.hpp"
+#include "partition/partition.hpp"
 #include "passes/pass.hpp"
 #include "passes/quantize.hpp"
 
@@ -28,16 +28,16 @@ ir::Graph parse_checked(const std::string& text) {
   return graph;
 }
 
-py::list ports(const std::vector<passes::Port>& ports) {
+py::list ports(const std::vector<partition::Port>& ports) {
   py::list out;
-  for (const passes::Port& port : ports) out.append(py::make_tuple(port.part, port.index));
+  for (const partition::Port& port : ports) out.append(py::make_tuple(port.part, port.index));
   return out;
 }
 
 py::dict partition(const std::string& text, const std::vector<bool>& supported, size_t minimum) {
-  passes::Partition found = passes::partition(parse_checked(text), supported, minimum);
+  partition::Partition found = partition::partition(parse_checked(text), supported, minimum);
   py::list parts;
-  for (passes::Part& part : found.parts) {
+  for (partition::Part& part : found.parts) {
     py::dict row;
     row["on_device"] = part.on_device;
     row["text"] = ir::print(part.graph);

@@ -6,9 +6,9 @@
 #include "base/error.hpp"
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
-#include "bindings/tensor_exchange.hpp"
-#include "engine/draft_check.hpp"
-#include "engine/greedy_loop.hpp"
+#include "exchange/tensor_exchange.hpp"
+#include "generation/draft_check.hpp"
+#include "generation/greedy_loop.hpp"
 #include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
@@ -39,14 +39,14 @@ class PyProgram;
 
 // The drafts of one generation; keeps programs and tensors of its checks alive.
 struct PyDrafting {
-  PyDrafting(std::shared_ptr<engine::DraftPolicy> policy_of_model, std::vector<int64_t> text,
+  PyDrafting(std::shared_ptr<generation::DraftPolicy> policy_of_model, std::vector<int64_t> text,
              double margin, double making_ns, bool may_want)
       : policy(std::move(policy_of_model)),
         drafting{policy.get(), std::move(text), {}, margin, making_ns, may_want} {}
   void add(PyProgram& program, const py::sequence& inputs, const py::dict& roles, size_t width);
 
-  std::shared_ptr<engine::DraftPolicy> policy;
-  engine::Drafting drafting;
+  std::shared_ptr<generation::DraftPolicy> policy;
+  generation::Drafting drafting;
   py::list kept;
 };
 
@@ -56,21 +56,20 @@ class PyProgram {
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
             std::vector<std::vector<int64_t>> repeated)
-      : api_(exchange_api(py::module_::import("torch").attr("Tensor"))),
-        table_(kernel_table(backends)),
-        program_(checked(text), *table_, force_kernel, packing_of(packing)) {
+      : api_(exchange::exchange_api(py::module_::import("torch").attr("Tensor"))),
+        program_(checked(text), kernel_table(backends), force_kernel, packing_of(packing)) {
     program_.repeat_outputs(std::move(repeated));
     update_weights(weights, std::move(shared));
   }
 
   void update_weights(const py::dict& weights, std::shared_ptr<runtime::SharedConstants> shared) {
-    std::map<std::string, engine::TensorView> views;
+    std::map<std::string, engine::OwnedTensor> tensors;
     for (auto [name, tensor] : weights) {
       auto key = name.cast<std::string>();
-      views[key] = view_of(api_, tensor.ptr(), key.c_str());
+      tensors[key] = exchange::own(api_, tensor.ptr(), key.c_str());
     }
-    program_.set_weights(views, std::move(shared));
-    weights_ = weights;  // keeps the tensors alive
+    py::gil_scoped_release release;
+    program_.set_weights(tensors, std::move(shared));
   }
 
   py::list run(const py::sequence& inputs) {
@@ -78,9 +77,9 @@ class PyProgram {
     std::vector<engine::TensorView> views(n);
     for (size_t i = 0; i < n; ++i) {
       py::object tensor = inputs[i];
-      views[i] = view_of(api_, tensor.ptr(), "an input");
+      views[i] = exchange::view_of(api_, tensor.ptr(), "an input");
     }
-    FrameworkOutputs outputs(api_);
+    exchange::FrameworkOutputs outputs(api_);
     {
       py::gil_scoped_release release;
       program_.run(views, outputs);
@@ -92,11 +91,11 @@ class PyProgram {
   py::list decode_step(const py::sequence& inputs, const py::dict& roles,
                        const std::vector<int64_t>& tokens) {
     std::vector<engine::TensorView> views = views_of(inputs);
-    engine::GreedyRoles r = roles_of(roles);
-    FrameworkOutputs outputs(api_);
+    generation::GreedyRoles r = roles_of(roles);
+    exchange::FrameworkOutputs outputs(api_);
     {
       py::gil_scoped_release release;
-      engine::decode_step(program_, views, r, tokens, outputs);
+      generation::decode_step(program_, views, r, tokens, outputs);
     }
     return outputs.take();
   }
@@ -107,10 +106,10 @@ class PyProgram {
                           int64_t pad, std::vector<bool> finished, bool until_one_ends,
                           const py::object& stop, PyDrafting* drafting, const py::object& take) {
     std::vector<engine::TensorView> views = views_of(inputs);
-    engine::GreedyRoles r = roles_of(roles);
+    generation::GreedyRoles r = roles_of(roles);
     std::vector<char> ended(finished.begin(), finished.end());
-    engine::GreedyResult result;
-    engine::GreedyHooks hooks;
+    generation::GreedyResult result;
+    generation::GreedyHooks hooks;
     hooks.drafting = drafting == nullptr ? nullptr : &drafting->drafting;
     if (!take.is_none()) {
       hooks.take = [&](const std::vector<int64_t>& tokens) {
@@ -120,14 +119,14 @@ class PyProgram {
     }
     hooks.ask = [&] {
       py::gil_scoped_acquire acquire;
-      if (PyErr_CheckSignals() != 0) return engine::Ask::kInterrupt;
+      if (PyErr_CheckSignals() != 0) return generation::Ask::kInterrupt;
       bool stopped = !stop.is_none() && py::cast<bool>(stop());
-      return stopped ? engine::Ask::kStop : engine::Ask::kGoOn;
+      return stopped ? generation::Ask::kStop : generation::Ask::kGoOn;
     };
     {
       py::gil_scoped_release release;
-      engine::GreedyLimits limits{steps, capacity, eos, pad, until_one_ends};
-      result = engine::decode_greedy(program_, views, r, limits, ended, hooks);
+      generation::GreedyLimits limits{steps, capacity, eos, pad, until_one_ends};
+      result = generation::decode_greedy(program_, views, r, limits, ended, hooks);
     }
     if (result.interrupted) throw py::error_already_set();
     return py::make_tuple(result.tokens, std::vector<bool>(ended.begin(), ended.end()),
@@ -135,7 +134,7 @@ class PyProgram {
   }
 
   // A check of drafts by this program, with the tensors it reads.
-  engine::Check check(const py::sequence& inputs, const py::dict& roles, size_t width) {
+  generation::Check check(const py::sequence& inputs, const py::dict& roles, size_t width) {
     return {&program_, views_of(inputs), roles_of(roles), width};
   }
 
@@ -145,7 +144,11 @@ class PyProgram {
   }
 
   py::dict report() const {
-    engine::ProgramReport r = program_.report();
+    engine::ProgramReport r;
+    {
+      py::gil_scoped_release release;
+      r = program_.report();
+    }
     py::dict out;
     out["nodes"] = r.nodes;
     out["native_nodes"] = r.native_nodes;
@@ -157,6 +160,7 @@ class PyProgram {
     out["arena_lower_bound_bytes"] = r.arena_lower_bound_bytes;
     out["packed_bytes"] = r.packed_bytes;
     out["derived_bytes"] = r.derived_bytes;
+    out["free_arena_bytes"] = r.free_arena_bytes;
     out["instantiate_ms"] = r.last_instantiate_ms;
     return out;
   }
@@ -170,7 +174,8 @@ class PyProgram {
 
   std::string describe(const py::sequence& inputs) {
     std::vector<ir::Layout> layouts;
-    for (const auto& t : inputs) layouts.push_back(view_of(api_, t.ptr(), "an input").layout);
+    for (const auto& t : inputs) layouts.push_back(exchange::view_of(api_, t.ptr(), "an input").layout);
+    py::gil_scoped_release release;
     return program_.describe(layouts);
   }
 
@@ -178,10 +183,10 @@ class PyProgram {
   std::vector<engine::TensorView> views_of(const py::sequence& inputs) const {
     std::vector<engine::TensorView> views;
     views.reserve(inputs.size());
-    for (const auto& t : inputs) views.push_back(view_of(api_, t.ptr(), "an input"));
+    for (const auto& t : inputs) views.push_back(exchange::view_of(api_, t.ptr(), "an input"));
     return views;
   }
-  static engine::GreedyRoles roles_of(const py::dict& roles) {
+  static generation::GreedyRoles roles_of(const py::dict& roles) {
     auto role = [&](const char* name) {
       return roles.contains(name) ? roles[name].cast<int>() : -1;
     };
@@ -201,9 +206,7 @@ class PyProgram {
   }
 
   const DLPackExchangeAPI* api_;
-  std::shared_ptr<select::KernelTable> table_;
   engine::Program program_;
-  py::dict weights_;
 };
 
 void PyDrafting::add(PyProgram& program, const py::sequence& inputs, const py::dict& roles,
@@ -214,7 +217,7 @@ void PyDrafting::add(PyProgram& program, const py::sequence& inputs, const py::d
 }
 
 void bind_drafts(py::module_& m) {
-  using engine::DraftPolicy;
+  using generation::DraftPolicy;
   py::class_<DraftPolicy, std::shared_ptr<DraftPolicy>>(
       m, "DraftPolicy", "What is known about drafts on one model. Any thread may use it.")
       .def(py::init<bool>(), py::arg("always") = false)
@@ -248,7 +251,10 @@ void bind_drafts(py::module_& m) {
 void bind_program(py::module_& m) {
   bind_drafts(m);
   py::module_::import("atexit").attr("register")(
-      py::cpp_function([] { engine::Background::stop_all(); }));
+      py::cpp_function([] {
+        py::gil_scoped_release release;  // a job that ends may need it to let go of tensors
+        engine::Background::stop_all();
+      }));
   py::class_<runtime::SharedConstants, std::shared_ptr<runtime::SharedConstants>>(
       m, "SharedConstants",
       "What derives from weights, held once for all programs that are given it and the same weights.")

@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 #include "bindings/python_plugin.hpp"
-#include "bindings/worker_service.hpp"
+#include "device/worker_service.hpp"
 #include "ir/type.hpp"
 
 namespace rm::bindings {
@@ -39,7 +39,7 @@ auto in_python(const char* otherwise, Body&& body) {
   } catch (const py::error_already_set& raised) {
     const Error error = error_of(raised);
     throw Error(error.code(), error.what(),
-                error.reason().empty() ? reason_of(error.code(), otherwise) : error.reason());
+                error.reason().empty() ? device::reason_of(error.code(), otherwise) : error.reason());
   } catch (const py::cast_error& error) {
     throw Error(RM_INTERNAL, std::string("[plugin] expected another type: ") + error.what(),
                 otherwise);

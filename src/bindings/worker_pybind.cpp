@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/python_plugin.hpp"
-#include "bindings/worker_service.hpp"
+#include "device/worker_service.hpp"
 #include "ir/type.hpp"
 #include "worker/client.hpp"
 #include "worker/server.hpp"
@@ -140,7 +140,7 @@ std::shared_ptr<StateSet> make_states(Worker& self, uint64_t device,
 void serve(int descriptor, const std::string& name) {
   Backend* backend = backend::registry().find(name);
   if (backend == nullptr) throw_invalid("[worker] expected a loaded plugin, got '" + name + "'");
-  BackendService service(*backend);
+  device::BackendService service(*backend);
   const py::gil_scoped_release unlocked;
   worker::serve(Fd(descriptor), service);
 }

@@ -105,7 +105,10 @@ EntryPtr CompileCache::count_hit(EntryPtr entry, bool shared, double load_ms) {
   State& own = state();
   own.counters.add(shared ? Counter::kHitShared : Counter::kHitDisk);
   const double saved = entry->metadata.compile_ms - load_ms;
-  if (saved > 0) own.counters.add(Counter::kSavedMs, static_cast<uint64_t>(saved));
+  // The time comes from a file: what does not fit an integer is not a time.
+  if (saved > 0 && saved < 1e15) {
+    own.counters.add(Counter::kSavedMs, static_cast<uint64_t>(saved));
+  }
   own.memory.insert(entry);
   if (own.memory.dropped() > 2 * std::max<size_t>(own.memory.size(), 16)) {
     warn_once("thrash",

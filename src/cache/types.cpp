@@ -8,7 +8,7 @@ namespace rm::cache {
 namespace {
 
 constexpr std::pair<ArtefactKind, std::string_view> kKinds[] = {
-    {ArtefactKind::kPlan, "plan"},       {ArtefactKind::kVendor, "vendor"},
+    {ArtefactKind::kProgram, "program"}, {ArtefactKind::kVendor, "vendor"},
     {ArtefactKind::kKernel, "kernel"},   {ArtefactKind::kTuning, "tuning"},
     {ArtefactKind::kVerdict, "verdict"}, {ArtefactKind::kFront, "front"},
     {ArtefactKind::kDerived, "derived"}, {ArtefactKind::kFileDigest, "file digest"}};

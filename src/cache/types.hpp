@@ -16,7 +16,7 @@ namespace rm::cache {
 
 /// Stored in entries and keys: numbers are never reused.
 enum class ArtefactKind : uint16_t {
-  kPlan = 1,        // a compiled program of ours
+  kProgram = 1,     // a program after all passes
   kVendor = 2,      // an artefact of a vendor's compiler
   kKernel = 3,      // a kernel binary
   kTuning = 4,      // measured choices

@@ -28,9 +28,18 @@ bool solve_linear(const ir::Dim& expr, int64_t actual, ir::Bindings& bindings) {
     trial[*unbound.begin()] = x;
     return expr.substitute(trial).value();
   };
-  int64_t base = at(0), slope = at(1) - base;
-  if (slope == 0 || (actual - base) % slope != 0) return false;
-  int64_t x = (actual - base) / slope;
+  int64_t base = at(0), slope = 0, distance = 0;
+  if (__builtin_sub_overflow(at(1), base, &slope) ||
+      __builtin_sub_overflow(actual, base, &distance)) {
+    return false;
+  }
+  if (slope == 0 || (slope != -1 && distance % slope != 0)) return false;
+  int64_t x = 0;
+  if (slope != -1) {
+    x = distance / slope;
+  } else if (__builtin_sub_overflow(int64_t{0}, distance, &x)) {
+    return false;
+  }
   if (at(x) != actual) return false;
   bindings[*unbound.begin()] = x;
   return true;

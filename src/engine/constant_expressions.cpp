@@ -8,6 +8,7 @@
 #include "base/hash.hpp"
 #include "ir/scalar.hpp"
 #include "ir/text.hpp"
+#include "ops/registry.hpp"
 #include "plan/lower.hpp"
 #include "runtime/aligned_memory.hpp"
 #include "runtime/execution_context.hpp"
@@ -44,6 +45,7 @@ Constant generate(const Graph& graph, const Node& node, const std::string& key) 
     c.bytes = static_cast<int64_t>(item);
     c.data = memory.get();
     c.owner = std::move(memory);
+    c.derived = true;
     return c;
   }
   int64_t count = type.num_elements(), start = node.dims("start")[0].value(), step = node.i("step");
@@ -56,12 +58,13 @@ Constant generate(const Graph& graph, const Node& node, const std::string& key) 
   c.bytes = count * static_cast<int64_t>(item);
   c.data = memory.get();
   c.owner = std::move(memory);
+  c.derived = true;
   return c;
 }
 
 class Materialiser {
  public:
-  Materialiser(const Graph& graph, const ConstantAnalysis& analysis, plan::PreparedCache& kernels,
+  Materialiser(const Graph& graph, const ConstantAnalysis& analysis, select::PreparedCache& kernels,
                runtime::ConstantStore& store)
       : graph_(graph),
         analysis_(analysis),
@@ -106,7 +109,7 @@ class Materialiser {
     std::shared_ptr<void> memory = runtime::allocate_host(value.literal.size());
     std::memcpy(memory.get(), value.literal.data(), value.literal.size());
     return {key, memory.get(), static_cast<int64_t>(value.literal.size()),
-            ir::contiguous(value.type), memory};
+            ir::contiguous(value.type), memory, true};
   }
 
   // Runs one node over constants. View operators cost nothing: the result shares the memory.
@@ -155,18 +158,23 @@ class Materialiser {
       c.bytes = view ? sources[index]->bytes : b.bytes;
       c.layout = results[k].layout;
       c.owner = view ? sources[index]->owner : memory[index];
+      c.derived = view ? sources[index]->derived : true;
       out_[static_cast<size_t>(node.results[k])] = keep(node.results[k], std::move(c));
     }
   }
 
   void execute(plan::StepList list, const std::vector<ConstantPtr>& sources,
                const std::vector<std::shared_ptr<void>>& memory) {
-    auto plan = std::make_shared<plan::Plan>(plan::bind_kernels(std::move(list), {}, kernels_));
+    auto plan = std::make_shared<plan::Plan>(
+        plan::bind_kernels(std::move(list), kernels_, select::PackRule::kNone));
     plan::plan_memory(*plan);
     plan::verify_plan(*plan);
     auto bound =
         std::make_shared<runtime::BoundConstants>(runtime::bind_constants(*plan, {}, store_));
     runtime::ExecutionContext context(plan, bound);
+    const std::shared_ptr<void> arena =
+        runtime::allocate_host(static_cast<size_t>(plan->arena_bytes));
+    context.bind_arena(static_cast<std::byte*>(arena.get()));
     for (size_t i = 0; i < sources.size(); ++i) context.bind_input(i, sources[i]->data);
     for (size_t i = 0; i < memory.size(); ++i) context.bind_output(i, memory[i].get());
     context.run();
@@ -174,7 +182,7 @@ class Materialiser {
 
   const Graph& graph_;
   const ConstantAnalysis& analysis_;
-  plan::PreparedCache& kernels_;
+  select::PreparedCache& kernels_;
   runtime::ConstantStore& store_;
   std::vector<int32_t> definitions_;
   std::vector<ConstantPtr> out_;
@@ -202,10 +210,8 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
   };
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    bool constant = true;
-    for (ValueId v : node.operands) {
-      constant = constant && (v == ir::kNoValue || a.is_constant[static_cast<size_t>(v)] != 0);
-    }
+    const bool constant = ops::is_constant(
+        node, [&](ValueId v) { return a.is_constant[static_cast<size_t>(v)] != 0; });
     if (!constant) {
       a.body.push_back(static_cast<int32_t>(n));
       for (ValueId v : node.operands) need(v);
@@ -228,7 +234,7 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
 }
 
 std::vector<ConstantPtr> materialise_constants(const Graph& graph, const ConstantAnalysis& analysis,
-                                               plan::PreparedCache& kernels,
+                                               select::PreparedCache& kernels,
                                                runtime::ConstantStore& store) {
   return Materialiser(graph, analysis, kernels, store).run();
 }

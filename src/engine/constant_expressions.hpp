@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ir/graph.hpp"
-#include "plan/plan.hpp"
+#include "select/prepared_kernels.hpp"
 #include "runtime/constant_store.hpp"
 
 namespace rm::engine {
@@ -23,7 +23,7 @@ ConstantAnalysis analyse_constants(const ir::Graph& graph);
 /// what is missing with the same kernels the plan uses. Returns them by value id.
 std::vector<runtime::ConstantPtr> materialise_constants(const ir::Graph& graph,
                                                         const ConstantAnalysis& analysis,
-                                                        plan::PreparedCache& kernels,
+                                                        select::PreparedCache& kernels,
                                                         runtime::ConstantStore& store);
 
 }  // namespace rm::engine

@@ -9,6 +9,26 @@
 #include "base/error.hpp"
 
 namespace rm::ir {
+namespace {
+
+__extension__ typedef __int128 Wide;
+
+// Text may come from anywhere: what expands beyond this is refused.
+constexpr size_t kMaxTerms = 256, kMaxFactors = 64;
+
+// INT64_MIN is refused too: its magnitude could not be written back.
+int64_t checked(Wide v) {
+  if (v > INT64_MAX || v < -Wide{INT64_MAX}) {
+    throw_invalid("[dim] expected a dimension below 2^63, got an overflow");
+  }
+  return static_cast<int64_t>(v);
+}
+
+[[noreturn]] void too_large() {
+  throw_invalid("[dim] expected an expression of at most 256 terms of 64 factors, got a larger one");
+}
+
+}  // namespace
 
 struct Poly {
   using Monomial = std::vector<std::string>;
@@ -29,28 +49,24 @@ struct Poly {
 
   Poly& add(const Poly& other, int64_t scale) {
     for (const auto& [m, c] : other.terms) {
-      int64_t prod = 0;
       int64_t& slot = terms[m];
-      if (__builtin_mul_overflow(c, scale, &prod) || __builtin_add_overflow(slot, prod, &slot)) {
-        throw_invalid("[dim] expected a dimension below 2^63, got an overflow");
-      }
+      slot = checked(Wide{slot} + Wide{c} * scale);
       if (slot == 0) terms.erase(m);
     }
+    if (terms.size() > kMaxTerms) too_large();
     return *this;
   }
   Poly times(const Poly& other) const {
+    if (terms.size() * other.terms.size() > kMaxTerms * 4) too_large();
     Poly out;
     for (const auto& [ma, ca] : terms) {
       for (const auto& [mb, cb] : other.terms) {
         Monomial m = ma;
         m.insert(m.end(), mb.begin(), mb.end());
         std::sort(m.begin(), m.end());
-        int64_t c = 0;
-        if (__builtin_mul_overflow(ca, cb, &c)) {
-          throw_invalid("[dim] expected a dimension below 2^63, got an overflow");
-        }
+        if (m.size() > kMaxFactors) too_large();
         Poly one;
-        one.terms[m] = c;
+        one.terms[m] = checked(Wide{ca} * cb);
         out.add(one, 1);
       }
     }
@@ -62,14 +78,14 @@ namespace {
 
 int64_t floor_division(int64_t a, int64_t b) {
   if (b == 0) throw_invalid("[dim] expected a non-zero divisor, got 0");
-  if (b == -1) return -a;
+  if (b == -1) return checked(-Wide{a});
   int64_t q = a / b;
   return (a % b != 0 && ((a < 0) != (b < 0))) ? q - 1 : q;
 }
 
 int64_t apply_static(std::string_view fn, int64_t a, int64_t b) {
   if (fn == "floordiv") return floor_division(a, b);
-  if (fn == "mod") return a - floor_division(a, b) * b;
+  if (fn == "mod") return checked(Wide{a} - Wide{floor_division(a, b)} * b);
   return fn == "min" ? std::min(a, b) : std::max(a, b);
 }
 
@@ -189,6 +205,19 @@ Dim call(const char* fn, const Dim& a, const Dim& b) {
 
 }  // namespace
 
+namespace {
+
+int64_t coefficient(const std::string& digits) {
+  int64_t v = 0;
+  auto [end, ec] = std::from_chars(digits.data(), digits.data() + digits.size(), v);
+  if (ec != std::errc()) {
+    throw_invalid("[dim] expected an integer below 2^63, got " + digits.substr(0, 40));
+  }
+  return v;
+}
+
+}  // namespace
+
 Poly Poly::of(const Dim& d) {
   if (d.is_static()) return constant(d.value_);
   // The canonical text is split back into its terms; atoms keep their text (calls included).
@@ -210,7 +239,7 @@ Poly Poly::of(const Dim& d) {
       }
       std::string piece = s.substr(start, i - start);
       if (std::isdigit(static_cast<unsigned char>(piece[0])) != 0) {
-        coeff = std::stoll(piece);
+        coeff = coefficient(piece);
       } else {
         m.push_back(std::move(piece));
       }
@@ -300,6 +329,10 @@ Dim Dim::floordiv(const Dim& a, const Dim& b) {
   // Exact division of every coefficient keeps the polynomial form: floordiv(4*s0, 4) = s0.
   Poly p = Poly::of(a);
   for (auto& [m, c] : p.terms) {
+    if (b.value() == -1) {
+      c = -c;  // never INT64_MIN
+      continue;
+    }
     if (c % b.value() != 0) return call("floordiv", a, b);
     c /= b.value();
   }

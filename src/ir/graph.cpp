@@ -57,6 +57,7 @@ ValueId Graph::add_weight(std::string name, TensorType type) {
 }
 
 ValueId Graph::add_literal(TensorType type, std::string bytes) {
+  if (!type.is_static()) throw_invalid("[literal] expected a static type, got " + type.str());
   if (static_cast<int64_t>(bytes.size()) != type.num_bytes()) {
     throw_invalid("[literal] expected " + std::to_string(type.num_bytes()) + " bytes for " +
                   type.str() + ", got " + std::to_string(bytes.size()));

@@ -1,22 +1,25 @@
 // View algebra; the reshape rule is numpy's: merge or split runs of axes that lie densely.
 #include "ir/layout.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
+#include "ir/byte_count.hpp"
 
 namespace rm::ir {
 
-int64_t Layout::num_elements() const {
-  int64_t n = 1;
-  for (int64_t d : dims) n *= d;
-  return n;
-}
+bool Layout::is_empty() const { return std::find(dims.begin(), dims.end(), 0) != dims.end(); }
+
+int64_t Layout::num_elements() const { return ir::num_elements(dims); }
+
+int64_t Layout::num_bytes() const { return ir::num_bytes(dims, dtype); }
 
 bool Layout::is_contiguous() const {
   int64_t expected = 1;
   for (size_t i = dims.size(); i-- > 0;) {
     if (dims[i] == 0) return true;
-    if (dims[i] != 1 && strides[i] != expected) return false;
-    expected *= dims[i];
+    if (dims[i] != 1 && strides[i] != expected) return is_empty();
+    if (__builtin_mul_overflow(expected, dims[i], &expected)) return is_empty();
   }
   return true;
 }
@@ -24,7 +27,9 @@ bool Layout::is_contiguous() const {
 Ints contiguous_strides(const Ints& dims) {
   Ints strides(dims.size(), 1);
   for (size_t i = dims.size(); i-- > 1;) {
-    strides[i - 1] = strides[i] * (dims[i] > 0 ? dims[i] : 1);
+    if (!__builtin_mul_overflow(strides[i], dims[i] > 0 ? dims[i] : 1, &strides[i - 1])) continue;
+    if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return Ints(dims.size(), 1);
+    num_elements(dims);  // says what is wrong with them
   }
   return strides;
 }
@@ -63,10 +68,10 @@ std::optional<Layout> view_reshape(const Layout& layout, const Ints& dims) {
     while (op != np) {
       if (op < np) {
         if (oj >= old_dims.size()) return std::nullopt;
-        op *= old_dims[oj++];
+        if (__builtin_mul_overflow(op, old_dims[oj++], &op)) return std::nullopt;
       } else {
         if (nj >= dims.size()) return std::nullopt;
-        np *= dims[nj++];
+        if (__builtin_mul_overflow(np, dims[nj++], &np)) return std::nullopt;
       }
     }
     for (size_t k = oi; k + 1 < oj; ++k) {
@@ -75,7 +80,7 @@ std::optional<Layout> view_reshape(const Layout& layout, const Ints& dims) {
     int64_t stride = old_strides[oj - 1];
     for (size_t k = nj; k-- > ni;) {
       strides[k] = stride;
-      stride *= dims[k];
+      if (__builtin_mul_overflow(stride, dims[k], &stride)) return std::nullopt;
     }
     oi = oj;
     ni = nj;
@@ -121,9 +126,10 @@ Layout view_slice(const Layout& layout, size_t axis, int64_t start, int64_t stop
     throw_invalid("[slice] expected 0 <= start <= stop <= dim and step > 0, got " +
                   std::to_string(start) + ":" + std::to_string(stop) + ":" + std::to_string(step));
   }
-  out.offset += start * layout.strides[axis];
-  out.dims[axis] = (stop - start + step - 1) / step;
-  out.strides[axis] *= step;
+  // A view of one element needs no stride, so no product is larger than the memory viewed.
+  out.dims[axis] = start == stop ? 0 : (stop - start - 1) / step + 1;
+  if (out.dims[axis] > 0) out.offset += start * layout.strides[axis];
+  if (out.dims[axis] > 1) out.strides[axis] *= step;
   return out;
 }
 

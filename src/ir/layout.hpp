@@ -18,12 +18,14 @@ struct Layout {
   Ints strides;        // elements, same length as dims
   int64_t offset = 0;  // elements from the start of the buffer
 
-  int64_t num_elements() const;
-  int64_t num_bytes() const { return num_elements() * static_cast<int64_t>(size_bytes(dtype)); }
+  bool is_empty() const;
+  int64_t num_elements() const;  // throws as ir/byte_count.hpp does
+  int64_t num_bytes() const;
   bool is_contiguous() const;  // row-major; strides of dims of size 1 do not matter
   friend bool operator==(const Layout&, const Layout&) = default;
 };
 
+/// Throws rm::Error when the strides do not fit 63 bits.
 Ints contiguous_strides(const Ints& dims);
 /// Contiguous layout of a static type at offset 0.
 Layout contiguous(const TensorType& type);

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "ir/byte_count.hpp"
 
 namespace rm::ir {
 namespace {
@@ -68,15 +69,19 @@ bool TensorType::is_static() const {
   return true;
 }
 
-int64_t TensorType::num_elements() const {
-  int64_t n = 1;
-  for (const auto& d : dims) {
-    if (__builtin_mul_overflow(n, d.value(), &n)) {
-      throw_invalid("[type] expected fewer than 2^63 elements, got " + str());
-    }
-  }
-  return n;
+namespace {
+
+std::vector<int64_t> values(const Dims& dims) {
+  std::vector<int64_t> out;
+  for (const Dim& d : dims) out.push_back(d.value());
+  return out;
 }
+
+}  // namespace
+
+int64_t TensorType::num_elements() const { return ir::num_elements(values(dims)); }
+
+int64_t TensorType::num_bytes() const { return ir::num_bytes(values(dims), dtype); }
 
 std::string TensorType::str() const {
   std::string out(name(dtype));

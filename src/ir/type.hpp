@@ -29,9 +29,9 @@ struct TensorType {
 
   size_t rank() const { return dims.size(); }
   bool is_static() const;
-  /// Elements; throws when symbolic.
+  /// Throw when symbolic, and as ir/byte_count.hpp does.
   int64_t num_elements() const;
-  int64_t num_bytes() const { return num_elements() * static_cast<int64_t>(size_bytes(dtype)); }
+  int64_t num_bytes() const;
   std::string str() const;  // "f32[s0,384]"
   friend bool operator==(const TensorType&, const TensorType&) = default;
 };

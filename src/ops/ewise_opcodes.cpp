@@ -10,36 +10,19 @@
 #include "base/error.hpp"
 
 namespace rm::ops {
+
+using namespace ewise;
+
 namespace {
 
-// clang-format off
+enum Result { VALUE, LOGICAL };
+
 constexpr EwiseOpcode kTable[] = {
-    {"const", 0, 0, false, false},     {"copy", 1, 1, false, false},
-    {"neg", 2, 1, false, false},       {"abs", 3, 1, false, false},
-    {"exp", 4, 1, false, false},       {"log", 5, 1, false, false},
-    {"sqrt", 6, 1, false, false},      {"rsqrt", 7, 1, false, false},
-    {"sin", 8, 1, false, false},       {"cos", 9, 1, false, false},
-    {"tanh", 10, 1, false, false},     {"erf", 11, 1, false, false},
-    {"sigmoid", 12, 1, false, false},  {"relu", 13, 1, false, false},
-    {"gelu", 14, 1, false, false},     {"gelu_tanh", 15, 1, false, false},
-    {"silu", 16, 1, false, false},     {"logical_not", 17, 1, true, false},
-    {"reciprocal", 18, 1, false, false}, {"floor", 19, 1, false, false},
-    {"ceil", 20, 1, false, false},     {"round", 21, 1, false, false},
-    {"sign", 22, 1, false, false},     {"softplus", 23, 1, false, false},
-    {"log1p", 24, 1, false, false},    {"expm1", 25, 1, false, false},
-    {"isnan", 26, 1, true, false},     {"trunc", 27, 1, false, false},
-    {"add", 40, 2, false, true},       {"sub", 41, 2, false, false},
-    {"mul", 42, 2, false, true},       {"div", 43, 2, false, false},
-    {"pow", 44, 2, false, false},      {"minimum", 45, 2, false, true},
-    {"maximum", 46, 2, false, true},   {"floor_div", 47, 2, false, false},
-    {"remainder", 48, 2, false, false}, {"eq", 49, 2, true, true},
-    {"ne", 50, 2, true, true},         {"lt", 51, 2, true, false},
-    {"le", 52, 2, true, false},        {"gt", 53, 2, true, false},
-    {"ge", 54, 2, true, false},        {"and", 55, 2, false, true},
-    {"or", 56, 2, false, true},        {"xor", 57, 2, false, true},
-    {"where", 70, 3, false, false},    {"fma", 71, 3, false, false},
+#define RM_ROW(id, name, number, arity, operands, result, commutative, note) \
+  {name, number, arity, result == LOGICAL, commutative != 0},
+    RM_EWISE_OPCODES(RM_ROW)
+#undef RM_ROW
 };
-// clang-format on
 
 constexpr double kSqrt2OverPi = 0.79788456080286535588;
 
@@ -52,59 +35,59 @@ double sigmoid(double a) { return 1.0 / (1.0 + std::exp(-a)); }
 
 double unary_float(int opcode, double a) {
   switch (opcode) {
-    case 1:
+    case kCopy:
       return a;
-    case 2:
+    case kNeg:
       return -a;
-    case 3:
+    case kAbs:
       return std::fabs(a);
-    case 4:
+    case kExp:
       return std::exp(a);
-    case 5:
+    case kLog:
       return std::log(a);
-    case 6:
+    case kSqrt:
       return std::sqrt(a);
-    case 7:
+    case kRsqrt:
       return 1.0 / std::sqrt(a);
-    case 8:
+    case kSin:
       return std::sin(a);
-    case 9:
+    case kCos:
       return std::cos(a);
-    case 10:
+    case kTanh:
       return std::tanh(a);
-    case 11:
+    case kErf:
       return std::erf(a);
-    case 12:
+    case kSigmoid:
       return sigmoid(a);
-    case 13:
+    case kRelu:
       return a < 0 ? 0.0 : a;  // NaN stays NaN
-    case 14:
+    case kGelu:
       return 0.5 * a * (1.0 + std::erf(a * 0.70710678118654752440));
-    case 15:
+    case kGeluTanh:
       return 0.5 * a * (1.0 + std::tanh(kSqrt2OverPi * (a + 0.044715 * a * a * a)));
-    case 16:
+    case kSilu:
       return a * sigmoid(a);
-    case 17:
+    case kLogicalNot:
       return a == 0 ? 1.0 : 0.0;
-    case 18:
+    case kReciprocal:
       return 1.0 / a;
-    case 19:
+    case kFloor:
       return std::floor(a);
-    case 20:
+    case kCeil:
       return std::ceil(a);
-    case 21:
+    case kRound:
       return std::nearbyint(a);
-    case 22:
+    case kSign:
       return std::isnan(a) ? a : static_cast<double>((a > 0) - (a < 0));
-    case 23:
+    case kSoftplus:
       return a > 20 ? a : std::log1p(std::exp(a));  // torch's threshold
-    case 24:
+    case kLog1p:
       return std::log1p(a);
-    case 25:
+    case kExpm1:
       return std::expm1(a);
-    case 26:
+    case kIsNan:
       return std::isnan(a) ? 1.0 : 0.0;
-    case 27:
+    case kTrunc:
       return std::trunc(a);
     default:
       unknown(opcode, "one float operand");
@@ -120,35 +103,35 @@ double binary_float(int opcode, double a, double b) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   bool nan = std::isnan(a) || std::isnan(b);
   switch (opcode) {
-    case 40:
+    case kAdd:
       return a + b;
-    case 41:
+    case kSub:
       return a - b;
-    case 42:
+    case kMul:
       return a * b;
-    case 43:
+    case kDiv:
       return a / b;
-    case 44:
+    case kPow:
       return std::pow(a, b);
-    case 45:
+    case kMinimum:
       return nan ? kNaN : std::min(a, b);
-    case 46:
+    case kMaximum:
       return nan ? kNaN : std::max(a, b);
-    case 47:
+    case kFloorDiv:
       return std::floor(a / b);
-    case 48:
+    case kRemainder:
       return remainder_float(a, b);
-    case 49:
+    case kEq:
       return a == b ? 1.0 : 0.0;
-    case 50:
+    case kNe:
       return a != b ? 1.0 : 0.0;
-    case 51:
+    case kLt:
       return a < b ? 1.0 : 0.0;
-    case 52:
+    case kLe:
       return a <= b ? 1.0 : 0.0;
-    case 53:
+    case kGt:
       return a > b ? 1.0 : 0.0;
-    case 54:
+    case kGe:
       return a >= b ? 1.0 : 0.0;
     default:
       unknown(opcode, "two float operands");
@@ -176,23 +159,23 @@ int64_t floor_div(int64_t a, int64_t b) {
 
 int64_t unary_int(int opcode, int64_t a) {
   switch (opcode) {
-    case 1:
-    case 19:
-    case 20:
-    case 21:
-    case 27:
+    case kCopy:
+    case kFloor:
+    case kCeil:
+    case kRound:
+    case kTrunc:
       return a;
-    case 2:
+    case kNeg:
       return wrap(0 - static_cast<uint64_t>(a));
-    case 3:
+    case kAbs:
       return a < 0 ? wrap(0 - static_cast<uint64_t>(a)) : a;
-    case 13:
+    case kRelu:
       return std::max<int64_t>(a, 0);
-    case 17:
+    case kLogicalNot:
       return a == 0 ? 1 : 0;
-    case 22:
+    case kSign:
       return (a > 0) - (a < 0);
-    case 26:
+    case kIsNan:
       return 0;
     default:
       unknown(opcode, "one integer operand");
@@ -202,39 +185,39 @@ int64_t unary_int(int opcode, int64_t a) {
 int64_t binary_int(int opcode, int64_t a, int64_t b) {
   auto ua = static_cast<uint64_t>(a), ub = static_cast<uint64_t>(b);
   switch (opcode) {
-    case 40:
+    case kAdd:
       return wrap(ua + ub);
-    case 41:
+    case kSub:
       return wrap(ua - ub);
-    case 42:
+    case kMul:
       return wrap(ua * ub);
-    case 44:
+    case kPow:
       return power(a, b);
-    case 45:
+    case kMinimum:
       return std::min(a, b);
-    case 46:
+    case kMaximum:
       return std::max(a, b);
-    case 47:
+    case kFloorDiv:
       return floor_div(a, b);
-    case 48:
+    case kRemainder:
       return wrap(ua - static_cast<uint64_t>(floor_div(a, b)) * ub);
-    case 49:
+    case kEq:
       return a == b;
-    case 50:
+    case kNe:
       return a != b;
-    case 51:
+    case kLt:
       return a < b;
-    case 52:
+    case kLe:
       return a <= b;
-    case 53:
+    case kGt:
       return a > b;
-    case 54:
+    case kGe:
       return a >= b;
-    case 55:
+    case kAnd:
       return a & b;
-    case 56:
+    case kOr:
       return a | b;
-    case 57:
+    case kXor:
       return a ^ b;
     default:
       unknown(opcode, "two integer operands");
@@ -265,17 +248,17 @@ const EwiseOpcode* find_opcode(int64_t opcode) {
 }
 
 double apply_float(int opcode, double a, double b, double c) {
-  if (opcode == 70) return a != 0 ? b : c;
-  if (opcode == 71) return a * b + c;
-  return opcode >= 40 ? binary_float(opcode, a, b) : unary_float(opcode, a);
+  if (opcode == kWhere) return a != 0 ? b : c;
+  if (opcode == kFma) return a * b + c;
+  return arity_of(opcode) == 2 ? binary_float(opcode, a, b) : unary_float(opcode, a);
 }
 
 int64_t apply_int(int opcode, int64_t a, int64_t b, int64_t c) {
-  if (opcode == 70) return a != 0 ? b : c;
-  if (opcode == 71) {
+  if (opcode == kWhere) return a != 0 ? b : c;
+  if (opcode == kFma) {
     return wrap(static_cast<uint64_t>(a) * static_cast<uint64_t>(b) + static_cast<uint64_t>(c));
   }
-  return opcode >= 40 ? binary_int(opcode, a, b) : unary_int(opcode, a);
+  return arity_of(opcode) == 2 ? binary_int(opcode, a, b) : unary_int(opcode, a);
 }
 
 }  // namespace rm::ops

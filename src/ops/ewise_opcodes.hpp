@@ -1,5 +1,4 @@
-// The instructions of an elementwise program, one table: name, opcode, arity. The names are also
-// those of the unary, binary and `where` operators. docs/operators.md gives their meaning.
+// The table of include/rm/ewise.h as data, and the arithmetic of its rows.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +6,7 @@
 #include <string_view>
 
 #include "ir/type.hpp"
+#include "rm/ewise.h"
 
 namespace rm::ops {
 
@@ -18,10 +18,8 @@ struct EwiseOpcode {
   bool commutative;
 };
 
-inline constexpr int kOpConst = 0, kOpCopy = 1;
-
 /// Fields of one instruction in the attribute `code`.
-inline constexpr int kEwiseFields = 5;
+inline constexpr int kEwiseFields = RM_EWISE_FIELDS;
 
 /// The class an instruction computes in.
 enum class EwiseClass : int64_t { kF32 = 0, kF64 = 1, kInt = 2 };

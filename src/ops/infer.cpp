@@ -109,11 +109,16 @@ std::string dims_text(const Dims& dims) {
 }
 
 double traffic_bytes(const Graph& graph, const Node& node) {
+  auto size = [&](ir::ValueId v) {
+    double bytes = static_cast<double>(ir::size_bytes(graph.type(v).dtype));
+    for (const Dim& d : graph.type(v).dims) bytes *= static_cast<double>(d.value());
+    return bytes;
+  };
   double bytes = 0;
   for (ir::ValueId v : node.operands) {
-    if (v != ir::kNoValue) bytes += static_cast<double>(graph.type(v).num_bytes());
+    if (v != ir::kNoValue) bytes += size(v);
   }
-  for (ir::ValueId v : node.results) bytes += static_cast<double>(graph.type(v).num_bytes());
+  for (ir::ValueId v : node.results) bytes += size(v);
   return bytes;
 }
 

@@ -23,6 +23,13 @@ enum Trait : uint32_t {
   kOpaque = 1u << 6,       // run by another framework: types are taken as written
 };
 
+/// What a node does besides computing its results from its operands.
+enum class Effects : uint8_t {
+  kNone,    // nothing: the same operands give the same results
+  kRandom,  // draws random numbers: two runs differ, a result is never a constant
+  kIo,      // is seen outside
+};
+
 /// Arithmetic operations and bytes read and written, for static types.
 struct Cost {
   double flops = 0, bytes = 0;
@@ -32,6 +39,7 @@ struct Cost {
 using HostOperands = std::vector<const HostTensor*>;
 
 inline constexpr int kAnyNumber = 1 << 20;
+inline constexpr int kNoOperand = -1;
 
 struct OpDef {
   std::string_view name;
@@ -43,6 +51,10 @@ struct OpDef {
   /// Plain loops accumulating in double; `results` are the node's static result types.
   std::vector<HostTensor> (*reference)(const ir::Node&, const HostOperands&,
                                        const std::vector<ir::TensorType>& results);
+
+  Effects effects = Effects::kNone;
+  /// Result 0 is this operand with a part of it replaced, so it may take over the operand's memory.
+  int updates = kNoOperand;
 
   bool is(Trait trait) const { return (traits & trait) != 0; }
 };

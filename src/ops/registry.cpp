@@ -78,6 +78,26 @@ const OpDef& get(std::string_view op) {
   return *def;
 }
 
+Effects effects(const ir::Node& node) {
+  const OpDef* def = find(node.op);
+  if (def == nullptr) return Effects::kIo;
+  if (def->is(kOpaque) && node.has("pure") && node.i("pure") == 1) return Effects::kNone;
+  return def->effects;
+}
+
+std::vector<char> constant_values(const ir::Graph& graph) {
+  std::vector<char> constant(graph.num_values(), 0);
+  for (size_t v = 0; v < constant.size(); ++v) {
+    constant[v] = graph.is_constant(static_cast<ir::ValueId>(v)) ? 1 : 0;
+  }
+  for (const ir::Node& node : graph.nodes) {
+    const bool all = is_constant(
+        node, [&](ir::ValueId v) { return constant[static_cast<size_t>(v)] != 0; });
+    for (ir::ValueId r : node.results) constant[static_cast<size_t>(r)] = all ? 1 : 0;
+  }
+  return constant;
+}
+
 std::vector<ir::TensorType> infer(const ir::Graph& graph, const ir::Node& node) {
   const OpDef& def = get(node.op);
   check_arity(def, node);

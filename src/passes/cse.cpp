@@ -1,6 +1,7 @@
 // Common subexpressions: nodes, literals and weights with the same key become the first of them.
 #include <map>
 
+#include "ops/registry.hpp"
 #include "passes/passes.hpp"
 
 namespace rm::passes {
@@ -55,7 +56,7 @@ void cse(Graph& graph, const PassContext&) {
     for (ValueId& v : node.operands) {
       if (v != ir::kNoValue) v = first[static_cast<size_t>(v)];
     }
-    if (node.op.starts_with("aten.")) continue;  // may draw random numbers
+    if (!ops::is_pure(node)) continue;
     const Node& original = graph.nodes[seen.emplace(node_key(graph, node), n).first->second];
     for (size_t r = 0; r < node.results.size(); ++r) {
       first[static_cast<size_t>(node.results[r])] = original.results[r];

@@ -10,13 +10,16 @@ namespace rm::passes {
 namespace {
 
 // Larger results stay nodes: constant expressions are computed once, outside the plan.
-constexpr int64_t kMaxFoldedBytes = 4096;
+constexpr double kMaxFoldedBytes = 4096;
 
 bool is_static(const ir::Graph& graph, const ir::Node& node) {
-  int64_t bytes = 0;
+  double bytes = 0;  // a view may repeat one element more often than memory could
   for (ir::ValueId r : node.results) {
-    if (!graph.type(r).is_static()) return false;
-    bytes += graph.type(r).num_bytes();
+    const ir::TensorType& type = graph.type(r);
+    if (!type.is_static()) return false;
+    double size = static_cast<double>(ir::size_bytes(type.dtype));
+    for (const ir::Dim& d : type.dims) size *= static_cast<double>(d.value());
+    bytes += size;
   }
   for (const auto& [name, attr] : node.attrs) {
     const auto* dims = std::get_if<ir::Dims>(&attr);

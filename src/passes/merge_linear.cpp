@@ -3,6 +3,7 @@
 // concatenation is then a constant expression, computed once.
 #include <map>
 
+#include "ops/registry.hpp"
 #include "passes/passes.hpp"
 
 namespace rm::passes {
@@ -16,20 +17,6 @@ using ir::ValueId;
 
 ValueId bias_of(const Node& linear) {
   return linear.operands.size() > 2 ? linear.operands[2] : ir::kNoValue;
-}
-
-// Values that are weights, literals or computed from such alone.
-std::vector<char> constant_values(const Graph& graph) {
-  std::vector<char> constant(graph.num_values(), 0);
-  for (size_t v = 0; v < constant.size(); ++v)
-    constant[v] = graph.is_constant(static_cast<ValueId>(v));
-  for (const Node& node : graph.nodes) {
-    bool all = !node.op.starts_with("aten.");
-    for (ValueId v : node.operands)
-      all = all && (v == ir::kNoValue || constant[static_cast<size_t>(v)] != 0);
-    for (ValueId r : node.results) constant[static_cast<size_t>(r)] = all;
-  }
-  return constant;
 }
 
 bool is_activation(std::string_view op) {
@@ -70,7 +57,7 @@ class EpilogueReader {
 
 // Linears by the operand they read, in node order; only groups of two and more.
 std::map<ValueId, std::vector<size_t>> groups(const Graph& graph) {
-  std::vector<char> constant = constant_values(graph);
+  const std::vector<char> constant = ops::constant_values(graph);
   std::vector<int32_t> defs = graph.definitions();
   EpilogueReader epilogues(graph);
   std::map<ValueId, std::vector<size_t>> found;

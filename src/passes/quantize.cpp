@@ -69,8 +69,7 @@ class Sweep {
     int64_t replaced = 0;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       Node node = std::move(graph_.nodes[n]);
-      bool constant = !node.op.starts_with("aten.");
-      for (ValueId v : node.operands) constant = constant && is_constant(v);
+      const bool constant = ops::is_constant(node, [&](ValueId v) { return is_constant(v); });
       for (ValueId r : node.results) constant_[static_cast<size_t>(r)] = constant;
       if (!constant && replaces(node)) {
         node = replacement(node);

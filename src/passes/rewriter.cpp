@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "ir/scalar.hpp"
 #include "ops/infer.hpp"
+#include "ops/registry.hpp"
 
 namespace rm::passes {
 
@@ -133,10 +134,8 @@ bool Rewriter::is_splat(ValueId v, double value) const {
 }
 
 void Rewriter::place(Node node) {
-  // An opaque node may draw random numbers: never constant.
-  bool constant = !node.op.starts_with("aten.") &&
-                  std::all_of(node.operands.begin(), node.operands.end(),
-                              [&](ValueId v) { return is_constant_expression(v); });
+  const bool constant =
+      ops::is_constant(node, [&](ValueId v) { return is_constant_expression(v); });
   for (ValueId r : node.results) {
     def_[static_cast<size_t>(r)] = static_cast<int32_t>(emitted_.size());
     constant_[static_cast<size_t>(r)] = constant ? 1 : 0;

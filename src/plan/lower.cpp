@@ -1,6 +1,7 @@
 // The driver of lowering: buffers, views, outputs. The operator rules are in lower_rules.cpp.
 #include "plan/lower.hpp"
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.hpp"
@@ -8,8 +9,28 @@
 
 namespace rm::plan {
 
+namespace {
+
+// True when the view visits every element of a buffer of `bytes` exactly once, in any order.
+bool covers_once(const ir::Layout& layout, int64_t bytes) {
+  if (layout.offset != 0 || layout.is_empty() || layout.num_bytes() != bytes) return false;
+  std::vector<std::pair<int64_t, int64_t>> axes;  // (stride, dim)
+  for (size_t i = 0; i < layout.dims.size(); ++i) {
+    if (layout.dims[i] != 1) axes.emplace_back(layout.strides[i], layout.dims[i]);
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t dense = 1;
+  for (auto [stride, dim] : axes) {
+    if (stride != dense) return false;
+    dense *= dim;
+  }
+  return true;
+}
+
+}  // namespace
+
 Lowering::Lowering(const LowerRequest& request)
-    : request_(request), refs_(request.graph->num_values()), uses_(request.graph->use_counts()) {}
+    : request_(request), refs_(request.graph->num_values()) {}
 
 Ref Lowering::ref(ir::ValueId v) {
   if (v == ir::kNoValue) return {};
@@ -22,6 +43,7 @@ Ref Lowering::ref(ir::ValueId v) {
     throw Error(RM_INTERNAL, "[lower] expected %" + std::to_string(v) + " to be computed before use");
   }
   list_.buffers.push_back({e->kind, e->index, e->bytes, e->donated});
+  external_of_.push_back(e);
   r = {static_cast<int32_t>(list_.buffers.size() - 1), e->layout};
   return r;
 }
@@ -35,6 +57,7 @@ Ref Lowering::broadcast(ir::ValueId v, const ir::Ints& dims) {
 Ref Lowering::temporary(ir::DType dtype, const ir::Ints& dims) {
   ir::Layout layout = ir::contiguous(dtype, dims);
   list_.buffers.push_back({BufferKind::kTemp, 0, layout.num_bytes()});
+  external_of_.push_back(nullptr);
   return {static_cast<int32_t>(list_.buffers.size() - 1), std::move(layout)};
 }
 
@@ -49,31 +72,50 @@ Ref Lowering::reshaped(const Ref& r, const ir::Ints& dims) {
   auto view = ir::view_reshape(r.layout, dims);
   Ref source = view ? r : make_contiguous(r);
   if (!view) view = ir::view_reshape(source.layout, dims);
-  return {source.buffer, *view};
+  return source.with(*view);
 }
 
 void Lowering::emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs,
                     std::vector<Ref> outputs, bool updates) {
   bool empty = true;
-  for (const auto& o : outputs) empty = empty && (!o.present() || o.layout.num_elements() == 0);
+  for (const auto& o : outputs) empty = empty && (!o.present() || o.layout.is_empty());
   if (empty) return;  // nothing to write
   list_.steps.push_back(
       {std::move(op), std::move(attrs), std::move(inputs), std::move(outputs), updates});
 }
 
-Ref Lowering::owned(ir::ValueId v) {
-  Ref r = ref(v);
+// Values that are views of one buffer form one alias class: a read of any of them counts. Nodes
+// before the current one have read what they need, and views are made by nodes that count as readers.
+bool Lowering::read_elsewhere(int32_t buffer, const ir::Node& current, size_t operand) const {
+  auto aliases = [&](ir::ValueId v) {
+    return v != ir::kNoValue && refs_[static_cast<size_t>(v)].buffer == buffer;
+  };
+  for (size_t i = 0; i < current.operands.size(); ++i) {
+    if (i != operand && aliases(current.operands[i])) return true;
+  }
+  for (size_t n = current_ + 1; n < request_.nodes.size(); ++n) {
+    const ir::Node& node = graph().nodes[static_cast<size_t>(request_.nodes[n])];
+    if (std::any_of(node.operands.begin(), node.operands.end(), aliases)) return true;
+  }
+  return std::any_of(request_.results.begin(), request_.results.end(), aliases);
+}
+
+Ref Lowering::updated(const ir::Node& node, size_t operand) {
+  Ref r = ref(node.operands[operand]);
   const Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
-  bool whole = r.layout.offset == 0 && r.layout.num_bytes() == b.bytes;
-  if (b.donated && whole && uses_[static_cast<size_t>(v)] == 1) return r;
-  Ref out = temporary_for(v);
-  emit("copy", {}, {r}, {out});
-  return out;
+  const bool ours = b.donated || b.kind == BufferKind::kTemp;
+  if (!ours || !covers_once(r.layout, b.bytes) || read_elsewhere(r.buffer, node, operand)) {
+    Ref copy = temporary_for(node.operands[operand]);
+    emit("copy", {}, {r}, {copy});
+    r = copy;
+  }
+  ++r.version;
+  return r;
 }
 
 // Axes along which result `result` repeats its elements, and may, become axes of one element.
 bool Lowering::collapse_repeated(size_t result, ir::Layout& layout) const {
-  if (result >= request_.repeated.size() || layout.num_elements() == 0) return false;
+  if (result >= request_.repeated.size() || layout.is_empty()) return false;
   bool any = false;
   for (int64_t axis : request_.repeated[result]) {
     const auto a = static_cast<size_t>(axis);
@@ -82,6 +124,13 @@ bool Lowering::collapse_repeated(size_t result, ir::Layout& layout) const {
     any = true;
   }
   return any;
+}
+
+// True when the view is the donated input as the caller laid it out, so that the caller's own tensor
+// is the result. A permuted view of it, say, has to be copied.
+bool Lowering::is_whole_input(const Ref& r) const {
+  const External* e = external_of_[static_cast<size_t>(r.buffer)];
+  return e != nullptr && e->kind == BufferKind::kInput && r.layout == e->layout;
 }
 
 void Lowering::claim_outputs() {
@@ -99,8 +148,7 @@ void Lowering::claim_outputs() {
     Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
     bool whole = b.kind == BufferKind::kTemp && claims[r.buffer] == 1 && r.layout.offset == 0 &&
                  r.layout.is_contiguous() && r.layout.num_bytes() == b.bytes;
-    if (b.kind == BufferKind::kInput && b.donated && claims[r.buffer] == 1 && !repeats &&
-        r.layout.offset == 0 && r.layout.num_bytes() == b.bytes) {
+    if (b.donated && claims[r.buffer] == 1 && !repeats && is_whole_input(r)) {
       list_.outputs.push_back(r);  // the caller's own memory, updated in place
       continue;
     }
@@ -118,8 +166,8 @@ void Lowering::claim_outputs() {
 }
 
 StepList Lowering::run() {
-  for (int32_t n : request_.nodes) {
-    const ir::Node& node = graph().nodes[static_cast<size_t>(n)];
+  for (current_ = 0; current_ < request_.nodes.size(); ++current_) {
+    const ir::Node& node = graph().nodes[static_cast<size_t>(request_.nodes[current_])];
     LowerRule rule = find_rule(node.op);
     if (rule == nullptr) {
       throw Error(RM_UNIMPLEMENTED,

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "ops/ewise_opcodes.hpp"
+#include "ops/registry.hpp"
 #include "plan/lowering.hpp"
 
 namespace rm::plan {
@@ -39,16 +40,13 @@ void concat(Lowering& l, const Node& n) {
   for (ir::ValueId v : n.operands) {
     Ref part = l.ref(v);
     int64_t size = part.layout.dims[axis];
-    Ref target{out.buffer, ir::view_slice(out.layout, axis, at, at + size, 1)};
-    l.emit("copy", {}, {part}, {target});
+    l.emit("copy", {}, {part}, {out.with(ir::view_slice(out.layout, axis, at, at + size, 1))});
     at += size;
   }
   l.define(n.result(), out);
 }
 
 // ---- elementwise ----------------------------------------------------------------------------
-
-constexpr int64_t kWhere = 70;
 
 void pointwise(Lowering& l, const Node& n, int64_t opcode, ops::EwiseClass compute) {
   Ref out = l.temporary_for(n.result());
@@ -62,13 +60,13 @@ void pointwise(Lowering& l, const Node& n, int64_t opcode, ops::EwiseClass compu
 void elementwise(Lowering& l, const Node& n) {
   int64_t opcode = ops::find_opcode(n.op)->opcode;
   // Comparisons compute in the class of what they compare; `where` in that of what it chooses.
-  pointwise(l, n, opcode, ops::ewise_class(l.dtype(n.operands[opcode == kWhere ? 1 : 0])));
+  pointwise(l, n, opcode, ops::ewise_class(l.dtype(n.operands[opcode == ewise::kWhere ? 1 : 0])));
 }
 void cast(Lowering& l, const Node& n) {
   ops::EwiseClass from = ops::ewise_class(l.dtype(n.operands[0]));
   ops::EwiseClass to = ops::ewise_class(l.dtype(n.result()));
   // Integers convert straight into a float class; floats are rounded or truncated on the store.
-  pointwise(l, n, ops::kOpCopy, from == ops::EwiseClass::kInt ? to : from);
+  pointwise(l, n, ewise::kCopy, from == ops::EwiseClass::kInt ? to : from);
 }
 void ewise(Lowering& l, const Node& n) {
   Ref out = l.temporary_for(n.result());
@@ -162,7 +160,7 @@ void sdpa(Lowering& l, const Node& n) {
   inputs.push_back(mask);
   // Written as [B,S,H,D] in memory: the transpose back that models do afterwards is then a view.
   Ref memory = l.temporary(l.dtype(n.result()), {o[0], o[2], o[1], o[3]});
-  Ref out{memory.buffer, ir::view_permute(memory.layout, {0, 2, 1, 3})};
+  Ref out = memory.with(ir::view_permute(memory.layout, {0, 2, 1, 3}));
   l.emit("sdpa", n.attrs, std::move(inputs), {out});
   l.define(n.result(), out);
 }
@@ -227,10 +225,16 @@ void index(Lowering& l, const Node& n) {
   l.define(n.result(), out);
 }
 
-void index_copy(Lowering& l, const Node& n) {
-  Ref out = l.owned(n.operands[0]);
+// The operand that the record says is updated becomes the output; kernels get the others.
+void in_place(Lowering& l, const Node& n) {
+  const auto target = static_cast<size_t>(ops::get(n.op).updates);
+  Ref out = l.updated(n, target);
+  std::vector<Ref> inputs;
+  for (size_t i = 0; i < n.operands.size(); ++i) {
+    if (i != target) inputs.push_back(l.ref(n.operands[i]));
+  }
   l.define(n.result(), out);
-  l.emit("index_copy", n.attrs, {l.ref(n.operands[1]), l.ref(n.operands[2])}, {out}, true);
+  l.emit(n.op, n.attrs, std::move(inputs), {out}, true);
 }
 
 const std::unordered_map<std::string_view, LowerRule>& rules() {
@@ -243,7 +247,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
       {"quantize", direct},   {"quant_linear", quant_linear},
-      {"index", index},       {"index_copy", index_copy},
+      {"index", index},       {"index_copy", in_place},
   };
   return table;
 }
@@ -253,8 +257,9 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
 LowerRule find_rule(std::string_view op) {
   auto it = rules().find(op);
   if (it != rules().end()) return it->second;
-  if (op.substr(0, 5) == "aten.") return direct;
-  return ops::find_opcode(op) != nullptr ? elementwise : nullptr;
+  if (ops::find_opcode(op) != nullptr) return elementwise;
+  const ops::OpDef* def = ops::find(op);
+  return def != nullptr && def->is(ops::kOpaque) ? direct : nullptr;
 }
 
 }  // namespace rm::plan

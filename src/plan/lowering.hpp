@@ -33,18 +33,22 @@ class Lowering {
   void define(ir::ValueId v, Ref r) { refs_[static_cast<size_t>(v)] = std::move(r); }
   void emit(std::string op, ir::Attrs attrs, std::vector<Ref> inputs, std::vector<Ref> outputs,
             bool updates = false);
-  /// Memory that holds the operand and that node `n` may overwrite: the operand's own when it was
-  /// donated and nothing else reads it, else a copy.
-  Ref owned(ir::ValueId v);
+  /// The result of a node that replaces a part of its operand `operand` and keeps the rest: the
+  /// operand's own memory when nothing else reads it and the caller or this plan made it for that,
+  /// else a copy. What the operand held cannot be read any more.
+  Ref updated(const ir::Node& node, size_t operand);
 
  private:
+  bool read_elsewhere(int32_t buffer, const ir::Node& current, size_t operand) const;
+  bool is_whole_input(const Ref& r) const;
   void claim_outputs();
   bool collapse_repeated(size_t result, ir::Layout& layout) const;
 
   const LowerRequest& request_;
   StepList list_;
-  std::vector<Ref> refs_;
-  std::vector<int32_t> uses_;
+  std::vector<Ref> refs_;                     // by value
+  std::vector<const External*> external_of_;  // by buffer; null: a temporary
+  size_t current_ = 0;                        // of request_.nodes: the node that is being lowered
 };
 
 using LowerRule = void (*)(Lowering&, const ir::Node&);

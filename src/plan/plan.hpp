@@ -2,72 +2,20 @@
 // Immutable once made and shareable between threads; contexts (src/runtime) hold what runs.
 #pragma once
 
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "plan/steps.hpp"
-#include "select/kernel_table.hpp"
+#include "select/prepared_kernels.hpp"
 
 namespace rm::plan {
 
 inline constexpr int64_t kArenaAlignment = 256;
 
-/// A kernel prepared for one problem; released with the last plan that uses it.
-class KernelState {
- public:
-  KernelState(const rm_kernel* kernel, rm_kernel_state* state) : kernel_(kernel), state_(state) {}
-  ~KernelState();
-  KernelState(const KernelState&) = delete;
-  KernelState& operator=(const KernelState&) = delete;
-  const rm_kernel* kernel() const { return kernel_; }
-  const rm_kernel_state* get() const { return state_; }
-
- private:
-  const rm_kernel* kernel_;
-  rm_kernel_state* state_;
-};
-
-/// What selection and preparation gave for one problem.
-struct Prepared {
-  const select::Row* row = nullptr;
-  uint32_t config = 0;
-  std::shared_ptr<KernelState> state;
-  int64_t workspace_bytes = 0;
-  std::vector<std::string> reasons;
-};
-
-/// Which constant weights kernels may copy into a layout of their own.
-enum class PackRule {
-  kNone,    // all are read where they lie
-  kAcross,  // those that lie as [K,N]: reading them row by row of the result crosses every line
-  kAll,
-};
-
-/// Prepared kernels by problem: plans of neighbouring shapes share most of them. Thread safe.
-class PreparedCache {
- public:
-  /// A gemm step whose weights the rule leaves alone says so to its kernels (docs/operators.md).
-  explicit PreparedCache(const select::KernelTable& table, std::string forced = {},
-                         PackRule rule = PackRule::kAll)
-      : table_(table), forced_(std::move(forced)), rule_(rule) {}
-  PackRule rule() const { return rule_; }
-  std::shared_ptr<const Prepared> get(const select::Problem& problem);
-  size_t size() const;
-
- private:
-  const select::KernelTable& table_;
-  const std::string forced_;  // "op:kernel" of RM_FORCE_KERNEL, or empty
-  const PackRule rule_;
-  mutable std::mutex mutex_;
-  std::unordered_map<std::string, std::shared_ptr<const Prepared>> entries_;
-};
-
 struct PlannedStep {
   Step step;
-  std::shared_ptr<const Prepared> kernel;
+  std::shared_ptr<const select::Prepared> kernel;
   int64_t workspace_offset = -1;  // in the arena; -1: none
 };
 
@@ -80,14 +28,22 @@ struct Plan {
   int64_t lower_bound_bytes = 0;  // the largest sum of temporaries alive at once
 };
 
-/// Chooses and prepares the kernel of every step. `constants[i]` is the first byte of constant i.
-Plan bind_kernels(StepList list, const std::vector<const void*>& constants, PreparedCache& cache);
+/// Chooses and prepares the kernel of every step.
+Plan bind_kernels(StepList list, select::PreparedCache& cache, select::PackRule rule);
+
+/// True when `rule` lets a kernel of the plan pack a weight that it reads unpacked now.
+bool can_repack(const Plan& plan, select::PackRule rule);
+/// The plan with those matrix products prepared anew under `rule`, and its memory planned; all other
+/// kernels are shared with `plan`. `between` is called between two steps and may throw to stop.
+Plan repack(const Plan& plan, select::PreparedCache& cache, select::PackRule rule,
+            const std::function<void()>& between);
 
 /// Gives every temporary and workspace an arena offset.
 void plan_memory(Plan& plan);
 
-/// Independent of the planner: throws rm::Error(RM_INTERNAL) when a read precedes its write, or
-/// two buffers that are alive together overlap, or a view leaves its buffer.
+/// Independent of the planner: throws rm::Error(RM_INTERNAL) when a read precedes its write or
+/// follows an update of what it reads, when two buffers that are alive together overlap, or when a
+/// view leaves its buffer.
 void verify_plan(const Plan& plan);
 
 }  // namespace rm::plan

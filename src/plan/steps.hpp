@@ -1,7 +1,9 @@
 // The low-level IR: a linear list of kernel calls over buffers.
 //
 // A Ref is a strided view of a buffer, so views (reshape, permute, slice, expand) cost nothing.
-// Every temporary is written before it is read, and only by the steps that have it as an output.
+// A buffer has versions, as values have in SSA form. Plain steps write the first version, all of it
+// before anything reads it; a step that updates memory in place makes the next one, and from then on
+// nothing reads an older one.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +27,17 @@ struct Buffer {
 struct Ref {
   int32_t buffer = -1;  // -1: absent optional operand
   ir::Layout layout;
+  int32_t version = 0;
   bool present() const { return buffer >= 0; }
+  /// Another view of the same content.
+  Ref with(ir::Layout other) const { return {buffer, std::move(other), version}; }
 };
 
 struct Step {
   std::string op;
   ir::Attrs attrs;
   std::vector<Ref> inputs, outputs;
-  bool updates = false;  // writes a part of its outputs: what they held stays readable
+  bool updates = false;  // replaces a part of its outputs' memory and keeps the rest
 };
 
 struct StepList {

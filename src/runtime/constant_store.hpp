@@ -1,8 +1,10 @@
-// Constants of a program: weights as they lie in the user's tensors, values derived from them
-// (merged, cast, transposed) and copies packed for a kernel. Shared by all instances; thread safe.
+// Constants of a program: the weights, values derived from them (merged, cast, transposed) and
+// copies packed for a kernel. Thread safe.
 //
+// A store belongs to one generation of weights: new weights get a new store. It owns the weights;
+// everything else belongs to the instances that use it, so memory goes with the last of them.
 // Keys name content: the same expression over the same weights has the same key, so every concrete
-// shape of a program finds what another shape already derived or packed.
+// shape of a program finds what another shape in use already derived or packed.
 #pragma once
 
 #include <functional>
@@ -11,8 +13,9 @@
 #include <mutex>
 #include <string>
 
+#include "base/weak_map.hpp"
 #include "ir/layout.hpp"
-#include "plan/plan.hpp"
+#include "select/prepared_kernels.hpp"
 
 namespace rm::runtime {
 
@@ -21,10 +24,17 @@ struct Constant {
   const void* data = nullptr;  // first byte of the buffer the layout is a view of
   int64_t bytes = 0;
   ir::Layout layout;
-  std::shared_ptr<void> owner;  // empty: the caller keeps the memory alive
+  std::shared_ptr<const void> owner;  // keeps `data` valid; empty: it outlives every program
+  bool derived = false;               // `owner` is memory made here, not a weight's
 };
-
 using ConstantPtr = std::shared_ptr<const Constant>;
+
+/// A copy of a constant in the layout a kernel asked for.
+struct PackedCopy {
+  std::shared_ptr<void> memory;
+  int64_t bytes = 0;
+};
+using PackedPtr = std::shared_ptr<const PackedCopy>;
 
 /// Derived constants of several programs over the same weights: each is held once, as long as any
 /// of them uses it. Thread safe. Whoever shares it vouches that "w:<name>" means one tensor in all.
@@ -32,34 +42,42 @@ class SharedConstants {
  public:
   ConstantPtr find(const std::string& key) const;
   /// Keeps the first one that is put under a key and still used, and returns it.
-  ConstantPtr put(ConstantPtr constant);
+  ConstantPtr put(const ConstantPtr& constant);
   /// Of everything that is still used, each once.
   int64_t bytes() const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<const Constant>> constants_;
+  WeakMap<const Constant> constants_;
 };
+
+/// How the copying of one operand is run; the default runs it at once. `work` holds no lock and
+/// writes only memory that nobody else can see.
+using RunCopy = std::function<void(const std::function<void()>& work)>;
 
 class ConstantStore {
  public:
   ConstantStore() = default;
   explicit ConstantStore(std::shared_ptr<SharedConstants> shared) : shared_(std::move(shared)) {}
 
+  /// Before the store is used by several threads.
+  void put_weight(Constant weight);
   ConstantPtr find(const std::string& key);
-  /// Keeps the first one put under a key and returns it.
+  /// The constant in use under the key, or this one.
   ConstantPtr put(Constant constant);
-  /// The operand as the kernel wants it, or null when it is used as it lies.
-  std::shared_ptr<void> packed(const plan::KernelState& state, size_t input,
-                               const Constant& constant, const ir::Layout& view);
+  /// The operand in the layout the kernel asks for, or null when it is used as it is. Two threads
+  /// may copy one operand at once; then the first copy serves both.
+  PackedPtr packed(const select::Prepared& kernel, size_t input, const Constant& constant,
+                   const ir::Layout& view, const RunCopy& run_copy = {});
   int64_t packed_bytes() const;
   int64_t derived_bytes() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::shared_ptr<SharedConstants> shared_;  // may be null
-  std::map<std::string, ConstantPtr> constants_;
-  std::map<std::string, std::pair<std::shared_ptr<void>, int64_t>> packed_;
+  std::shared_ptr<SharedConstants> shared_;     // may be null
+  std::map<std::string, ConstantPtr> weights_;  // never changes once shared
+  mutable std::mutex mutex_;                    // guards what follows; nothing slow runs under it
+  WeakMap<const Constant> derived_;
+  WeakMap<const PackedCopy> packed_;
 };
 
 }  // namespace rm::runtime

@@ -1,11 +1,10 @@
-// Pointers of arena and constants are resolved once; those of user tensors are patched per call.
+// Pointers of constants are resolved once, those of the arena when it changes, those of user tensors
+// at every call.
 #include "runtime/execution_context.hpp"
 
 #include <chrono>
 
 #include "backend/status.hpp"
-#include "base/error.hpp"
-#include "runtime/aligned_memory.hpp"
 
 namespace rm::runtime {
 
@@ -13,7 +12,7 @@ using plan::BufferKind;
 using plan::Ref;
 
 BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
-                              ConstantStore& store, const std::atomic<bool>* cancelled) {
+                              ConstantStore& store, const RunCopy& run_copy) {
   BoundConstants out{std::move(constants), {}};
   out.packed.resize(plan.steps.size());
   for (size_t s = 0; s < plan.steps.size(); ++s) {
@@ -24,11 +23,8 @@ BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> c
       if (!r.present()) continue;
       const auto& buffer = plan.buffers[static_cast<size_t>(r.buffer)];
       if (buffer.kind != BufferKind::kConstant) continue;
-      if (cancelled != nullptr && *cancelled) {
-        throw Error(RM_CANCELLED, "[pack] expected to go on, got a request to stop");
-      }
       const Constant& c = *out.constants[static_cast<size_t>(buffer.index)];
-      out.packed[s][i] = store.packed(*planned.kernel->state, i, c, r.layout);
+      out.packed[s][i] = store.packed(*planned.kernel, i, c, r.layout, run_copy);
     }
   }
   return out;
@@ -37,15 +33,13 @@ BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> c
 ExecutionContext::ExecutionContext(std::shared_ptr<const plan::Plan> plan,
                                    std::shared_ptr<const BoundConstants> constants)
     : plan_(std::move(plan)), constants_(std::move(constants)) {
-  arena_ = allocate_host(static_cast<size_t>(plan_->arena_bytes));
   size_t slots = 0;
   for (const auto& p : plan_->steps) slots += p.step.inputs.size() + p.step.outputs.size();
   pointers_.assign(slots, nullptr);
   launches_.reserve(plan_->steps.size());
 
-  auto* arena = static_cast<std::byte*>(arena_.get());
   size_t slot = 0;
-  auto resolve = [&](const Ref& r, size_t step, size_t input) {
+  auto resolve = [&](const Ref& r, const PackedCopy* packed) {
     if (!r.present()) {
       ++slot;
       return;
@@ -61,12 +55,11 @@ ExecutionContext::ExecutionContext(std::shared_ptr<const plan::Plan> plan,
       case BufferKind::kInput: patch(inputs_); break;
       case BufferKind::kOutput: patch(outputs_); break;
       case BufferKind::kTemp:
-        pointers_[slot] = arena + plan_->offsets[static_cast<size_t>(r.buffer)] + shift;
+        temporaries_.push_back({slot, plan_->offsets[static_cast<size_t>(r.buffer)] + shift});
         break;
       case BufferKind::kConstant: {
-        const auto& packed = constants_->packed[step][input];
         const auto* raw = static_cast<const std::byte*>(constants_->constants[index]->data);
-        pointers_[slot] = packed ? packed.get() : static_cast<const void*>(raw + shift);
+        pointers_[slot] = packed != nullptr ? packed->memory.get() : raw + shift;
         break;
       }
     }
@@ -78,12 +71,23 @@ ExecutionContext::ExecutionContext(std::shared_ptr<const plan::Plan> plan,
     launch.struct_size = sizeof launch;
     launch.state = p.kernel->state->get();
     launch.inputs = pointers_.data() + slot;
-    for (size_t i = 0; i < p.step.inputs.size(); ++i) resolve(p.step.inputs[i], s, i);
+    for (size_t i = 0; i < p.step.inputs.size(); ++i) {
+      resolve(p.step.inputs[i], constants_->packed[s][i].get());
+    }
     // Kernels write through this table; the const is only the shared slot type's.
     launch.outputs = const_cast<void**>(pointers_.data() + slot);
-    for (const auto& r : p.step.outputs) resolve(r, s, 0);
-    launch.workspace = p.workspace_offset >= 0 ? arena + p.workspace_offset : nullptr;
+    for (const auto& r : p.step.outputs) resolve(r, nullptr);
     launches_.push_back(launch);
+  }
+}
+
+void ExecutionContext::bind_arena(std::byte* base) {
+  if (base == arena_) return;
+  arena_ = base;
+  for (const Patch& p : temporaries_) pointers_[p.slot] = base + p.byte_offset;
+  for (size_t s = 0; s < launches_.size(); ++s) {
+    const int64_t offset = plan_->steps[s].workspace_offset;
+    launches_[s].workspace = offset >= 0 ? base + offset : nullptr;
   }
 }
 

@@ -1,8 +1,7 @@
-// One runnable copy of a plan: its arena and the flat table of kernel calls. Not thread safe; a
-// plan may have any number of contexts. run() allocates nothing.
+// One runnable copy of a plan: the flat table of kernel calls. Not thread safe; a plan may have any
+// number of contexts. run() allocates nothing.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -15,20 +14,23 @@ namespace rm::runtime {
 /// Data of the constants of a plan, by constant index, and the packed copies its steps use.
 struct BoundConstants {
   std::vector<ConstantPtr> constants;
-  std::vector<std::vector<std::shared_ptr<void>>> packed;  // [step][input], null: as it lies
+  std::vector<std::vector<PackedPtr>> packed;  // [step][input], null: used as it is
 };
 
-/// Asks every kernel how it wants its constant operands and packs them. Throws RM_CANCELLED between
-/// two of them once `cancelled` is set.
+/// Asks every kernel how it wants its constant operands and packs them; `run_copy` runs each copy
+/// and may throw to stop.
 BoundConstants bind_constants(const plan::Plan& plan, std::vector<ConstantPtr> constants,
-                              ConstantStore& store, const std::atomic<bool>* cancelled = nullptr);
+                              ConstantStore& store, const RunCopy& run_copy = {});
 
 class ExecutionContext {
  public:
   ExecutionContext(std::shared_ptr<const plan::Plan> plan,
                    std::shared_ptr<const BoundConstants> constants);
 
-  /// `data` is the first byte of the buffer; it must stay valid until run() has returned.
+  /// Memory for temporaries, at least `plan.arena_bytes`; before the first run, and then only when
+  /// it is another one. It must stay valid, as must all other data, until run() has returned.
+  void bind_arena(std::byte* base);
+  /// `data` is the first byte of the buffer.
   void bind_input(size_t index, const void* data) { bind(inputs_, index, data); }
   void bind_output(size_t index, void* data) { bind(outputs_, index, data); }
   /// Runs all steps in order. Throws the first kernel error (outputs are then undefined).
@@ -46,9 +48,10 @@ class ExecutionContext {
 
   std::shared_ptr<const plan::Plan> plan_;
   std::shared_ptr<const BoundConstants> constants_;
-  std::shared_ptr<void> arena_;
+  std::byte* arena_ = nullptr;
   std::vector<const void*> pointers_;  // operands of all steps, back to back
   std::vector<rm_launch> launches_;
+  std::vector<Patch> temporaries_;  // byte_offset: in the arena
   std::vector<std::vector<Patch>> inputs_, outputs_;
 };
 

@@ -2,6 +2,7 @@
 #include "select/kernel_table.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
@@ -54,6 +55,7 @@ Selection KernelTable::select(const Problem& problem, std::string_view forced,
     for (uint32_t config = 0; config < std::max<uint32_t>(1, k->num_configs); ++config) {
       double cost = k->cost_ns != nullptr ? k->cost_ns(&problem.c(), row->device, config)
                                           : std::numeric_limits<double>::max();
+      if (std::isnan(cost)) cost = std::numeric_limits<double>::max();  // no estimate
       best.reasons.push_back(label + ": " + std::to_string(static_cast<int64_t>(
                                                 std::min(cost, 9e18))) + " ns estimated");
       if (best.row == nullptr || cost < best_cost) {

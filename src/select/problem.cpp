@@ -23,9 +23,11 @@ Problem::Problem(std::string op, const std::vector<Operand>& inputs,
     if (const auto* dims = std::get_if<ir::Dims>(&attr)) attr = ir::Attr(ir::static_dims(*dims));
   }
   append_raw(key_, op_.data(), op_.size());
+  const uint64_t counts[] = {inputs.size(), outputs.size()};
+  append_raw(key_, counts, sizeof counts);
   for (size_t i = 0; i < inputs.size(); ++i) {
     add_tensor(inputs[i], inputs_);
-    if (inputs[i].constant != nullptr && i < 64) problem_.constant_inputs |= uint64_t{1} << i;
+    if (inputs[i].constant && i < 64) problem_.constant_inputs |= uint64_t{1} << i;
   }
   for (const auto& operand : outputs) add_tensor(operand, outputs_);
   attrs_.reserve(attr_storage_.size());
@@ -55,10 +57,6 @@ void Problem::add_tensor(const Operand& operand, std::vector<const rm_tensor*>& 
   ints_.push_back(std::make_unique<ir::Ints>(l.strides));
   int64_t* strides = ints_.back()->data();
   auto tensor = std::make_unique<rm_tensor>();
-  if (operand.constant != nullptr) {
-    size_t shift = static_cast<size_t>(l.offset) * ir::size_bytes(l.dtype);
-    tensor->data = const_cast<char*>(static_cast<const char*>(operand.constant) + shift);
-  }
   tensor->device = {kDLCPU, 0};
   tensor->ndim = static_cast<int32_t>(l.dims.size());
   tensor->dtype = ir::to_dlpack(l.dtype);

@@ -14,7 +14,7 @@ namespace rm::select {
 struct Operand {
   bool present = true;
   ir::Layout layout;
-  const void* constant = nullptr;  // first element of the buffer when it never changes
+  bool constant = false;  // its values never change: a weight
 };
 
 class Problem {

@@ -32,39 +32,50 @@ std::pair<Fd, Fd> Channel::make_pair() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-void Channel::send(MessageType type, uint64_t request, std::string_view body,
-                   const std::vector<const Fd*>& files) {
-  PacketHeader header{type, request, body.size(), body.size() > kInlineBytes};
-  SharedMemory memory;
-  std::array<int, kMaxFiles + 1> descriptors{};
-  size_t count = 0;
-  if (header.body_in_memory) {
-    memory = SharedMemory(body.size());
-    std::memcpy(memory.data(), body.data(), body.size());
-    descriptors[count++] = memory.file().get();
-    body = {};
+OutgoingPacket::OutgoingPacket(MessageType type, uint64_t request, std::string_view body,
+                               const std::vector<const Fd*>& files) {
+  const bool in_memory = body.size() > Channel::kInlineBytes;
+  if (in_memory) {
+    memory_ = SharedMemory(body.size());
+    std::memcpy(memory_.data(), body.data(), body.size());
+    descriptors_.push_back(memory_.file().get());
   }
-  for (const Fd* file : files) descriptors.at(count++) = file->get();
-  std::string head = header.encode();
-  iovec parts[2] = {{head.data(), head.size()}, {const_cast<char*>(body.data()), body.size()}};
+  bytes_ = PacketHeader{type, request, body.size(), in_memory}.encode();
+  if (!in_memory) bytes_ += body;
+  for (const Fd* file : files) descriptors_.push_back(file->get());
+  if (files.size() > Channel::kMaxFiles) {
+    throw_invalid("[worker channel] expected " + std::to_string(Channel::kMaxFiles) +
+                  " descriptors at most, got " + std::to_string(files.size()));
+  }
+}
+
+bool Channel::send(const OutgoingPacket& packet, std::chrono::milliseconds timeout) {
+  iovec part{const_cast<char*>(packet.bytes_.data()), packet.bytes_.size()};
   msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 2;
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int) * (kMaxFiles + 1))> control{};
-  if (count > 0) {
+  if (const size_t count = packet.descriptors_.size(); count > 0) {
     message.msg_control = control.data();
     message.msg_controllen = CMSG_SPACE(sizeof(int) * count);
     cmsghdr* rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int) * count);
-    std::memcpy(CMSG_DATA(rights), descriptors.data(), sizeof(int) * count);
+    std::memcpy(CMSG_DATA(rights), packet.descriptors_.data(), sizeof(int) * count);
   }
-  ssize_t sent = -1;
-  do {
-    sent = sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  if (sent < 0) throw FileError("send", "the worker's socket", errno);
+  const auto until = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    // A process that is stopped reads nothing: a sender that blocks would wait as long as it does.
+    if (sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) throw FileError("send", "the worker's socket", errno);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        until - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    pollfd waiting{socket_.get(), POLLOUT, 0};
+    poll(&waiting, 1, static_cast<int>(left.count()));
+  }
 }
 
 std::optional<Packet> Channel::receive(std::chrono::milliseconds timeout) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/file.hpp"
+#include "worker/shared_memory.hpp"
 #include "worker/wire.hpp"
 
 namespace rm::worker {
@@ -17,6 +18,20 @@ struct Packet {
   uint64_t request = 0;
   std::string body;
   std::vector<Fd> files;
+};
+
+/// A packet that is ready to be sent, as often as the queue is full. Its files must outlive it.
+class OutgoingPacket {
+ public:
+  /// Throws FileError when a long body finds no memory.
+  OutgoingPacket(MessageType type, uint64_t request, std::string_view body,
+                 const std::vector<const Fd*>& files = {});
+
+ private:
+  friend class Channel;
+  std::string bytes_;    // the header, and the body when it is short
+  SharedMemory memory_;  // a long body
+  std::vector<int> descriptors_;
 };
 
 class Channel {
@@ -29,9 +44,9 @@ class Channel {
   /// Two connected ends, close-on-exec.
   static std::pair<Fd, Fd> make_pair();
 
-  /// Throws FileError(EPIPE) when the other side is gone.
-  void send(MessageType type, uint64_t request, std::string_view body,
-            const std::vector<const Fd*>& files = {});
+  /// False when the other side's queue was full for `timeout`. Throws FileError(EPIPE) when the
+  /// other side is gone.
+  bool send(const OutgoingPacket& packet, std::chrono::milliseconds timeout);
   /// The next packet, or nullopt after `timeout`. Throws FileError(ECONNRESET) at the end of the
   /// connection, rm::Error(RM_DATA_LOSS) for what is no packet.
   std::optional<Packet> receive(std::chrono::milliseconds timeout);

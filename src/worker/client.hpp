@@ -2,7 +2,8 @@
 // gone without a trace when the object is.
 //
 // Invariant: whatever the worker does (crash, hang, garbage, being stopped) becomes an rm::Error
-// with the tail of its log; this process neither crashes nor waits longer than it was told to.
+// with the tail of its log; this process neither crashes nor waits beyond the caller's Patience,
+// which covers the waits for other threads' calls too. All functions may be called by any thread.
 #pragma once
 
 #include <functional>
@@ -14,22 +15,15 @@
 
 #include "worker/channel.hpp"
 #include "worker/doorbell.hpp"
+#include "worker/patient_mutex.hpp"
 #include "worker/process.hpp"
 #include "worker/protocol.hpp"
 #include "worker/shared_memory.hpp"
+#include "worker/wait.hpp"
 
 namespace rm::worker {
 
-/// Called a few times a second while waiting, outside all locks of ours; what it throws cancels
-/// the request (Ctrl-C).
-using Interrupt = std::function<void()>;
 using OnProgress = std::function<void(double fraction, const std::string& stage)>;
-
-/// Seconds; 0 waits for ever.
-struct Patience {
-  double timeout_s = 0;
-  Interrupt interrupt;
-};
 
 /// Gives every slot its size and its place from `offset` on, one after the other.
 void place_slots(Slots& slots, uint64_t& offset);
@@ -124,21 +118,32 @@ class Worker : public std::enable_shared_from_this<Worker> {
  private:
   friend class LoadedProgram;
   friend class StateSet;
+  /// Whether a request may be served while a program runs.
+  enum class Beside { kRuns, kNothing };
+  /// A control request and what to call it in messages.
+  struct Request {
+    MessageType type;
+    const char* what;
+    std::string body;
+    std::vector<const Fd*> files = {};
+    Beside beside = Beside::kRuns;
+  };
+  class Call;
+
   explicit Worker(const Options& options);
   Worker(const Options& options, std::pair<Fd, Fd> ends);
   void check_owner() const;
   void greet(const Interrupt& interrupt);
-  std::string request(MessageType type, const std::string& body,
-                      const std::vector<const Fd*>& files, const OnProgress& progress,
-                      const Patience& patience, const std::string& what);
-  std::string wait_for_answer(uint64_t id, const OnProgress& progress, const Patience& patience,
-                              const std::string& what, std::optional<Failure>& failure);
+  std::string request(const Request& request, const OnProgress& progress,
+                      const Patience& patience);
+  std::string exchange(const Request& request, const OnProgress& progress, Call& call);
+  std::string wait_for_answer(uint64_t id, const OnProgress& progress, Call& call);
   void cancel(uint64_t id) noexcept;
   void execute(uint64_t handle, uint64_t states, const Patience& patience);
+  void ring_and_wait(uint64_t handle, uint64_t states, Call& call);
   void copy_states(const CopyStatesRequest& request, const Fd* host, const Patience& patience);
   void release(MessageType type, uint64_t handle) noexcept;
-  void send_released();
-  bool frozen();
+  bool send_released();
   [[noreturn]] void crashed(const std::string& what);
 
   const Options options_;
@@ -147,16 +152,15 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Channel channel_;
   SharedMemory page_;
   Doorbell* bell_ = nullptr;
-  Ready ready_;
-  std::mutex requests_;    // one control request at a time
-  std::mutex executions_;  // one execution at a time
-  uint64_t next_request_ = 1;
-  std::mutex releases_;  // guards released_
+  Ready ready_;  // written before start() returns
+  // Locked in this order. Messages are sent and received by the holder of `requests_`.
+  PatientMutex requests_;    // one control request at a time
+  PatientMutex executions_;  // one execution at a time
+  uint64_t next_request_ = 1;  // guarded by requests_
+  std::mutex releases_;        // guards released_
   std::vector<std::pair<MessageType, uint64_t>> released_;
-  uint32_t next_number_ = 1;
-  SpinBudget spin_;  // guarded by executions_
-  uint64_t last_beat_ = 0;
-  std::chrono::steady_clock::time_point last_beat_at_;
+  uint32_t next_number_ = 1;  // guarded by executions_
+  SpinBudget spin_;           // guarded by executions_
 };
 
 }  // namespace rm::worker

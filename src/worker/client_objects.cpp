@@ -9,8 +9,9 @@ std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
   std::shared_ptr<StateSet> states(new StateSet);
   uint64_t bytes = 0;
   place_slots(slots, bytes);
-  const std::string answer = request(
-      MessageType::kMakeStates, StatesRequest{device, slots}.encode(), {}, {}, patience, "states");
+  const std::string answer = request({MessageType::kMakeStates, "states",
+                                      StatesRequest{device, slots}.encode(), {}, Beside::kNothing},
+                                     {}, patience);
   Reader in(answer);
   states->handle_ = in.u64();
   in.end();
@@ -21,10 +22,10 @@ std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
 
 void Worker::copy_states(const CopyStatesRequest& request, const Fd* host,
                          const Patience& patience) {
-  const std::lock_guard lock(executions_);  // no program runs on them meanwhile
   std::vector<const Fd*> files;
   if (host != nullptr) files.push_back(host);
-  this->request(MessageType::kCopyStates, request.encode(), files, {}, patience, "states");
+  this->request({MessageType::kCopyStates, "states", request.encode(), files, Beside::kNothing}, {},
+                patience);
 }
 
 LoadedProgram::~LoadedProgram() {

@@ -29,6 +29,34 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return out;
 }
 
+constexpr int kCollectedByOthers = -1;
+constexpr std::chrono::milliseconds kEndsAfterKill{2000};
+
+/// Killed children that could not be reaped at once.
+class Unreaped {
+ public:
+  void add(pid_t pid) {
+    const std::lock_guard lock(mutex_);
+    pids_.push_back(pid);
+  }
+  void reap() {
+    const std::lock_guard lock(mutex_);
+    if (owner_ != getpid()) pids_.clear();  // a forked child has none of its parent's children
+    owner_ = getpid();
+    std::erase_if(pids_, [](pid_t pid) { return waitpid(pid, nullptr, WNOHANG) != 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<pid_t> pids_;
+  pid_t owner_ = getpid();
+};
+
+Unreaped& unreaped() {
+  static Unreaped all;
+  return all;
+}
+
 /// The file actions and attributes of one spawn, freed whatever happens.
 struct SpawnPlan {
   posix_spawn_file_actions_t actions;
@@ -81,6 +109,7 @@ Fd away_from(const Fd& file, int taken) {
 
 ChildProcess::ChildProcess(const Options& options, const Fd& inherited)
     : owner_(getpid()), log_(make_log()) {
+  unreaped().reap();
   const Fd end = away_from(inherited, kInheritedAs);
   const Fd log = away_from(log_, kInheritedAs);
   SpawnPlan plan;
@@ -109,30 +138,30 @@ ChildProcess::ChildProcess(const Options& options, const Fd& inherited)
 
 ChildProcess::~ChildProcess() { kill(); }
 
-void ChildProcess::reap(bool block) noexcept {
-  if (ended_ || pid_ < 0 || getpid() != owner_) return;
+bool ChildProcess::has_ended_locked() noexcept {
+  if (state_ != State::kRunning) return true;
+  if (pid_ < 0 || getpid() != owner_) return false;
   int status = 0;
   pid_t got = -1;
   do {
-    got = waitpid(pid_, &status, block ? 0 : WNOHANG);
+    got = waitpid(pid_, &status, WNOHANG);
   } while (got < 0 && errno == EINTR);
-  if (got == 0) return;
-  ended_ = true;  // ECHILD: the user's process reaps everything itself
-  status_ = got == pid_ ? status : -1;
+  if (got == 0) return false;
+  state_ = State::kReaped;
+  status_ = got == pid_ ? status : kCollectedByOthers;  // ECHILD: the user's process reaps all
+  return true;
 }
 
 bool ChildProcess::alive() {
-  if (pidfd_ && !ended_) {
-    pollfd ended{pidfd_.get(), POLLIN, 0};
-    if (poll(&ended, 1, 0) == 0) return true;
-  }
-  reap(false);
-  return !ended_;
+  const std::lock_guard lock(mutex_);
+  return !has_ended_locked();
 }
 
 std::string ChildProcess::ending() {
-  if (alive()) return {};
-  if (status_ == -1) return "an end that somebody else collected";
+  const std::lock_guard lock(mutex_);
+  if (!has_ended_locked()) return {};
+  if (state_ == State::kLeftToTheNext) return "a process that was killed but could not be ended";
+  if (status_ == kCollectedByOthers) return "an end that somebody else collected";
   if (WIFSIGNALED(status_)) {
     const int signal = WTERMSIG(status_);
     return "signal " + std::to_string(signal) + " (" + strsignal(signal) + ")";
@@ -143,14 +172,13 @@ std::string ChildProcess::ending() {
 bool ChildProcess::wait_for(std::chrono::milliseconds limit) {
   const auto until = std::chrono::steady_clock::now() + limit;
   while (alive()) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
         until - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
-    if (pidfd_) {
-      pollfd ended{pidfd_.get(), POLLIN, 0};
-      poll(&ended, 1, static_cast<int>(left.count()));
-    } else {
-      std::this_thread::sleep_for(std::min(left, std::chrono::milliseconds(5)));
+    // In slices also with a pidfd: it is readable before a traced process can be reaped.
+    pollfd ended{pidfd_.get(), POLLIN, 0};
+    if (!pidfd_ || poll(&ended, 1, static_cast<int>(left.count())) != 0) {
+      std::this_thread::sleep_for(std::min(left, std::chrono::milliseconds(2)));
     }
   }
   return true;
@@ -158,13 +186,18 @@ bool ChildProcess::wait_for(std::chrono::milliseconds limit) {
 
 void ChildProcess::kill() noexcept {
   if (pid_ < 0 || getpid() != owner_) return;
-  // The session leader's group first: what the vendor's compiler started goes with it. Once the
-  // leader is reaped its number may belong to somebody else.
-  if (!ended_) {
+  {
+    // The whole session: what the vendor's compiler started ends too.
+    const std::lock_guard lock(mutex_);
+    if (has_ended_locked()) return;
     ::kill(-pid_, SIGKILL);
     ::kill(pid_, SIGKILL);
-    reap(true);
   }
+  if (wait_for(kEndsAfterKill)) return;
+  const std::lock_guard lock(mutex_);
+  if (has_ended_locked()) return;
+  state_ = State::kLeftToTheNext;
+  unreaped().add(pid_);
 }
 
 std::string ChildProcess::log_tail(size_t bytes) {

@@ -1,10 +1,11 @@
 // A child process in a session of its own, whose output is kept in memory and which never outlives
-// this object: killed with everything it started, and reaped.
+// this object: killed with everything it started, and reaped. Any thread may call any function.
 #pragma once
 
 #include <sys/types.h>
 
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,21 +30,25 @@ class ChildProcess {
   /// Readable when the process has ended; -1 where the kernel has no pidfd.
   int pidfd() const noexcept { return pidfd_.get(); }
   bool alive();
-  /// How it ended: "exit status 3", "signal 11 (Segmentation fault)"; empty while it lives.
+  /// How it ended: "exit status 3", "signal 11 (Segmentation fault)"; empty while it runs.
   std::string ending();
   /// True when it ended within `limit`.
   bool wait_for(std::chrono::milliseconds limit);
-  /// Kills the whole session at once and reaps the process.
+  /// Kills the whole session at once and reaps the process. Returns after two seconds at most: a
+  /// process inside an uninterruptible call of a driver is reaped when it has ended, by the next
+  /// child that starts.
   void kill() noexcept;
   /// The last bytes it wrote to stdout and stderr.
   std::string log_tail(size_t bytes = 2048);
 
  private:
-  void reap(bool block) noexcept;
+  enum class State { kRunning, kReaped, kLeftToTheNext };
+  bool has_ended_locked() noexcept;
   pid_t pid_ = -1;
   pid_t owner_ = -1;  // a forked copy of this object must not touch the child
   Fd pidfd_, log_;
-  bool ended_ = false;
+  std::mutex mutex_;  // guards what follows, and pid_'s meaning: a reaped number may be reused
+  State state_ = State::kRunning;
   int status_ = 0;
 };
 

@@ -116,7 +116,9 @@ class Server {
       type = MessageType::kFailed;
       reply = failure_of(std::current_exception()).encode();
     }
-    channel_.send(type, id, reply);
+    const OutgoingPacket packet_out(type, id, reply);
+    while (!channel_.send(packet_out, milliseconds(1000))) {  // a client that is stopped: it waits
+    }
   }
 
   std::string hello(Packet packet) {
@@ -150,8 +152,9 @@ class Server {
                    {},
                    {}};
     job.progress = [&](double fraction, std::string_view stage) {
-      channel_.send(MessageType::kProgress, packet.request,
-                    Progress{fraction, std::string(stage)}.encode());
+      // Dropped when the client does not read: a report is not worth a compiler's time.
+      const std::string body = Progress{fraction, std::string(stage)}.encode();
+      channel_.send({MessageType::kProgress, packet.request, body}, milliseconds(0));
     };
     bool cancelled = false;
     job.cancelled = [&] {

@@ -22,6 +22,13 @@ SharedMemory::SharedMemory(size_t bytes) : size_(bytes == 0 ? 1 : bytes) {
 }
 
 SharedMemory::SharedMemory(Fd file, bool writable) : file_(std::move(file)) {
+  const int seals = fcntl(file_.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
+    throw Error(RM_DATA_LOSS,
+                "[worker] expected memory that is sealed against shrinking, got a descriptor of "
+                "another kind; the worker's environment needs the same rm_abstract",
+                "RM303");
+  }
   const struct stat status = file_status(file_, "shared memory");
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) throw FileError("map", "shared memory of no bytes", EINVAL);

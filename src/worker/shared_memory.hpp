@@ -15,7 +15,9 @@ class SharedMemory {
   SharedMemory() = default;
   /// New zeroed memory; at least one byte. Throws FileError.
   explicit SharedMemory(size_t bytes);
-  /// Maps the other side's memory. `writable` false maps it read-only.
+  /// Maps the other side's memory; `writable` false maps it read-only. Throws rm::Error
+  /// (RM_DATA_LOSS) unless it is sealed against shrinking: reading what its owner cut off would
+  /// end this process with SIGBUS.
   SharedMemory(Fd file, bool writable);
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;

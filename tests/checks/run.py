@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layers
+import python_layers
 import sizes
 import text
 
@@ -35,6 +36,7 @@ def main() -> int:
     files = tracked_files(ROOT)
     checks: list[Callable[[Path, list[Path]], Iterator[str]]] = [
         layers.check,
+        python_layers.check,
         sizes.check,
         text.check,
     ]

@@ -19,13 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built as the guide says: include/, DLPack, no build system."""
-    finder = [sys.executable, str(ROOT / "cmake" / "find_dlpack.py")]
-    dlpack = subprocess.run(finder, capture_output=True, text=True, check=True).stdout.strip()
+    """Built as the guide says: the installed headers, no build system."""
     out = tmp_path_factory.mktemp("guide") / "rm_backend_furiosa.so"
     source = ROOT / "tests" / "conformance" / "plugins" / "guide_plugin.cpp"
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
-    include = [f"-I{ROOT / 'include'}", f"-I{dlpack}"]
+    include = [f"-I{rm_abstract.include_dir()}"]
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, *flags, *include, str(source), "-o", str(out)], check=True)
     return out

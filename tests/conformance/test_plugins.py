@@ -122,15 +122,8 @@ def compile_odd(kind: int, folder: Path) -> Path:
 
 
 def compile_plugin(source: Path, out: Path, *defines: str) -> Path:
-    root = Path(__file__).resolve().parents[2]
-    dlpack = subprocess.run(
-        [sys.executable, str(root / "cmake" / "find_dlpack.py")],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
     flags = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", *defines]
-    include = [f"-I{root / 'include'}", f"-I{dlpack}"]
+    include = [f"-I{rm_abstract.include_dir()}"]
     compiler = os.environ.get("CXX", "c++")
     subprocess.run([compiler, *flags, *include, str(source), "-o", str(out)], check=True)
     return out

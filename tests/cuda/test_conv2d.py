@@ -15,7 +15,7 @@ pytestmark = pytest.mark.cuda
 F = torch.nn.functional
 KERNELS = (
     "",
-    "conv2d_warpgroup_sm90",
+    "conv2d_warpgroup_sm90a",
     "conv2d_gemm_sm80",
     "conv2d_tiles_any",
     "conv2d_depthwise_any",
@@ -23,7 +23,7 @@ KERNELS = (
 )
 BACKWARD_KERNELS = (
     "",
-    "conv2d_warpgroup_sm90",
+    "conv2d_warpgroup_sm90a",
     "conv2d_gemm_sm80",
     "conv2d_tiles_any",
     "conv2d_depthwise_any",
@@ -141,7 +141,7 @@ def test_every_kernel_equals_float64(
                 m.forward(p.x, p.w, p.bias, residual, y=y, aux=aux, activation=p.activation,
                           slope=0.1, workspace=room, **options)  # fmt: skip
             except m.Unsupported:
-                assert kernel.endswith(("_sm80", "_sm90", "depthwise_any", "tiles_any"))
+                assert kernel.endswith(("_sm80", "_sm90a", "depthwise_any", "tiles_any"))
                 continue
             ran[kernel] += 1
             what = f"problem {k}, {kernel}, {p}, seed {seed}"
@@ -149,7 +149,7 @@ def test_every_kernel_equals_float64(
             if aux is not None:
                 assert_close(aux, wanted, bound_of(dtype, p.depth, 3), 5.0, f"{what}, aux")
     for kernel, count in ran.items():
-        tensor_cores = kernel.endswith(("_sm80", "_sm90"))
+        tensor_cores = kernel.endswith(("_sm80", "_sm90a"))
         absent = dtype == "float32" if tensor_cores else "tiles" in kernel and "32" not in dtype
         least = 3 if "depthwise" in kernel else 1 if absent else 100
         assert count >= least, kernel
@@ -188,7 +188,7 @@ def test_gradients_equal_float64_autograd(
                 m.backward(dy, p.x, p.w, aux if with_slope else None, dx=got[0], dw=got[1],
                            dbias=got[2], slope=0.1, workspace=space(size), **options)  # fmt: skip
             except m.Unsupported:
-                tensor_cores = kernel.endswith(("_sm80", "_sm90")) and dtype == "float32"
+                tensor_cores = kernel.endswith(("_sm80", "_sm90a")) and dtype == "float32"
                 assert tensor_cores or kernel.endswith(("depthwise_any", "tiles_any"))
                 continue
             ran[kernel] += 1
@@ -199,7 +199,7 @@ def test_gradients_equal_float64_autograd(
                 what = f"problem {k}, {name}, {kernel}, {p}, seed {seed}"
                 assert_close(mine, right, bound_of(dtype, depth, 2) + loose, scale, what)
     for kernel, count in ran.items():
-        tensor_cores = kernel.endswith(("_sm80", "_sm90"))
+        tensor_cores = kernel.endswith(("_sm80", "_sm90a"))
         absent = dtype == "float32" if tensor_cores else "tiles" in kernel and "32" not in dtype
         assert count >= (1 if absent or "depthwise" in kernel else 100)
 
@@ -240,7 +240,7 @@ def test_depthwise_convolutions_in_vectors_equal_float64(
 
 
 @pytest.mark.parametrize(
-    "kernel", ["conv2d_warpgroup_sm90", "conv2d_gemm_sm80", "conv2d_naive_any"]
+    "kernel", ["conv2d_warpgroup_sm90a", "conv2d_gemm_sm80", "conv2d_naive_any"]
 )
 def test_special_values_stay_where_torch_has_them(
     module: Callable[[str], ModuleType], kernel: str

@@ -25,11 +25,11 @@ def content(number: int, large: bool) -> bytes:
 
 
 def key(number: int) -> _core.cache.Key:
-    return _core.cache.KeyBuilder("plan").set("program", f"program {number}").finish()
+    return _core.cache.KeyBuilder("program").set("program", f"program {number}").finish()
 
 
 def is_right(entry: _core.cache.Entry, number: int, large: bool) -> bool:
-    expected = {"plan": content(number, large), "log": f"made {number}".encode()}
+    expected = {"program": content(number, large), "log": f"made {number}".encode()}
     return {name: bytes(entry.section(name)) for name in entry.sections} == expected
 
 
@@ -50,7 +50,7 @@ def main() -> None:
                 with open(options.log, "a") as log:
                     log.write(f"{number} {os.getpid()}\n")
             time.sleep(options.compile_ms / 1e3)
-            return {"plan": content(number, options.large), "log": f"made {number}"}
+            return {"program": content(number, options.large), "log": f"made {number}"}
 
         return compile
 

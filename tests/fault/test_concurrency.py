@@ -73,7 +73,7 @@ def test_threads_and_forks_together_neither_hang_nor_mix(own_cache: Path):
         stop = threading.Event()
 
         def use(number):
-            make = lambda: {"plan": content(number, False), "log": f"made {number}"}
+            make = lambda: {"program": content(number, False), "log": f"made {number}"}
             entry, _ = cache.get_or_compile(key(number), make)
             return is_right(entry, number, False)
 
@@ -123,20 +123,20 @@ def test_many_threads_share_one_failing_compile_and_its_exception(own_cache: Pat
     for thread in threads:
         thread.join()
     assert len(seen) == 8
-    good = {"plan": content(1, False), "log": "made 1"}
+    good = {"program": content(1, False), "log": "made 1"}
     assert is_right(cache.get_or_compile(key(1), lambda: good)[0], 1, False)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_a_hit_does_not_wait_for_a_compile_of_another_key(own_cache: Path):
     cache = _core.cache.CompileCache()
-    cache.publish(key(1), {"plan": content(1, False), "log": "made 1"})
+    cache.publish(key(1), {"program": content(1, False), "log": "made 1"})
     compiling, finish = threading.Event(), threading.Event()
 
     def slow() -> dict[str, bytes]:
         compiling.set()
         finish.wait(30)
-        return {"plan": b""}
+        return {"program": b""}
 
     thread = threading.Thread(target=lambda: cache.get_or_compile(key(2), slow))
     thread.start()

@@ -19,7 +19,7 @@ FLIPS = 20_000 if SOAK else 3_000  # all 1 280 of the header, the others at rand
 
 
 def artefact(number: int, large: bool = False) -> dict[str, bytes | str]:
-    return {"plan": content(number, large), "log": f"made {number}"}
+    return {"program": content(number, large), "log": f"made {number}"}
 
 
 def published(own_cache: Path, number: int, large: bool = False) -> Path:
@@ -103,10 +103,10 @@ def test_other_formats_are_removed_and_compiled_again(own_cache: Path, number: i
 def test_a_reader_keeps_its_mapped_bytes_across_eviction_and_a_new_entry(own_cache: Path):
     published(own_cache, 3, large=True)
     held = _core.cache.CompileCache().lookup(key(3))
-    view = held.section("plan")
+    view = held.section("program")
     cache = _core.cache.CompileCache()
     assert cache.clear() == 1
-    cache.publish(key(3), {"plan": b"x" * len(view), "log": ""})
+    cache.publish(key(3), {"program": b"x" * len(view), "log": ""})
     del held
     assert bytes(view) == content(3, True)
 

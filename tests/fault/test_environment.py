@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from fault_worker import content, is_right, key
 
-from rm_abstract import _core, config
+from rm_abstract import _core
 from rm_abstract import cache as library
+from rm_abstract.base import config
 
-ARTEFACT = {"plan": content(1, False), "log": "made 1"}
+ARTEFACT = {"program": content(1, False), "log": "made 1"}
 
 KEY_PROGRAM = """
-from rm_abstract import _core, config
+from rm_abstract import _core
+from rm_abstract.base import config
 values = {name: text for name, (text, _) in config.resolve({}).values.items()}
-builder = _core.cache.KeyBuilder("plan")
+builder = _core.cache.KeyBuilder("program")
 builder.set("program", b"graph").set("options", _core.options.artefact_bytes(values))
 builder.set("backend", dict([("build_id", "1"), ("isa", "avx2")][::ORDER]))
 print(builder.set("salt", values["cache_salt"]).finish().hex)
@@ -77,7 +79,7 @@ def test_each_environment_variable_changes_the_key_exactly_when_its_row_says_so(
 
 def key_of_options(arguments: dict[str, str]) -> str:
     values = {name: text for name, (text, _) in _core.options.resolve(arguments).items()}
-    builder = _core.cache.KeyBuilder("plan")
+    builder = _core.cache.KeyBuilder("program")
     return builder.set("options", _core.options.artefact_bytes(values)).finish().hex
 
 
@@ -90,7 +92,7 @@ def test_another_core_library_is_another_key(tmp_path: Path):
         "import importlib.util, sys;"
         "spec = importlib.util.spec_from_file_location('_core', sys.argv[1]);"
         "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module);"
-        "print(module.cache.CompileCache().new_key('plan').finish().hex)"
+        "print(module.cache.CompileCache().new_key('program').finish().hex)"
     )
 
     def key_with(library: Path) -> str:
@@ -120,8 +122,8 @@ def test_without_any_home_the_cache_works_in_memory():
     program = (
         "import os; from rm_abstract import _core; os.setuid(54321);"
         "cache = _core.cache.CompileCache({'cache_dir': ''});"
-        "k = _core.cache.KeyBuilder('plan').finish();"
-        "print([cache.get_or_compile(k, lambda: {'plan': b'x'})[1] for _ in range(2)]);"
+        "k = _core.cache.KeyBuilder('program').finish();"
+        "print([cache.get_or_compile(k, lambda: {'rmir': b'x'})[1] for _ in range(2)]);"
         "print(cache.disk_problem)"
     )
     env = {
@@ -157,7 +159,7 @@ def test_a_read_only_directory_serves_hits_and_survives_misses(tmp_path: Path, o
 
 def check_read_only(cache: _core.cache.CompileCache) -> None:
     assert is_right(cache.lookup(key(1)), 1, False)
-    assert cache.get_or_compile(key(2), lambda: {"plan": b"x"})[1] == "compiled"
+    assert cache.get_or_compile(key(2), lambda: {"program": b"x"})[1] == "compiled"
     failures = [name for name in cache.counters() if name.startswith("store_fail")]
     assert failures in (["store_fail{EROFS}"], ["store_fail{EACCES}"])
 
@@ -206,7 +208,7 @@ def test_explain_names_the_option_that_made_the_last_run_miss(own_cache: Path):
         values = {
             n: t for n, (t, _) in _core.options.resolve({"optimization_level": level}).items()
         }
-        builder = cache.new_key("plan").set("program", "p")
+        builder = cache.new_key("program").set("program", "p")
         builder.set("options", _core.options.artefact_bytes(values))
         cache.get_or_compile(builder.finish(), lambda: ARTEFACT)
     report = library.explain(last_miss=True)

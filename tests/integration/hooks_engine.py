@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
+from rm_abstract.base.scope import disabled
 from rm_abstract.engines import registry
-from rm_abstract.engines.base import Decline, EntryReport
-from rm_abstract.hooks.scope import disabled
+from rm_abstract.engines.context import EngineContext
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -75,7 +77,7 @@ class EagerEntry:
 class EagerEngine:
     name = "eager"
 
-    def __init__(self, module: Any, session: Any) -> None:
+    def __init__(self, module: Any, context: EngineContext) -> None:
         self.module = weakref.ref(module)
         self.entries: dict[Any, EagerEntry] = {}
         self.first_calls = 0

@@ -27,8 +27,8 @@ def test_a_way_with_other_tokens_is_not_timed(monkeypatch) -> None:
         out[0, -1] += 1
         return out
 
-    original = token_loop.TokenLoop.run
-    monkeypatch.setattr(token_loop.TokenLoop, "run", wrong)
+    original = token_loop.TokenLoop.result
+    monkeypatch.setattr(token_loop.TokenLoop, "result", wrong)
     with pytest.raises(ValueError, match="expected eager's tokens"):
         tokens.run("GPT-2, 100 tokens", tokens.REQUESTS[0], tokens=12, rounds=1)
 

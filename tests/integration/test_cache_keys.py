@@ -19,11 +19,12 @@ from transformers.models.bert import modeling_bert
 
 import rm_abstract
 from rm_abstract import _core
-from rm_abstract.capture.call import flatten_call
+from rm_abstract.calls.call import flatten_call
 from rm_abstract.engines import artefacts as artefacts_module
-from rm_abstract.engines import identity
 from rm_abstract.engines.compiled_call import unfold
+from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.native import _call_key, create_engine
+from rm_abstract.guards import identity
 
 IR = 'rmir 1\nsym s0 [2,100]\ninput %0 "x" : f32[s0,3]\n%1 = relu(%0) : f32[s0,3]\nreturn %1\n'
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -46,9 +47,25 @@ def session():
         yield active
 
 
+class Unheard:
+    """Events nobody listens to."""
+
+    def failed(self, error: Exception) -> None: ...
+
+    def served_by_original(self) -> None: ...
+
+    def uncount(self, calls: int) -> None: ...
+
+    def detach(self) -> None: ...
+
+
+def context(session) -> EngineContext:
+    return session.engine_context(Unheard())
+
+
 def front_key(session, module: torch.nn.Module, **kwargs: Any) -> Any:
     """The key a call's capture is found by."""
-    engine = create_engine(module, session)
+    engine = create_engine(module, context(session))
     call = flatten_call(engine.parameters, (), {"input_ids": ids(), **kwargs})
     pattern = unfold(tuple(call.leaves))[1]
     key = engine.artefacts._front_key(module, _call_key(call, pattern))
@@ -57,7 +74,7 @@ def front_key(session, module: torch.nn.Module, **kwargs: Any) -> Any:
 
 
 def plan_key(session, ir: str = IR) -> str:
-    return artefacts_module.Artefacts(session).program(_core.ir.canonical(ir))[1]
+    return artefacts_module.Artefacts(context(session)).program(_core.ir.canonical(ir))[1]
 
 
 # ---- front records: module, code, versions, flags, call --------------------------------------
@@ -148,9 +165,15 @@ def test_another_dtype_mode_or_tie_is_another_capture(session):
     tied.encoder.layer[0].output.LayerNorm.weight = tied.embeddings.LayerNorm.weight
     keys.add(front_key(session, tied).hex)
     extra = bert()
-    extra.encoder.layer[0].scale = 2.0
+    extra.encoder.layer[0].chunk_size_feed_forward = 2
     keys.add(front_key(session, extra).hex)
     assert len(keys) == 5
+
+
+def test_an_attribute_that_no_code_reads_is_no_part_of_the_capture(session):
+    extra = bert()
+    extra.encoder.layer[0].remark = 2.0
+    assert front_key(session, extra).hex == front_key(session, bert()).hex
 
 
 FLAGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
@@ -270,7 +293,7 @@ def test_another_capability_of_a_backend_is_another_plan_and_another_verdict(
     session, monkeypatch: pytest.MonkeyPatch, name: str
 ):
     weights = {"w": torch.ones(3)}
-    made = artefacts_module.Artefacts(session)
+    made = artefacts_module.Artefacts(context(session))
     before = plan_key(session), made._verdict_key("p", weights).hex
     original = _core.backend.fingerprint
 
@@ -287,10 +310,10 @@ def test_another_capability_of_a_backend_is_another_plan_and_another_verdict(
 
 
 def test_each_weight_name_type_and_bit_is_in_a_verdicts_key(session):
-    made = artefacts_module.Artefacts(session)
+    made = artefacts_module.Artefacts(context(session))
 
     def key(weights: dict[str, torch.Tensor]) -> str:
-        return made._verdict_key("plan", weights).hex
+        return made._verdict_key("program", weights).hex
 
     module = bert()
     weights = dict(module.state_dict())

@@ -60,7 +60,7 @@ def warm(model_dir: Path) -> dict:
 def test_a_run_after_warm_misses_nothing(model_dir: Path):
     first = warm(model_dir)
     assert {row["cache"] for row in first["programs"]} == {"miss"}
-    assert first["new"].keys() == {"front", "plan", "verdict"}
+    assert first["new"].keys() == {"front", "program", "verdict"}
     again = warm(model_dir)
     assert {row["cache"] for row in again["programs"]} == {"hit"}
     assert again["new"] == {}

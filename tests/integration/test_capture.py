@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from rm_abstract.base.decline import Decline
 from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.dims import evaluate
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.export import capture
 from rm_abstract.capture.outputs import builder
-from rm_abstract.engines.base import Decline
 
 logging.getLogger("torch.__trace").disabled = True
 

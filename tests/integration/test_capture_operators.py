@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rm_abstract import _core, device, parity
+from rm_abstract import _core, device
 from rm_abstract.capture.export import capture
 from rm_abstract.capture.outputs import builder
+from rm_abstract.verification import parity
 
 # pytest's log capture switches torch's structured trace on, which slows every capture down.
 logging.getLogger("torch.__trace").disabled = True

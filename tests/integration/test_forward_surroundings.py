@@ -393,7 +393,7 @@ def test_a_number_taken_out_of_a_tensor_is_told_as_what_it_is() -> None:
 
 
 def test_every_code_a_report_can_show_has_a_text_and_a_remedy() -> None:
-    from rm_abstract import reasons
+    from rm_abstract.base import reasons
 
     for code in ("RM204", "RM205", "RM206", "RM207"):
         assert reasons.text_of(code) != code and reasons.remedy_of(code)
@@ -594,5 +594,5 @@ def test_tensors_of_other_layouts_are_served_by_the_original_every_time() -> Non
 def test_a_torchscript_module_is_not_armed() -> None:
     scripted = torch.jit.script(nn.Linear(4, 4)).eval()
     assert "_compiled_call_impl" not in vars(scripted)
-    with pytest.raises(rm.errors.Error, match="TorchScript"):
+    with pytest.raises(rm.Error, match="TorchScript"):
         rm.accelerate(scripted)

@@ -281,6 +281,7 @@ def test_a_configuration_changed_in_place_is_noticed(bert_dir):
         model.set_attn_implementation("eager")
         model.config.output_attentions = True
         assert model(IDS).attentions is not None
+    assert ENGINES[0].invalidated, rm.explain()
     assert ENGINES[0].invalidated[0][0] == "structure"
 
 

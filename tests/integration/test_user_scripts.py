@@ -71,7 +71,7 @@ def test_wrong_labels_raise_the_users_error_and_later_calls_stay_routed() -> Non
     model = BertForSequenceClassification._from_config(BertConfig(**TINY)).eval()
     check_same(lambda: model(IDS, labels=torch.tensor([0, 1])).loss)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", rm.errors.RoutingWarning)
+        warnings.simplefilter("error", rm.RoutingWarning)
         check_same(lambda: model(IDS, labels=torch.tensor([0, 7])).loss)
     before = routed(model)
     check_same(lambda: model(IDS, labels=torch.tensor([1, 1])).loss)
@@ -98,10 +98,10 @@ def test_a_mistake_of_ours_while_compiling_is_a_warning_with_a_code_not_the_user
 
     monkeypatch.setattr(NativeEngine, "make_variant", broken)
     model = BertModel._from_config(BertConfig(**TINY)).eval()
-    with pytest.warns(rm.errors.RoutingWarning, match=r"RM301.*KeyError.*a mistake of ours"):
+    with pytest.warns(rm.RoutingWarning, match=r"RM306.*KeyError.*a mistake of ours"):
         check_same(lambda: model(IDS).last_hidden_state)
     assert routed(model) == 0
-    assert "RM301" in str(rm.explain(model))
+    assert "RM306" in str(rm.explain(model))
 
 
 def test_a_mistake_of_ours_at_a_later_size_leaves_the_served_sizes_alone(
@@ -114,7 +114,7 @@ def test_a_mistake_of_ours_at_a_later_size_leaves_the_served_sizes_alone(
         raise AssertionError("a mistake of ours")
 
     monkeypatch.setattr(NativeEngine, "make_variant", broken)
-    with pytest.warns(rm.errors.RoutingWarning, match="RM301"):
+    with pytest.warns(rm.RoutingWarning, match="RM306"):
         check_same(lambda: model(IDS[:1, :1]).last_hidden_state)
     before = routed(model)
     check_same(lambda: model(IDS).last_hidden_state)
@@ -156,7 +156,7 @@ def test_a_capture_that_fails_prints_nothing_but_our_own_warning(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_same(lambda: module(torch.ones(3, 4)))
-    assert [w.category for w in caught] == [rm.errors.RoutingWarning]
+    assert [w.category for w in caught] == [rm.RoutingWarning]
     assert "RM203" in str(caught[0].message)
     assert capfd.readouterr() == ("", "")
     assert "print" not in vars(torch.export._trace)

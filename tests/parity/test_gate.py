@@ -9,7 +9,7 @@ import torch
 from architectures import ARCHITECTURES, make
 
 import rm_abstract as rm
-from rm_abstract import parity
+from rm_abstract.verification import parity
 
 
 @pytest.mark.parametrize(

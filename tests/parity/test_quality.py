@@ -12,7 +12,7 @@ import torch
 import transformers as hf
 
 from rm_abstract import quality
-from rm_abstract.errors import ConfigError
+from rm_abstract.base.errors import ConfigError
 
 
 @pytest.mark.parametrize(("count", "size"), [(40, 16), (16, 16), (17, 16), (3, 2), (1000, 64)])

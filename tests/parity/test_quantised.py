@@ -13,8 +13,9 @@ import torch
 import transformers as hf
 
 import rm_abstract as rm
-from rm_abstract import _core, parity, quantised
-from rm_abstract.quantised import QuantisedWeight, dequantised
+from rm_abstract import _core
+from rm_abstract.verification import parity, quantised
+from rm_abstract.verification.quantised import QuantisedWeight, dequantised
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 HALVES = [torch.bfloat16, torch.float16] if HEAVY else [torch.bfloat16]

@@ -34,8 +34,8 @@ def keys(own_cache: Path) -> list[str]:
     store = _core.cache.CompileCache()
     made = []
     for number in range(3):
-        key = store.new_key("plan").set("program", "p").set("options", str(number)).finish()
-        artefact = {"sections": {"plan": b"x" * 10_000}, "producer": "test", "guards": ""}
+        key = store.new_key("program").set("program", "p").set("options", str(number)).finish()
+        artefact = {"sections": {"program": b"x" * 10_000}, "producer": "test", "guards": ""}
         store.publish(key, artefact, compile_ms=1500)
         made.append(key.hex)
     store.publish(store.new_key("verdict").finish(), {"verdict": b"equal"})
@@ -52,10 +52,10 @@ def test_commands_that_look_work_without_a_directory_and_do_not_create_it(own_ca
 
 def test_stats_and_ls_show_what_is_there(keys: list[str]):
     stats = run_json("stats")
-    assert stats["kinds"]["plan"]["entries"] == 3
+    assert stats["kinds"]["program"]["entries"] == 3
     assert stats["bytes"] == sum(row["size"] for row in library.entries())
-    assert "plan        3" in run("stats")
-    assert {row["key"] for row in run_json("ls", "--kind", "plan")} == set(keys)
+    assert "program     3" in run("stats")
+    assert {row["key"] for row in run_json("ls", "--kind", "program")} == set(keys)
     assert "compiled in 1.50 s" in run("ls")
 
 
@@ -113,7 +113,7 @@ def test_a_bundle_brings_entries_to_another_directory(
     monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "other"))
     assert run_json("import", bundle) == {"imported": 4, "known": 0, "refused": []}
     assert run_json("import", bundle)["known"] == 4
-    assert {row["key"] for row in library.entries() if row["kind"] == "plan"} == set(keys)
+    assert {row["key"] for row in library.entries() if row["kind"] == "program"} == set(keys)
 
 
 def test_what_is_not_a_sound_entry_is_refused_by_name(own_cache: Path, tmp_path: Path):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import rm_abstract as rm
-from rm_abstract import config
+from rm_abstract.base import config
 
 
 @pytest.fixture(autouse=True)
@@ -22,16 +22,16 @@ def alone(tmp_path, monkeypatch):
 
 def test_argument_beats_environment_beats_project_file_beats_user_file(alone, monkeypatch):
     assert config.resolve({}).text("precision") == "auto"
-    (alone / "user" / "rm_abstract.toml").write_text('precision = "fp16"\n')
-    assert config.resolve({}).text("precision") == "fp16"
+    (alone / "user" / "rm_abstract.toml").write_text('precision = "int4"\n')
+    assert config.resolve({}).text("precision") == "int4"
     (alone / "rm_abstract.toml").write_text('[compile_options]\nprecision = "bf16"\n')
     found = config.resolve({})
     assert found.text("precision") == "bf16"
     assert found.source("precision").endswith("rm_abstract.toml")
     monkeypatch.setenv("RM_PRECISION", "int8")
     assert config.resolve({}).source("precision") == "environment RM_PRECISION"
-    given = config.resolve({"compile_options": {"precision": "fp32"}})
-    assert (given.text("precision"), given.source("precision")) == ("fp32", "argument")
+    given = config.resolve({"compile_options": {"precision": "auto"}})
+    assert (given.text("precision"), given.source("precision")) == ("auto", "argument")
 
 
 def test_the_project_file_is_found_from_a_folder_below_but_not_beyond_the_project(
@@ -54,10 +54,14 @@ def test_the_project_file_is_found_from_a_folder_below_but_not_beyond_the_projec
         ({"fallback": "maybe"}, ["maybe", "warn", "argument"]),
         ({"verify": "p=2"}, ["p=2", "argument"]),
         ({"verbose": "loud"}, ["loud", "argument"]),
-        ({"compile_options": {"presicion": "fp16"}}, ["presicion", "precision"]),
+        ({"inference_engine": "vllm"}, ["vllm", "auto, native, torch", "argument"]),
+        ({"inference_engine": "onnxruntime"}, ["onnxruntime", "auto, native, torch"]),
+        ({"compile_options": {"presicion": "bf16"}}, ["presicion", "try 'precision'"]),
+        ({"compile_options": {"autotuning": "quick"}}, ["autotuning", "try '"]),
+        ({"compile_options": {"device": "cpu"}}, ["device", "init(device=...)"]),
         ({"compile_options": {"precision": "fp12"}}, ["fp12", "bf16", "argument"]),
         ({"compile_options": {"batch_size": [0]}}, ["argument"]),
-        ({"compile_options": ["fp16"]}, ["compile_options", "list"]),
+        ({"compile_options": ["bf16"]}, ["compile_options", "list"]),
         ({"cache_dir": frozenset()}, ["cache_dir", "frozenset"]),
     ],
     ids=str,
@@ -176,9 +180,16 @@ def test_a_path_may_start_with_the_home_and_is_nothing_but_a_path(monkeypatch):
         config.resolve({"cache_dir": 5})
 
 
-def test_an_engine_that_is_not_built_yet_is_told_at_once():
-    with pytest.warns(rm.RoutingWarning, match=r"inference_engine='vllm'.*no effect"):
-        config.resolve({"inference_engine": "vllm"})
+@pytest.mark.parametrize(
+    "option",
+    ["compile_mode", "dynamic", "autotune", "deterministic", "memory_budget", "rbln", "furiosa"],
+)
+def test_an_option_that_would_do_nothing_is_unknown(alone, option):
+    with pytest.raises(rm.ConfigError, match=f"got '{option}'"):
+        rm.init(compile_options={option: "1"})
+    (alone / "rm_abstract.toml").write_text(f'{option} = "1"\n')
+    with pytest.raises(rm.ConfigError, match=rf"rm_abstract\.toml, got '{option}'; try '"):
+        config.resolve({})
 
 
 def test_accelerating_what_is_no_module_says_so():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from rm_abstract.generation.device_cache import (
+from rm_abstract.kv.device_cache import (
     CacheNotes,
     DeviceCache,
     DeviceLayer,

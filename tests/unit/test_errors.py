@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import rm_abstract as rm
-from rm_abstract import reasons
+from rm_abstract.base import reasons
 
 KINDS = [
     rm.ConfigError,

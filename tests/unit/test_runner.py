@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -22,6 +23,7 @@ from rm_abstract.cli.run import UsageError, parse
         ("-- -odd-name.py x", ("script", "-odd-name.py", ["x"])),
         ("--help", ("help", "", [])),
         ("-V", ("version", "", [])),
+        ("--include-dir", ("include dir", "", [])),
     ],
 )
 def test_options_of_ours_end_where_the_script_begins(line, expected):
@@ -69,6 +71,18 @@ def test_a_script_sees_what_python_would_give_it(tmp_path):
         True,
     )
     assert path == str(tmp_path) and done.stderr == "" and done.returncode == 0
+
+
+def test_a_plugin_compiles_from_the_installed_headers_alone(tmp_path):
+    done = run("--include-dir")
+    source = tmp_path / "plugin.cpp"
+    source.write_text(
+        "#include <rm/plugin.hpp>\n#include <rm/kernels.h>\n#include <rm/host_executor.h>\n"
+        "int version = DLPACK_MAJOR_VERSION;\n"
+    )
+    compiler = os.environ.get("CXX", "c++")
+    command = [compiler, "-std=c++20", "-fsyntax-only", f"-I{done.stdout.strip()}", str(source)]
+    assert done.returncode == 0 and subprocess.run(command).returncode == 0
 
 
 def test_modules_code_and_standard_input_run_too(tmp_path):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 
-from rm_abstract.capture import kv_cache
-from rm_abstract.engines.base import Decline
+from rm_abstract.base.decline import Decline
+from rm_abstract.kv import kv_cache
 
 
 def filled(layers: int = 2) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from rm_abstract.generation.device_cache import DeviceCache, DeviceLayer
 from rm_abstract.generation.together import Request, Together
+from rm_abstract.kv.device_cache import DeviceCache, DeviceLayer
 
 SHAPE = (1, 1, 1, torch.float32)
 

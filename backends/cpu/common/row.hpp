@@ -7,6 +7,8 @@
 //   Operator(const Problem&, Isa);                   // throws std::invalid_argument
 //   uint64_t workspace_bytes() const;
 //   rm_status* launch(const rm_launch&) const;       // allocates nothing on success
+// and, where its loops work in blocks,
+//   static std::vector<rm_edge> edges(Isa);          // rm_kernel.edges
 #pragma once
 
 #include <span>
@@ -81,6 +83,11 @@ rm_kernel make_row(uint32_t traits = RM_KERNEL_DETERMINISTIC) {
   row.release = Entries::release;
   row.workspace = Entries::workspace;
   row.launch = Entries::launch;
+  if constexpr (requires { Op::edges(kIsa); }) {
+    static const std::vector<rm_edge> edges = Op::edges(kIsa);
+    row.edges = edges.data();
+    row.num_edges = edges.size();
+  }
   return row;
 }
 

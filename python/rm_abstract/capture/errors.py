@@ -2,12 +2,12 @@
 
 Codes: RM201 the export failed, RM203 a shape or a number depends on data, RM204 the call's inputs,
 outputs or state cannot be represented, RM206 an operator draws random numbers, RM207 an operator
-has no form in a program.
+has no form in a program, RM208 the capture took too long.
 """
 
 from __future__ import annotations
 
-from rm_abstract.errors import CompileError
+from rm_abstract.base.errors import CompileError
 
 
 class CaptureError(CompileError):

@@ -1,14 +1,17 @@
 """capture(): one call of a module through torch.export into the text form of the IR.
 
 Every size of every input is a symbol, except sizes 0 and 1, which torch specialises (they are
-other captures). Relations between sizes that hold in this call and are natural (equal batch, equal
-length, mask length = past + new) are assumed and become guards. The module is only read.
+other captures), and the sizes of images (`budget.py`). Relations between sizes that hold in this
+call and are natural (equal batch, equal length, mask length = past + new) are assumed and become
+guards. The module is only read.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import os
+import sys
 import threading
 import time
 import warnings
@@ -19,19 +22,21 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export import _trace as trace_of_export
 
-from rm_abstract import torch_state
-from rm_abstract.capture import aliases, kv_cache, layouts, state_cache
-from rm_abstract.capture.call import FlatCall, ForwardParameters, call_module, flatten_call
+from rm_abstract.base.decline import Decline
+from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
+from rm_abstract.calls.step_call import mask_tensors
+from rm_abstract.capture import aliases, budget, layouts
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
-from rm_abstract.engines.base import Decline
-from rm_abstract.generation.step_call import mask_tensors
+from rm_abstract.guards import torch_state
+from rm_abstract.kv import kv_cache, state_cache
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # torch.export keeps global state: of two captures at once, both fail.
 _ONE_AT_A_TIME = threading.Lock()
 
@@ -194,7 +199,7 @@ def capture_flat(
     wrapper.training = module.training
     tensors = call_tensors(call)
     with _ONE_AT_A_TIME:
-        program = _export(wrapper, tensors)
+        program = _export(wrapper, tensors, call)
         if is_inplace(program):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -247,14 +252,28 @@ def _shadow(module: torch.nn.Module) -> torch.nn.Module:
     """A copy of the module's structure around the same tensors.
 
     torch.export puts stand-ins into the module while it traces; another thread that runs the model
-    meanwhile must not meet them. A module that cannot be copied is traced itself.
+    meanwhile must not meet them. What cannot be copied, such as a lock, is shared.
     """
     held = (*module.parameters(), *module.buffers())
     memo: dict[int, Any] = {id(tensor): tensor for tensor in held}
     try:
-        return copy.deepcopy(module, memo)
+        return copy.deepcopy(module, dict(memo))
     except Exception:  # whatever a module's own parts raise when copied
-        return module
+        return _copied_by_part(module, memo)
+
+
+def _copied_by_part(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    parts = list(module.modules())
+    for part in parts:
+        memo[id(part)] = object.__new__(type(part))
+    for part in parts:
+        inside = vars(memo[id(part)])
+        for name, value in vars(part).items():
+            try:
+                inside[name] = copy.deepcopy(value, memo)
+            except Exception:  # as above, of one attribute
+                inside[name] = value
+    return memo[id(module)]  # type: ignore[no-any-return]
 
 
 def _donated(call: FlatCall) -> set[int]:
@@ -289,8 +308,36 @@ def _quietly() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram:
-    dynamic = [{i: Dim.AUTO for i, d in enumerate(t.shape) if d > 1} for t in tensors]
+def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) -> ExportedProgram:
+    """With open sizes first; where that takes too long, for the sizes of this call alone."""
+    attempts: tuple[tuple[list[dict[int, Any]], float], ...] = (
+        (budget.open_sizes(tensors, _cached(call)), budget.FIRST_S),
+        ([{} for _ in tensors], budget.SECOND_S),
+    )
+    name = type(wrapper.m).__name__
+    limit = sum(seconds for _, seconds in attempts)
+
+    def say() -> None:
+        text = f"rm_abstract: capturing {name} for its first call; at most {limit:.0f} s, once"
+        print(text, file=sys.stderr)
+
+    with budget.SayWhenSlow(say):
+        for dynamic, seconds in attempts:
+            try:
+                return _exported(wrapper, tensors, dynamic, seconds)
+            except budget.TooLong:
+                continue
+    raise capture_error(
+        "RM208",
+        f"expected {name} to be captured within {limit:.0f} s, got no end of it",
+        "rm_abstract.accelerate() on the part of the model that takes most of the time",
+    )
+
+
+def _exported(
+    wrapper: _Flattened, tensors: list[torch.Tensor], dynamic: list[dict[int, Any]], seconds: float
+) -> ExportedProgram:
+    """One run of torch.export. Raises TooLong, Decline or CaptureError."""
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
@@ -300,20 +347,33 @@ def _export(wrapper: _Flattened, tensors: list[torch.Tensor]) -> ExportedProgram
         # Inference tensors cannot be traced, and aliased inputs would be merged: fresh views.
         example = [t.clone() if t.is_inference() else t.detach() for t in tensors]
         try:
-            return torch.export.export(wrapper, (example,), dynamic_shapes=(dynamic,), strict=False)
+            with budget.Deadline(seconds):
+                return torch.export.export(
+                    wrapper, (example,), dynamic_shapes=(dynamic,), strict=False
+                )
         except (CaptureError, Decline):
             raise
         except Exception as error:  # torch raises many types here; the cause is kept
+            if budget.is_too_long(error):
+                raise budget.TooLong from error
             raise _export_error(wrapper.m, error) from error
+
+
+def _cached(call: FlatCall) -> list[bool]:
+    """For each tensor of `call_tensors` whether it comes from a cache."""
+    marks: list[bool] = []
+    for leaf in call.leaves:
+        marks += [False] if isinstance(leaf, torch.Tensor) else [True] * len(_held(leaf))
+    return marks
 
 
 def _export_error(module: torch.nn.Module, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     trace = error.__traceback__
     where = ""
-    while trace is not None:  # the deepest frame outside torch is the user's line
+    while trace is not None:  # the deepest frame outside torch and us is the user's line
         name = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in name and "/rm_abstract/capture/" not in name:
+        if "/torch/" not in name and not name.startswith(_PACKAGE):
             where = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     data = "data-dependent" in str(error) or "DataDependent" in type(error).__name__

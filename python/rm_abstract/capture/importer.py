@@ -353,6 +353,8 @@ class _Importer:
         except UnsupportedCall as error:
             raise self.unsupported(node, "a functional operator", str(error)) from error
         attrs: dict[str, Attr] = {"schema_args": encoded["schema_args"]}
+        if target.namespace == "aten":  # functional and not random: a custom operator may be either
+            attrs["pure"] = 1
         if "sym_args" in encoded:
             attrs["sym_args"] = Shape(as_dim(self.resolve(s)) for s in encoded["sym_args"])
         values = [self.resolve(n) for n in operands]

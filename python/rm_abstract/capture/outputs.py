@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from rm_abstract.capture import kv_cache
+from rm_abstract.calls.call import PLAIN
 from rm_abstract.capture.aliases import taker
-from rm_abstract.capture.bundle import is_bundle_type
-from rm_abstract.capture.call import PLAIN
 from rm_abstract.capture.errors import capture_error
+from rm_abstract.kv import kv_cache
+from rm_abstract.kv.bundle import is_bundle_type
 
 Structure: TypeAlias = "list[Any]"
 Build: TypeAlias = "Callable[[Sequence[torch.Tensor], Sequence[Any]], Any]"

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import click
 
 from rm_abstract import cache as library
+from rm_abstract.base.errors import Error
 from rm_abstract.cli.compile import ahead_options
-from rm_abstract.errors import Error
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

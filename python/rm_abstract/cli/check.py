@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from rm_abstract.errors import CompileError, DeviceUnavailableError, from_core
+from rm_abstract.base.errors import CompileError, DeviceUnavailableError, from_core
 
 
 @click.command()

@@ -95,11 +95,13 @@ def _library(name: str) -> list[Finding]:
 
 
 def _settings() -> list[Finding]:
-    from rm_abstract import config
-    from rm_abstract.errors import ConfigError
+    from rm_abstract import device
+    from rm_abstract.base import config
+    from rm_abstract.base.errors import ConfigError
 
     try:
         settings = config.resolve({})
+        device.require_known(settings)
     except ConfigError as error:
         return [Finding("settings", "fail", str(error), error.remedy)]
     changed = [
@@ -135,7 +137,7 @@ def _devices() -> list[Finding]:
 
 
 def _cache() -> list[Finding]:
-    from rm_abstract import config
+    from rm_abstract.base import config
 
     text = config.resolve({}).text("cache_dir")
     base = os.environ.get("XDG_CACHE_HOME")
@@ -177,6 +179,28 @@ def _openmp() -> list[Finding]:
     return [Finding("openmp", "ok", ", ".join(runtimes) or "none loaded")]
 
 
+def _doors() -> list[Finding]:
+    """Ways to switch it on that need something installed beside the package."""
+    found = []
+    line = Path(__file__).resolve().parents[2] / "rm_abstract.pth"
+    value = os.environ.get("RM_ABSTRACT")
+    state = "not set" if value is None else f"set to {value!r}"
+    if line.is_file():
+        found.append(Finding("RM_ABSTRACT", "ok", f"{state}; read at every start of this Python"))
+    else:
+        detail = f"{state}, but {line} is missing: the variable has no effect"
+        remedy = "pip install --force-reinstall rm_abstract"
+        status = "fail" if value else "warn"
+        found.append(Finding("RM_ABSTRACT", status, detail, remedy))
+    names = [point.name for point in metadata.entry_points(group="torch_dynamo_backends")]
+    if "rm_abstract" in names:
+        found.append(Finding("torch.compile", "ok", 'backend="rm_abstract" is registered'))
+    else:
+        remedy = "pip install --force-reinstall rm_abstract"
+        found.append(Finding("torch.compile", "warn", "the backend is not registered", remedy))
+    return found
+
+
 _CHECKS: dict[str, Callable[[], list[Finding]]] = {
     "python": _python,
     "core": _core,
@@ -186,4 +210,5 @@ _CHECKS: dict[str, Callable[[], list[Finding]]] = {
     "devices": _devices,
     "cache": _cache,
     "openmp": _openmp,
+    "doors": _doors,
 }

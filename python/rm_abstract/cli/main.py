@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import click
 
 from rm_abstract._version import __version__
-from rm_abstract.errors import Error
+from rm_abstract.base.errors import Error
 
 
 class _Lazy(click.Group):

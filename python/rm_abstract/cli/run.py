@@ -22,16 +22,25 @@ options:
   --explain[=json]       print what ran where, and why not, on stderr when the script ends
   --fail-if-not-routed   exit with status 3 when no call was served by a compiled plan
   -h, --help             this text
+  --include-dir          print the folder of the headers that a plugin is compiled with
   -V, --version          the version
 """
 
+# Options that print something and run nothing.
+INFORMATION = {
+    "-h": "help",
+    "--help": "help",
+    "-V": "version",
+    "--version": "version",
+    "--include-dir": "include dir",
+}
 NOT_ROUTED = 3  # exit status of --fail-if-not-routed
 BAD_USAGE = 2
 
 
 @dataclass
 class Command:
-    """What was asked for; ``kind`` is "script", "module", "code", "stdin", "help" or "version"."""
+    """What was asked for; `kind` is script, module, code, stdin or a value of INFORMATION."""
 
     kind: str = ""
     target: str = ""
@@ -52,8 +61,8 @@ def parse(argv: list[str]) -> Command:
     while rest:
         word = rest.pop(0)
         name, separator, value = word.partition("=")
-        if word in ("-h", "--help", "-V", "--version"):
-            command.kind = "help" if word in ("-h", "--help") else "version"
+        if word in INFORMATION:
+            command.kind = INFORMATION[word]
             return command
         if name == "--device":
             command.device = value if separator else _next(rest, name)
@@ -85,18 +94,26 @@ def _next(rest: list[str], option: str) -> str:
     return rest.pop(0)
 
 
+def _information(kind: str, version: str) -> str:
+    if kind == "include dir":
+        from rm_abstract.base.headers import include_dir
+
+        return include_dir()
+    return USAGE.rstrip() if kind == "help" else version
+
+
 def main(argv: list[str]) -> int:
     """Runs the command; the exit status is the script's own unless a check of ours fails."""
     from rm_abstract._version import __version__
-    from rm_abstract.errors import Error
+    from rm_abstract.base.errors import Error
 
     try:
         command = parse(argv)
     except UsageError as error:
         print(f"{error}\n{USAGE}", end="", file=sys.stderr)
         return BAD_USAGE
-    if command.kind in ("help", "version"):
-        print(USAGE if command.kind == "help" else __version__, end="\n" * (command.kind != "help"))
+    if command.kind in INFORMATION.values():
+        print(_information(command.kind, __version__))
         return 0
     if command.kind == "script" and not os.path.exists(command.target):
         print(_absent(command.target), file=sys.stderr)

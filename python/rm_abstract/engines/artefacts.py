@@ -10,19 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
-from rm_abstract.engines.identity import Unstable, describe
+from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.variant import Record
-from rm_abstract.parity import GATE_VERSION, Verdict
-from rm_abstract.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
+from rm_abstract.guards.identity import Unstable, describe
+from rm_abstract.verification.parity import GATE_VERSION, Verdict
+from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
 
 BRIDGE = "torch"
 QUANTISED_ON = "cpu"  # the backend that has kernels for quantised weights
@@ -32,11 +30,11 @@ _HASH_THREADS = 8
 class Artefacts:
     """The cache as one engine sees it. Thread safe: the cache is, and fields are set once."""
 
-    def __init__(self, session: Session) -> None:
-        self._settings = session.settings
-        self._backend = session.resolved.backend
-        self._device_index = session.resolved.index
-        self.cache = session.compile_cache()
+    def __init__(self, context: EngineContext) -> None:
+        self._settings = context.settings
+        self._backend = context.device.backend
+        self._device_index = context.device.index
+        self.cache = context.open_cache()
         self._identity: str | None = None
         self._bypass = ""
 
@@ -86,7 +84,41 @@ class Artefacts:
         key = self._front_key(module, call_key)
         self.cache.publish(key, artefact, record.capture_ms)
 
-    def _front_key(self, module: torch.nn.Module, call_key: str) -> Any:
+    # ---- refusals ----------------------------------------------------------------------------
+
+    def find_refusal(
+        self, module: torch.nn.Module, call_key: str, shapes: Sequence[Sequence[int]]
+    ) -> tuple[str, str] | None:
+        """(code, message) when an earlier capture of this call with these sizes failed."""
+        entry = self.cache.lookup(self._front_key(module, call_key, shapes))
+        if entry is None:
+            return None
+        try:
+            found = json.loads(bytes(entry.section("refusal")))
+            return str(found["code"]), str(found["message"])
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    def store_refusal(
+        self,
+        module: torch.nn.Module,
+        call_key: str,
+        shapes: Sequence[Sequence[int]],
+        code: str,
+        message: str,
+    ) -> None:
+        """Lets later processes leave this call to the original without trying a capture."""
+        data = json.dumps({"code": code, "message": message}).encode()
+        artefact = {"sections": {"refusal": data}, "producer": "capture"}
+        self.cache.publish(self._front_key(module, call_key, shapes), artefact)
+
+    def _front_key(
+        self,
+        module: torch.nn.Module,
+        call_key: str,
+        refused: Sequence[Sequence[int]] | None = None,
+    ) -> Any:
+        """The key of a capture, or with the sizes of a call that of its refusal."""
         builder = self.cache.new_key("front")
         if self._identity is None and not self._bypass:
             try:
@@ -97,6 +129,8 @@ class Artefacts:
             builder.bypass(self._bypass)
         builder.set("front", self._identity or "")
         builder.set("signature", call_key)
+        if refused is not None:
+            builder.set("guards", json.dumps({"refused": [list(map(int, s)) for s in refused]}))
         return builder.finish()
 
     @property
@@ -127,7 +161,7 @@ class Artefacts:
 
     def program(self, ir: str) -> tuple[str, str, str]:
         """(text after passes, key in hex, where it came from) for a canonical program."""
-        builder = self.cache.new_key("plan")
+        builder = self.cache.new_key("program")
         builder.set("program", ir)
         builder.set("options", self._options())
         builder.set("backend", self._backend_identity())

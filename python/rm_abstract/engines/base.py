@@ -1,4 +1,4 @@
-"""What an engine must offer to the router, and the record it reports about each compiled entry.
+"""What an engine must offer to the router.
 
 An engine compiles the calls of one module. It must hold the module weakly, and must not import
 torch before it is asked to do something.
@@ -7,58 +7,11 @@ torch before it is asked to do something.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-
-class Decline(Exception):
-    """A decision not to route, with its reason code; returned by ``signature_of``, or raised by
-    ``first_call`` and ``Entry.run`` *before* anything was changed. Never shown to a user."""
-
-    def __init__(self, code: str, detail: str = "") -> None:
-        super().__init__(f"{code}: {detail}" if detail else code)
-        self.code = code
-        self.detail = detail
-
-
-@dataclass
-class EntryReport:
-    """What one compiled entry is and what it cost; filled by the engine, read by ``explain()``."""
-
-    signature: str
-    engine: str
-    device: str
-    artefact: str = ""  # cache key of the plan
-    cache: str = ""  # "hit", "miss" or "bypass: why"
-    compile_ms: float = 0.0
-    capture_ms: float = 0.0
-    nodes: int = 0
-    native_nodes: int = 0  # nodes run by kernels of our registry
-    flops: float = 0.0
-    native_flops: float = 0.0
-    kernels: dict[str, int] = field(default_factory=dict)  # kernel name -> steps
-    kept: dict[str, int] = field(default_factory=dict)  # operator kept on torch -> nodes
-    parity: str = ""  # "passed", "failed: ...", "stored verdict"
-    max_error: float | None = None
-    calls: int = 0
-    shapes: int = 0  # concrete shapes instantiated
-    precision: str = ""  # of the weights of products: "int8, groups of 128"; empty: the model's own
-    quantised: dict[str, int] = field(default_factory=dict)  # weights, bytes, bytes_before
-
-    @property
-    def native_share(self) -> float:
-        return self.native_nodes / self.nodes if self.nodes else 0.0
-
-    @property
-    def native_flops_share(self) -> float | None:
-        """None when operators were kept on torch: their FLOPs, so any share, are not known."""
-        return 1.0 if self.nodes and self.native_nodes == self.nodes else None
-
-    def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        values["native_share"] = self.native_share
-        values["native_flops_share"] = self.native_flops_share
-        return values
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
+from rm_abstract.engines.context import EngineContext
 
 
 class Entry(Protocol):
@@ -121,5 +74,5 @@ class Engine(Protocol):
         ...
 
 
-EngineFactory = Callable[[Any, Any], Engine]
-"""(module, session) -> Engine; registered by name in ``rm_abstract.engines``."""
+EngineFactory = Callable[[Any, EngineContext], Engine]
+"""(module, context) -> Engine; registered by name in ``rm_abstract.engines``."""

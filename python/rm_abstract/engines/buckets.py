@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rm_abstract.base.decline import Decline
 from rm_abstract.capture.dims import evaluate
-from rm_abstract.engines.base import Decline
 
 MIN_TOKENS = 16  # a smaller bucket costs a compile and saves nothing
 _SYMBOL = re.compile(r"s\d+")

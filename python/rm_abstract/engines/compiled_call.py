@@ -8,25 +8,25 @@ A variant serves only after it gave what the original gave.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 
-from rm_abstract import _core, torch_state
-from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import CallSpec, FlatCall, call_module, rebuild_args
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
+from rm_abstract.base.errors import CompileError, Error, ParityError, from_core, internal
+from rm_abstract.calls.call import CallSpec, FlatCall, ForwardParameters, call_module, rebuild_args
+from rm_abstract.calls.step_call import StepCall
 from rm_abstract.capture.export import call_tensors
-from rm_abstract.effects import Effects
-from rm_abstract.engines.base import Decline, EntryReport
+from rm_abstract.engines.context import Events
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
-from rm_abstract.errors import CompileError, Error, from_core, internal
-from rm_abstract.generation.greedy_step import GreedyStep
-from rm_abstract.generation.step_call import StepCall
-
-if TYPE_CHECKING:
-    from rm_abstract.engines.native import NativeEngine
+from rm_abstract.guards import torch_state
+from rm_abstract.guards.purity import Effects, can_watch
+from rm_abstract.kv import kv_cache
 
 MAX_VARIANTS = 8  # captures of one call structure and size pattern
 
@@ -83,12 +83,64 @@ def wants_gradients(output: Any) -> bool:
 
 
 def reported(error: Exception) -> Error | Decline:
-    """An exception of ours as policy and report know it; a stray one becomes RM301."""
+    """An exception of ours as policy and report know it; another one becomes RM306."""
     if isinstance(error, (Error, Decline)):
         return error
     if isinstance(error, _core.CoreError):
         return from_core(error, CompileError)
     return internal(error, "compile")
+
+
+class Specializer(Protocol):
+    """What a compiled call needs of its engine: captures, programs and the gate of one module."""
+
+    events: Events
+    parameters: ForwardParameters
+    measures: bool  # programs are timed against the original
+    unsettled: set[Hashable]  # calls that did more than compute, once so far
+
+    def module(self) -> torch.nn.Module:
+        """Raises Decline when it no longer exists."""
+
+    def on_original(self) -> AbstractContextManager[None]:
+        """Nothing inside is routed."""
+
+    @property
+    def quantises(self) -> bool:
+        """Programs are made with weights of fewer bits than the module's."""
+
+    def cached_variant(
+        self, call: FlatCall, pattern: Pattern, past: Sequence[bool]
+    ) -> Variant | None:
+        """From the cache, without capturing."""
+
+    def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
+        """Captures and compiles this call."""
+
+    def refresh(self, variant: Variant) -> bool:
+        """Gives it the module's weights of now; False when they are of other types."""
+
+    def runs_user_code(self) -> bool:
+        """Whether forward reaches code that no installed package's version names."""
+
+    def trusted(self, variant: Variant) -> bool:
+        """The gate passed it before, on these weights. Raises ParityError when it failed."""
+
+    def gate(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any] = ...,
+    ) -> None:
+        """Compares a run with what the original gave. Raises ParityError."""
+
+    def on_quantised_weights(self, variant: Variant, call: FlatCall) -> Any:
+        """What the original gives on the weights the program has."""
+
+    def slower(self, variant: Variant, eager_s: float) -> None:
+        """A program lost against the original."""
 
 
 class CompiledCall:
@@ -97,7 +149,7 @@ class CompiledCall:
     max_variants = MAX_VARIANTS
     reads = staticmethod(kv_cache.read)  # how a call looks at its caches
 
-    def __init__(self, engine: NativeEngine, spec: CallSpec) -> None:
+    def __init__(self, engine: Specializer, spec: CallSpec) -> None:
         self._engine = engine
         self.spec = spec
         self._step = StepCall.of(spec)
@@ -136,7 +188,7 @@ class CompiledCall:
 
         slower = trial.verdict(tensors, both)
         if variant.report.calls != calls:  # measured just now: these were no calls of the user's
-            engine.uncount(variant.report.calls - calls)
+            engine.events.uncount(variant.report.calls - calls)
             variant.report.calls = calls
         if trial.won:
             variant.trial = None
@@ -144,15 +196,18 @@ class CompiledCall:
             engine.slower(variant, trial.eager_s)
             raise Decline("RM111", slower)
 
-    def greedy_step(self, leaves: list[Any], width: int = 1) -> GreedyStep | None:
-        """The program of this generation step as a loop can run it; None when there is none."""
+    def decode_step(
+        self, leaves: Sequence[Any]
+    ) -> tuple[Variant, list[torch.Tensor], dict[str, int]] | None:
+        """The program that serves this generation step, its tensors, and which of them is what
+        (StepCall.roles); None when there is none, or none that the core's loop can run."""
         if self._step is None:
             return None
         prepared = self._step.prepare(leaves)
         tensors, pattern, _ = unfold(prepared)
         for variant in self.variants.get(pattern, ()):
             if variant.takes(tensors):
-                return GreedyStep.of(variant, tensors, self._step.roles(prepared), width)
+                return variant, tensors, self._step.roles(prepared)
         return None
 
     def _next(self, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
@@ -192,7 +247,7 @@ class CompiledCall:
         the pattern stays eager: the call was served already and must not be replayed.
         """
         if not self._lock.acquire(blocking=False):
-            raise Decline("RM103", "another thread compiles this call")
+            raise Decline("RM112", "another thread compiles this call")
         try:
             leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
             tensors, pattern, past = unfold(leaves, self.reads)
@@ -200,7 +255,7 @@ class CompiledCall:
             if any(v.takes(tensors) for v in found):
                 return run_eager()  # another thread was faster
             if len(found) >= self.max_variants:
-                raise Decline("RM105", f"more than {self.max_variants} captures of one call")
+                raise Decline("RM115", f"more than {self.max_variants} captures of one call")
             before = snapshot(self.spec, leaves)
             again = snapshot(self.spec, flat_inputs) if self._engine.quantises else None
             known = None
@@ -208,38 +263,56 @@ class CompiledCall:
                 known = self._known(flat_inputs, before, pattern, past, raises)
                 if known is not None and not known.takes(tensors):
                     known = None
+            settled = known is not None and known.report.parity
+            if not settled and self._engine.runs_user_code() and not can_watch():
+                why = "a profiler is on: what the forward does cannot be watched"
+                raise Decline("RM210", why)
             if known is not None and known.report.parity:
                 found.append(known)
                 self._on_trial(known)
                 return known.run(tensors, flat_inputs)
+            spare = None  # for a second comparison, when the first was with a stranger's program
+            if known is not None and again is None and self._engine.runs_user_code():
+                spare = snapshot(self.spec, leaves)
             shown = call_tensors(before)
             comparable = self._step.comparable(leaves) if self._step else _all
             with Effects(self._engine.module(), containers) as effects:
                 output = run_eager()
             if not raises:  # called by an entry, whose calls count as routed
-                self._engine.served_by_original()
+                self._engine.events.served_by_original()
             if effects.found or wants_gradients(output):
                 return self._impure(effects, pattern, output, raises)
             before.asked = torch_state.answers(effects.asked, tensors)
+            if spare is not None:
+                spare.asked = before.asked
             if question := torch_state.not_as_captured(before.asked):
-                return self._left(f"reads {torch_state.told(question)}", pattern, output, raises)
+                why = f"reads {torch_state.told(question)}"
+                return self._left(why, pattern, output, raises, "RM209")
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             try:
                 if self._step and self._step.reshaped(flat_inputs, before.leaves):
                     tensors, pattern, past = unfold(tuple(before.leaves))
                     found, shown = self.variants.setdefault(pattern, []), tensors
-                    known = None
+                    known = spare = None
                 variant = self._refreshed(pattern, tensors) or known
                 variant = variant or self._engine.make_variant(before, pattern, past)
                 expected = (output, after)
                 if again is not None and variant.quantised:
                     expected = self._engine.on_quantised_weights(variant, again)
-                self._engine.gate(variant, before, shown, expected, comparable)
+                try:
+                    self._engine.gate(variant, before, shown, expected, comparable)
+                except ParityError:
+                    if spare is None or variant is not known:
+                        raise
+                    # A record of the cache that is not this module's: something decides that no
+                    # record names.
+                    variant = self._engine.make_variant(spare, pattern, past)
+                    self._engine.gate(variant, spare, call_tensors(spare), expected, comparable)
             except Exception as error:  # the call was served: whatever we did wrong, it stays so
                 failure = self._refuse(error, pattern, flat_inputs)
                 if raises:
                     raise failure from error
-                self._engine.report_failure(failure)
+                self._engine.events.failed(failure)
                 return output
             found.append(variant)
             self._on_trial(variant)
@@ -252,7 +325,7 @@ class CompiledCall:
     ) -> Error | Decline:
         """The pattern stays eager for `error`, which comes back as policy and report know it."""
         failure = reported(error)
-        self.refused[pattern] = Decline(failure.code or "RM301", str(failure))
+        self.refused[pattern] = Decline(failure.code or "RM306", str(failure))
         if self._step is not None:
             self._step.refuse(flat_inputs)
         return failure
@@ -290,7 +363,7 @@ class CompiledCall:
         decline = self.refused[pattern] = Decline(code, why)
         if raises:
             raise decline
-        self._engine.report_failure(decline)
+        self._engine.events.failed(decline)
         return output
 
     def _known(
@@ -314,7 +387,7 @@ class CompiledCall:
             failure = self._refuse(error, pattern, flat_inputs)
             if raises:
                 raise failure from error
-            self._engine.report_failure(failure)
+            self._engine.events.failed(failure)
             raise self.refused[pattern] from error
 
     def all_variants(self) -> list[Variant]:

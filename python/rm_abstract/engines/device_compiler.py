@@ -7,23 +7,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
 
 from rm_abstract import _core
-from rm_abstract.engines import onnx_program
+from rm_abstract.base.errors import DeviceUnavailableError, from_core
 from rm_abstract.engines.artefacts import Artefacts, weights_digest
+from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.progress import Progress
-from rm_abstract.engines.shared_tensors import tensors_in
-from rm_abstract.errors import DeviceUnavailableError, from_core
+from rm_abstract.kv.residence import Types
+from rm_abstract.worker import onnx_program
 from rm_abstract.worker.dtypes import DTYPE_NAMES
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
-
-
-Types: TypeAlias = "Sequence[tuple[tuple[int, ...], torch.dtype]]"
+from rm_abstract.worker.shared_tensors import tensors_in
 
 
 @dataclass
@@ -36,10 +32,13 @@ class Traffic:
 
 
 class DeviceCompiler:
-    """One device as the engine's programs use it: its workers, its artefacts, shared weights."""
+    """One device as the engine's programs use it: its workers, its artefacts, shared weights.
 
-    def __init__(self, session: Session, artefacts: Artefacts, label: str) -> None:
-        resolved = session.resolved
+    Implements kv.residence.StateStore.
+    """
+
+    def __init__(self, context: EngineContext, artefacts: Artefacts, label: str) -> None:
+        resolved = context.device
         self.backend, self.index, self.device = resolved.backend, resolved.index, resolved.name
         rows = {row["name"]: row for row in _core.backend.backends()}
         row = rows[self.backend]
@@ -51,8 +50,8 @@ class DeviceCompiler:
             self._fingerprint = bytes(_core.backend.fingerprint(self.backend, self.index))
         except _core.CoreError as error:  # of a worker's interpreter that is not there
             raise from_core(error, DeviceUnavailableError) from error
-        self.pool = session.workers(self.backend, self._fingerprint)
-        self._settings = session.settings
+        self.pool = context.workers(self.backend, self._fingerprint)
+        self._settings = context.settings
         self._artefacts = artefacts
         self._label = label
         self._shared: tuple[Any, Any] | None = None

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
-from rm_abstract.engines.shared_tensors import tensors_in
 from rm_abstract.worker import ir_text
+from rm_abstract.worker.shared_tensors import tensors_in
 
 if TYPE_CHECKING:
     from rm_abstract.engines.device_compiler import DeviceCompiler

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.errors import CompileError, ExecutionError
 from rm_abstract.capture.conditions import serves
-from rm_abstract.engines.base import Decline
 from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
 from rm_abstract.engines.device_parts import MIN_PART_NODES, DevicePart, HostPart, support_of
 from rm_abstract.engines.variant import BAD_CALL, Record
-from rm_abstract.errors import CompileError, ExecutionError
 from rm_abstract.worker import ir_text
 
 if TYPE_CHECKING:

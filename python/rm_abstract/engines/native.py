@@ -12,46 +12,48 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from rm_abstract import _core, parity
-from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import (
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
+from rm_abstract.base.errors import CompileError, ParityError, from_core
+from rm_abstract.base.reasons import group_of
+from rm_abstract.base.scope import disabled_var
+from rm_abstract.calls.call import (
     CallSpec,
     FlatCall,
     ForwardParameters,
     call_module,
     flatten_call,
     leaf_count,
+    rebuild_args,
 )
-from rm_abstract.capture.export import call_tensors, capture_flat
+from rm_abstract.capture.errors import CaptureError
+from rm_abstract.capture.export import Captured, call_tensors, capture_flat
 from rm_abstract.engines.artefacts import Artefacts
-from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
+from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
-from rm_abstract.errors import CompileError, Error, ParityError, from_core
-from rm_abstract.generation.drafts import Drafts
-from rm_abstract.generation.together import Together
-from rm_abstract.hooks.scope import disabled_var
-from rm_abstract.quantised import OnQuantisedWeights, QuantisedWeight
-
-if TYPE_CHECKING:
-    from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.session import Session
-
+from rm_abstract.guards import oracle, sources
+from rm_abstract.kv import kv_cache
+from rm_abstract.verification import parity
+from rm_abstract.verification.quantised import OnQuantisedWeights, QuantisedWeight
 
 # A module that lost against the original is left alone for good when its calls are so short that
 # even the router shows, or so simple that other sizes will hardly be another matter.
 _SHORT_S = 50e-6
 _SIMPLE_NODES = 3
+# Reasons for which a capture fails that hold for the same code in every process.
+_LASTING = frozenset({"RM201", "RM203", "RM207", "RM208"})
 
 
-def create_engine(module: torch.nn.Module, session: Session) -> NativeEngine:
+def create_engine(module: torch.nn.Module, context: EngineContext) -> NativeEngine:
     """The factory the engine registry calls."""
-    return NativeEngine(module, session)
+    return NativeEngine(module, context)
 
 
 class NativeEngine:
@@ -59,20 +61,21 @@ class NativeEngine:
 
     name = "native"
 
-    def __init__(self, module: torch.nn.Module, session: Session) -> None:
+    def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
         self._module = weakref.ref(module)
-        self._session = session
+        self._context = context
+        self.events = context.events
         self.parameters = ForwardParameters.of(module)
-        self.artefacts = Artefacts(session)
+        self.artefacts = Artefacts(context)
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
-        self.together = Together()  # generations of several threads
-        self.drafts = Drafts(session.settings.text("prompt_lookup"))
         self._shared = SharedWeights()
         self.measures = (  # programs against the original (trial.py)
-            session.settings.text("when_slower") == "eager" and session.policy("RM111") != "error"
+            context.settings.text("when_slower") == "eager"
+            and context.settings.fallback_for(group_of("RM111")) != "error"
         )
         self._ties: frozenset[tuple[str, ...]] | None = None  # when the first entry was made
+        self._user_code: bool | None = None  # runs_user_code(), once it was found out
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
 
     # ---- the protocol ------------------------------------------------------------------------
@@ -114,6 +117,7 @@ class NativeEngine:
         self._entries = {}
         self._stale = {}
         self.artefacts.forget_module()
+        self._user_code = None
         ties, self._ties = self._ties, None
         if what != "weights" or ties not in (None, _ties_of(self.module())):
             return
@@ -170,7 +174,8 @@ class NativeEngine:
         """Captures and compiles this call, and stores both."""
         started = time.perf_counter()
         module = self.module()
-        captured = capture_flat(module, call, self.parameters)
+        self._ask_dynamo(call)
+        captured = self._captured(module, call, _call_key(call, pattern))
         try:
             ir = _core.ir.canonical(captured.ir)
         except _core.CoreError as error:
@@ -193,6 +198,21 @@ class NativeEngine:
         bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
         variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
         return variant
+
+    def _captured(self, module: torch.nn.Module, call: FlatCall, key: str) -> Captured:
+        """Captures a call, unless an earlier process found that it cannot be captured."""
+        shapes = [t.shape for t in call_tensors(call)]
+        known = self.artefacts.find_refusal(module, key, shapes)
+        if known is not None:
+            code, message = known
+            message += " (found by an earlier capture; RM_CACHE_MODE=refresh tries again)"
+            raise CaptureError(message, code=code)
+        try:
+            return capture_flat(module, call, self.parameters)
+        except CaptureError as error:
+            if error.code in _LASTING:
+                self.artefacts.store_refusal(module, key, shapes, error.code, str(error))
+            raise
 
     def _compile(
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float
@@ -220,7 +240,7 @@ class NativeEngine:
             text,
             weights,
             self.artefacts.backends(),
-            self._session.settings.text("force_kernel"),
+            self._context.settings.text("force_kernel"),
             packing=self._packing(call),
             shared=self._shared.of(weights),
             repeated=repeated,
@@ -230,7 +250,7 @@ class NativeEngine:
         variant.report = EntryReport(
             signature=signature,
             engine=self.name,
-            device=self._session.device,
+            device=self._context.device.name,
             artefact=artefact,
             compile_ms=(time.perf_counter() - started) * 1e3,
             precision=self.artefacts.precision_said,
@@ -242,7 +262,7 @@ class NativeEngine:
 
         Those that lie across their rows (GPT-2's) would make every token several times slower.
         """
-        wanted = self._session.settings.text("pack_weights")
+        wanted = self._context.settings.text("pack_weights")
         if wanted != "auto":
             return wanted
         cached = any(kv_cache.device_part(leaf) is not None for leaf in call.leaves)
@@ -251,8 +271,13 @@ class NativeEngine:
     def trusted(self, variant: Variant) -> bool:
         """True when the gate passed this program on these very weights before.
 
+        Never for a module that runs code of the user's: the verdict is about the program, and that
+        this module still is what the program was made from is known by comparing only.
+
         Raises ParityError when it failed: the artefact is quarantined.
         """
+        if self.runs_user_code():
+            return False
         weights = self._weights(variant.record)
         verdict = self.artefacts.verdict(variant.report.artefact, weights)
         if verdict is None:
@@ -262,6 +287,22 @@ class NativeEngine:
             raise self._parity_error(f"{verdict.get('detail')} (stored verdict)")
         variant.report.parity = "stored verdict"
         return True
+
+    def _ask_dynamo(self, call: FlatCall) -> None:
+        """Raises Decline where dynamo sees a user's forward read what the guard does not watch."""
+        if not self.runs_user_code() or not all(isinstance(x, torch.Tensor) for x in call.leaves):
+            return
+        module = self.module()
+        args, kwargs = rebuild_args(call.spec, call.leaves, self.parameters.positional)
+        missing = oracle.uncovered(module, args, kwargs, sources.of_module(module))
+        if missing:
+            raise Decline("RM210", f"{missing}, which torch's dynamo sees it read")
+
+    def runs_user_code(self) -> bool:
+        """Whether forward reaches a class or function that no installed package's version names."""
+        if self._user_code is None:
+            self._user_code = sources.of_module(self.module()).user_code
+        return self._user_code
 
     def refresh(self, variant: Variant) -> bool:
         """Gives a variant the weights the module has now; False when they are of other types."""
@@ -348,7 +389,7 @@ class NativeEngine:
         exact.program = self._program(
             kept, self._weights(variant.record), call, variant.record.repeated
         )
-        exact.report = EntryReport(signature="", engine=self.name, device=self._session.device)
+        exact.report = EntryReport(signature="", engine=self.name, device=self._context.device.name)
         return exact
 
     def _verdict(
@@ -375,7 +416,8 @@ class NativeEngine:
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
         variant.report.artefact = artefact
-        self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
+        if not self.runs_user_code():  # another verdict is never asked for
+            self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The lowest one the model computes in."""
@@ -389,46 +431,13 @@ class NativeEngine:
             code="RM501",
         )
 
-    def served_by_original(self) -> None:
-        """An entry's call that ends without an error was not served by a program this time."""
-        module = self._module()
-        for armed in self._session.armed():
-            if armed.module_ref() is module:
-                armed.route.unrouted()
-                armed.first_calls += 1
-
-    def _armed(self) -> Iterator[ArmedModel]:
-        module = self._module()
-        return (a for a in self._session.armed() if a.module_ref() is module)
-
-    def uncount(self, calls: int) -> None:
-        """Takes calls of our own out of the router's count."""
-        for armed in self._armed():
-            armed.route.uncount(calls)
-
     def slower(self, variant: Variant, eager_s: float) -> None:
         """A program lost against the original."""
         if len(self._variants()) > 1:
             return
         if eager_s > _SHORT_S and variant.full_report().nodes > _SIMPLE_NODES:
             return
-        for armed in self._armed():
-            armed.step_aside()
-
-    def report_failure(self, error: Exception) -> None:
-        """A later variant failed: eager serves it, and the session's policy decides how loudly."""
-        module = self._module()
-        for armed in self._session.armed():
-            if armed.module_ref() is module:
-                try:
-                    if isinstance(error, Error):
-                        self._session.failed(armed, error)
-                    elif isinstance(error, Decline):
-                        armed.declined(error)
-                except Error as raised:  # the policy; the original ran, once is enough
-                    raised.served = True
-                    raise
-                return
+        self.events.detach()
 
     # ---- weights -----------------------------------------------------------------------------
 
@@ -512,6 +521,10 @@ def _readable(call: FlatCall) -> str:
             parts.append(f"{name}[{','.join(map(str, mine[0].shape))}]")
         elif spec[0] == "const":
             parts.append(f"{name}={spec[2]!r}")
+        elif spec[0] == "float":
+            parts.append(f"{name}={float.fromhex(spec[1])}")
+        elif spec[0] == "fixed":
+            parts.append(f"{name}={spec[1]}")
         elif spec[0] == "cache":
             layers = getattr(mine[0], "layers", None)
             parts.append(f"{name}({len(layers)} layers)" if layers else name)

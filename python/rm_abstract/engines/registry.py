@@ -4,24 +4,22 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rm_abstract.base.errors import ConfigError
+from rm_abstract.device import Resolved
 from rm_abstract.engines.base import Engine, EngineFactory
-from rm_abstract.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
+from rm_abstract.engines.context import EngineContext
 
 _MODULES = {
     "native": "rm_abstract.engines.native",
     "whole_program": "rm_abstract.engines.whole_program",
 }
-_ANNOUNCED = frozenset({"onnxruntime", "vllm"})  # accepted by the options table, not built yet
 _registered: dict[str, EngineFactory] = {}
 
 
 def register(name: str, factory: EngineFactory) -> None:
-    """Adds or replaces an engine; ``factory(module, session)`` makes one for a module."""
+    """Adds or replaces an engine; ``factory(module, context)`` makes one for a module."""
     _registered[name] = factory
 
 
@@ -33,12 +31,10 @@ def names() -> list[str]:
     return sorted({"auto", "torch", *_MODULES, *_registered})
 
 
-def create(name: str, module: Any, session: Session) -> Engine | None:
+def create(name: str, module: Any, context: EngineContext) -> Engine | None:
     """An engine for ``module``; None for ``torch``, which leaves every call to eager."""
-    if name in _ANNOUNCED and name not in _registered:
-        name = "auto"  # as init() warned
     if name in ("auto", "native"):
-        name = "native" if has_kernels(session) else "whole_program"
+        name = "native" if has_kernels(context.device) else "whole_program"
     if name == "torch":
         return None
     factory = _registered.get(name)
@@ -49,24 +45,23 @@ def create(name: str, module: Any, session: Session) -> Engine | None:
             f"[inference_engine] expected one of {', '.join(names())}, got {name!r}; "
             f"try inference_engine='auto'"
         )
-    return factory(module, session)
+    return factory(module, context)
 
 
-def has_kernels(session: Session) -> bool:
+def has_kernels(device: Resolved) -> bool:
     """True when our compiler plans with the device's kernels."""
     from rm_abstract import _core
 
-    name = session.resolved.backend
-    return any(row["name"] == name and row["kernels"] for row in _core.backend.backends())
+    rows = _core.backend.backends()
+    return any(row["name"] == device.backend and row["kernels"] for row in rows)
 
 
-def keeps_states(session: Session) -> bool:
+def keeps_states(device: Resolved) -> bool:
     """True for a device that compiles whole programs and keeps tensors between their runs."""
     from rm_abstract import _core
 
-    resolved = session.resolved
     for row in _core.backend.backends():
-        if row["name"] == resolved.backend and row["devices"] and not row["kernels"]:
-            properties = dict(row["devices"][resolved.index]["properties"])
+        if row["name"] == device.backend and row["devices"] and not row["kernels"]:
+            properties = dict(row["devices"][device.index]["properties"])
             return properties.get("states") == "1"
     return False

@@ -1,6 +1,6 @@
 """A generation step on a whole-program device whose keys and values stay there.
 
-The cache's buffers are states of the device (generation/residence.py), updated in place by the
+The cache's buffers are states of the device (kv/residence.py), updated in place by the
 program; tokens, positions and mask go in, logits come out. New tokens are padded like any others;
 where a model needs them padded on the left, the gap this leaves in the cache is closed on the
 device after the run. Nothing before the new tokens is written, so a failed step leaves the cache.
@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rm_abstract.engines.base import Decline
+from rm_abstract.base.decline import Decline
 from rm_abstract.engines.buckets import TOKEN_INPUTS, Padding
 from rm_abstract.engines.device_program import DeviceProgram
 
 if TYPE_CHECKING:
-    from rm_abstract.generation.device_cache import DeviceCache
-    from rm_abstract.generation.residence import Residence
+    from rm_abstract.kv.device_cache import DeviceCache
+    from rm_abstract.kv.residence import Residence
 
 
 class ResidentProgram(DeviceProgram):

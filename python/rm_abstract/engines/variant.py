@@ -9,12 +9,14 @@ from typing import Any, Protocol
 
 import torch
 
-from rm_abstract import _core, torch_state
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.outputs import builder
-from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.trial import Trial
-from rm_abstract.quantised import QuantisedWeight
+from rm_abstract.guards import torch_state
+from rm_abstract.verification.quantised import QuantisedWeight
 
 RECORD_VERSION = 1
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
@@ -44,7 +46,7 @@ class Record:
     capture_ms: float = 0.0
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
-    asked: dict[str, Any] = field(default_factory=dict)  # torch_state.py: questions and answers
+    asked: dict[str, Any] = field(default_factory=dict)  # of guards/torch_state.py
 
     def to_json(self) -> bytes | None:
         """None when it holds tensors that only this process has."""

@@ -8,33 +8,32 @@ in a worker process, and padding is proven harmless before a bucket serves other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from rm_abstract import _core
-from rm_abstract.capture import kv_cache
-from rm_abstract.capture.call import FlatCall, call_module, flatten_call
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.entry_report import EntryReport
+from rm_abstract.base.errors import CompileError, from_core
+from rm_abstract.calls.call import FlatCall, call_module, flatten_call
+from rm_abstract.calls.explicit_masks import Explicit
 from rm_abstract.capture.export import call_tensors
-from rm_abstract.engines.base import Decline, EntryReport
 from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
+from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram
-from rm_abstract.engines.explicit_masks import Explicit
+from rm_abstract.engines.device_step import DeviceStep, replaying
 from rm_abstract.engines.native import NativeEngine, containers
 from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
-from rm_abstract.errors import CompileError, from_core
-from rm_abstract.generation.device_step import DeviceStep, replaying
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
+from rm_abstract.kv import kv_cache
 
 
-def create_engine(module: torch.nn.Module, session: Session) -> WholeProgramEngine:
+def create_engine(module: torch.nn.Module, context: EngineContext) -> WholeProgramEngine:
     """The factory the engine registry calls."""
-    return WholeProgramEngine(module, session)
+    return WholeProgramEngine(module, context)
 
 
 class DeviceVariant(Variant):
@@ -70,7 +69,7 @@ class DeviceCall(CompiledCall):
     reads = staticmethod(kv_cache.read_types)
     max_variants = 64  # buckets: each costs a compile, a lookup tries a few of them
 
-    def __init__(self, engine: NativeEngine, spec: Any) -> None:
+    def __init__(self, engine: WholeProgramEngine, spec: Any) -> None:
         super().__init__(engine, spec)
         self._outside: dict[tuple[Any, ...], Decline] = {}
         self._given = spec
@@ -79,11 +78,10 @@ class DeviceCall(CompiledCall):
             self.spec = self._explicit.spec
         self._step = step = DeviceStep.of(self.spec)
         if step is not None:
-            assert isinstance(engine, WholeProgramEngine)
             step.lengths = engine.lengths
             step.replay = replaying(engine.module(), engine.parameters.names)
 
-    def greedy_step(self, leaves: list[Any], width: int = 1) -> None:
+    def decode_step(self, leaves: Sequence[Any]) -> None:
         """The core's loop runs programs of our own compiler."""
 
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
@@ -135,12 +133,12 @@ class WholeProgramEngine(NativeEngine):
 
     name = "whole_program"
 
-    def __init__(self, module: torch.nn.Module, session: Session) -> None:
-        super().__init__(module, session)
+    def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
+        super().__init__(module, context)
         self.measures = False
-        self._compiler = DeviceCompiler(session, self.artefacts, type(module).__name__)
+        self._compiler = DeviceCompiler(context, self.artefacts, type(module).__name__)
         self._no_padding: set[str] = set()  # captures whose results padding changes
-        self.lengths = session.settings.integers("sequence_length")
+        self.lengths = context.settings.integers("sequence_length")
 
     def first_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
@@ -183,12 +181,12 @@ class WholeProgramEngine(NativeEngine):
     ) -> Variant:
         steps = any(map(kv_cache.is_device, call.leaves))
         if steps and not self._compiler.keeps_states:
-            raise Decline("RM104", "a cache that this device cannot keep")
+            raise Decline("RM114", "a cache that this device cannot keep")
         shapes = [t.shape for t in call_tensors(call)]
         buckets = Buckets(
             record.input_dims,
             _roles(call),
-            self._session.settings.integers("batch_size"),
+            self._context.settings.integers("batch_size"),
             self.lengths,
             steps,
         )
@@ -288,7 +286,7 @@ class WholeProgramEngine(NativeEngine):
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The model's own, unless the user allowed the device's."""
-        allowed = self._session.settings.text("precision") == "bf16"
+        allowed = self._context.settings.text("precision") == "bf16"
         if allowed and self._compiler.properties.get("numerics") == "bf16":
             return torch.bfloat16
         return super().working_precision(record, tensors)

@@ -1,8 +1,8 @@
 """Prompt-lookup decoding: drafts from what the text said before, checked several tokens at a time.
 
 The core finds drafts, learns whether checking them pays and runs the checks
-(src/engine/draft_check.hpp); here the program that checks is captured, when drafts would have saved
-what that costs. It is the model itself over several tokens, giving the logits of each.
+(src/generation/draft_check.hpp); here the program that checks is captured, when drafts would have
+saved what that costs. It is the model itself over several tokens, giving the logits of each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One decode step of a program, run singly or by the loop in src/engine/greedy_loop.cpp."""
+"""One decode step of a program, run singly or by the loop in src/generation/greedy_loop.cpp."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from rm_abstract import _core
 
 if TYPE_CHECKING:
+    from rm_abstract.engines.compiled_call import CompiledCall
     from rm_abstract.engines.variant import Variant
 
 
@@ -26,6 +27,12 @@ class GreedyStep:
         for name, number in roles.items():
             if name != "logits":
                 self.tensors[number] = tensors[number].clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def serving(entry: CompiledCall, leaves: Sequence[Any], width: int = 1) -> GreedyStep | None:
+        """The program of this generation step; None when there is none that a loop can run."""
+        found = entry.decode_step(leaves)
+        return None if found is None else GreedyStep.of(*found, width)
 
     @staticmethod
     def of(

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rm_abstract.capture import kv_cache
-from rm_abstract.engines.base import Decline
+from rm_abstract.base.decline import Decline
+from rm_abstract.kv import kv_cache
 
 if TYPE_CHECKING:
-    from rm_abstract.generation.device_cache import DeviceCache
     from rm_abstract.generation.greedy_step import GreedyStep
+    from rm_abstract.kv.device_cache import DeviceCache
 
 MOST_ROWS = 8
 _PATIENCE_S = 0.03  # how long the only request of a crowd waits for a second one
@@ -289,7 +289,7 @@ def _merged(rows: list[Request], longest: int, cache: DeviceCache) -> dict[str, 
 
 def _common(rows: list[Request], longest: int, room: int) -> DeviceCache:
     """The rows' keys and values in buffers of a batch, right-aligned at `longest`."""
-    from rm_abstract.generation.device_cache import DeviceCache, DeviceLayer
+    from rm_abstract.kv.device_cache import DeviceCache, DeviceLayer
 
     first = rows[0].cache
     cache = DeviceCache([DeviceLayer(x.sliding_window) for x in first.layers], first.expected)

@@ -10,25 +10,25 @@ whole steps.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from rm_abstract.capture import kv_cache
-from rm_abstract.engines.base import Decline
+from rm_abstract.base.decline import Decline
 from rm_abstract.engines.compiled_call import CompiledCall, reported
+from rm_abstract.engines.native import NativeEngine
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
+from rm_abstract.generation.greedy_step import GreedyStep
 from rm_abstract.generation.together import Request, Together, release_workers
+from rm_abstract.kv import kv_cache
 
 if TYPE_CHECKING:
     from rm_abstract import _core
-    from rm_abstract.generation.drafts import Drafts
-    from rm_abstract.generation.greedy_step import GreedyStep
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.generation.request import GenerationRequest
+    from rm_abstract.generation.state import RoutedModel
 
 _SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
 _KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -36,43 +36,59 @@ _KNOWN |= {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
 _NEEDED = ("_prefill", "_update_model_kwargs_for_generation", "prepare_inputs_for_generation")
 
 
-def why_not(model: Any, call: dict[str, Any]) -> str:
-    """What in a call of `_sample` this loop does not do; empty when it does all of it."""
-    config, kwargs = call["generation_config"], call["model_kwargs"]
+class TokenLoopEngine:
+    """Implements engine.GenerationEngine with the programs that serve a model's forward."""
+
+    name = "native"
+
+    def __init__(self, routed: RoutedModel) -> None:
+        self._routed = routed
+
+    def eligible(self, request: GenerationRequest) -> str:
+        return why_not(request)
+
+    def start(self, request: GenerationRequest) -> TokenLoop:
+        return TokenLoop(self._routed, request)
+
+
+def why_not(request: GenerationRequest) -> str:
+    """What in a request this loop does not do; empty when it does all of it."""
+    config, model = request.config, request.model
     if config.num_beams != 1:
-        return "num_beams"
-    if call.get("synced_gpus") or config.is_assistant or config.prefill_chunk_size:
-        return "synced_gpus, is_assistant or prefill_chunk_size"
-    if config.return_dict_in_generate and (config.output_attentions or config.output_hidden_states):
-        return "attentions or hidden states"
-    if set(kwargs) - _KNOWN:
-        return str(sorted(set(kwargs) - _KNOWN)[0])
-    cache = kv_cache.device_part(kwargs.get("past_key_values"))
-    if cache is None or cache.home is not None:  # or on a device whose programs the core cannot run
-        return "past_key_values"
+        return f"num_beams={config.num_beams}"
+    if request.synced_gpus:
+        return "synced_gpus"
+    if config.is_assistant:
+        return "assisted decoding"
+    if config.prefill_chunk_size:
+        return "prefill_chunk_size"
+    if config.return_dict_in_generate:
+        for name in ("output_attentions", "output_hidden_states"):
+            if getattr(config, name):
+                return name
+    if unknown := sorted(set(request.model_kwargs) - _KNOWN):
+        return f"the argument {unknown[0]}"
+    cache = kv_cache.device_part(request.model_kwargs.get("past_key_values"))
+    if cache is None:
+        return "the kind of past_key_values"
+    if cache.home is not None:
+        return "a device whose programs the core cannot run"
     if not all(hasattr(model, name) for name in _NEEDED):
         return "this version of transformers"
     return ""
 
 
-def bound_call(original: Any, model: Any, args: tuple[Any, ...], kwargs: Any) -> dict[str, Any]:
-    """The arguments of a `_sample` call by name. Raises TypeError when they do not bind."""
-    bound = inspect.signature(original).bind(model, *args, **kwargs)
-    found = dict(bound.arguments)
-    found["model_kwargs"] = dict(found.get("model_kwargs", {}))
-    return found
-
-
 class TokenLoop:
-    """One call of generate. Raises whatever the model or a callback raises."""
+    """Implements engine.TokenStream: one call of generate."""
 
-    def __init__(self, model: Any, armed: ArmedModel, call: dict[str, Any]) -> None:
-        self._model, self._armed = model, armed
-        self._config = config = call["generation_config"]
-        self._kwargs = call["model_kwargs"]
-        self._ids: torch.Tensor = call["input_ids"]
-        self._processors, self._criteria = call["logits_processor"], call["stopping_criteria"]
-        self._streamer = call.get("streamer")
+    def __init__(self, armed: RoutedModel, request: GenerationRequest) -> None:
+        self._model, self._armed = request.model, armed
+        self._config = config = request.config
+        self._kwargs = request.model_kwargs
+        self._ids = request.input_ids
+        self._processors, self._criteria = request.processors, request.criteria
+        self._streamer = request.streamer
+        self._chunk = request.chunk_tokens or 2**62
         self._dict = bool(config.return_dict_in_generate)
         self._scores: Any = () if self._dict and config.output_scores else None
         self._logits: Any = () if self._dict and config.output_logits else None
@@ -93,22 +109,29 @@ class TokenLoop:
         self._stay = ExitStack()
         self._guest = False
 
-    def run(self) -> Any:
-        """What `_sample` returns."""
+    def __iter__(self) -> Iterator[torch.Tensor]:
         outputs = self._model._prefill(self._ids, self._config, self._kwargs)
         with ExitStack() as self._stay:
-            self._decode(self._take(outputs))
+            over = self._take(outputs)
+            yield self._ids[:, -1:]
+            while not over:
+                at = self._ids.shape[1]
+                over = self._next()
+                yield self._ids[:, at:]
         if self._streamer is not None:
             self._streamer.end()
-        return self._result() if self._dict else self._ids
 
-    def _decode(self, over: bool) -> None:
-        while not over:
-            routed = self._armed.route.stats()["routed"]
-            inputs = self._inputs()
-            over = self._take(self._model(**inputs, return_dict=True))
-            if not over and self._armed.route.stats()["routed"] > routed:
-                over = self._steps(inputs)
+    def result(self) -> Any:
+        return self._output() if self._dict else self._ids
+
+    def _next(self) -> bool:
+        """At least one token a row. True: all ended."""
+        routed = self._armed.routed_calls
+        inputs = self._inputs()
+        over = self._take(self._model(**inputs, return_dict=True))
+        if not over and self._armed.routed_calls > routed:
+            over = self._steps(inputs)
+        return over
 
     # ---- one token -------------------------------------------------------------------------------
 
@@ -193,7 +216,7 @@ class TokenLoop:
             if self._with_others(shared, following):
                 return all(self._finished)
             shared = None  # nobody to share with: not asked again before the buffers are full
-        step = entry.greedy_step(leaves)
+        step = GreedyStep.serving(entry, leaves)
         if step is None:
             return False
         cache = kv_cache.device_part(self._kwargs["past_key_values"])
@@ -218,7 +241,7 @@ class TokenLoop:
         return over
 
     def _one_by_one(self, step: GreedyStep, capacity: int) -> None:
-        for _ in range(capacity - step.length()):
+        for _ in range(min(capacity - step.length(), self._chunk)):
             if self._accept(step.one(self._last)):
                 return
 
@@ -238,8 +261,8 @@ class TokenLoop:
         self._append(tokens)
 
     def _room(self) -> int:
-        """Tokens that may come."""
-        return min(self._length, self._longest) - self._ids.shape[1]
+        """Tokens of a row that may come before the stream's next item."""
+        return min(min(self._length, self._longest) - self._ids.shape[1], self._chunk)
 
     def _handed_over(
         self, step: GreedyStep, capacity: int, drafting: _core.Drafting | None
@@ -265,13 +288,14 @@ class TokenLoop:
 
     def _drafting(self, step: GreedyStep, inputs: dict[str, Any]) -> _core.Drafting | None:
         """Drafts for the row of this step; None where there is none to look for."""
-        drafts: Drafts | None = getattr(self._armed.engine, "drafts", None)
+        drafts, engine = self._armed.generation.drafts, self._armed.engine
         cache = self._kwargs["past_key_values"]
-        if drafts is None or not self._tokens_only() or not can_widen(inputs):
+        if not isinstance(engine, NativeEngine) or not self._tokens_only():
+            return None
+        if not can_widen(inputs):
             return None
         if not kv_cache.is_device(cache) or self._longest >= 2**62:
             return None
-        engine: Any = self._armed.engine
         margin = drafts.margin(engine, step)
         if margin is None:
             return None
@@ -285,7 +309,7 @@ class TokenLoop:
 
     def _make_checks(self) -> None:
         """An ordinary call over several tokens: compiled and compared. Its tokens do not count."""
-        drafts: Drafts = self._armed.engine.drafts  # type: ignore[union-attr]
+        drafts = self._armed.generation.drafts
         cache = self._kwargs["past_key_values"]
         inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
         cache.on_trial = True
@@ -315,9 +339,7 @@ class TokenLoop:
             return None
         if self._dict or getattr(cache, "_is_user_defined", False):
             return None  # its content is looked at afterwards
-        if not self._armed.session.settings.flag("batch_threads"):
-            return None
-        together: Together | None = getattr(self._armed.engine, "together", None)
+        together = self._armed.generation.together
         if together is not None and not self._guest:
             self._guest = True
             self._stay.callback(release_workers)
@@ -339,17 +361,15 @@ class TokenLoop:
 
     def step(self, inputs: dict[str, Any], width: int = 1) -> GreedyStep | None:
         found = _served(self._armed, {**inputs, "return_dict": True})
-        return None if found is None else found[0].greedy_step(found[1], width)
+        return None if found is None else GreedyStep.serving(*found, width)
 
     def call(self, inputs: dict[str, Any]) -> Any:
         return self._model(**inputs, return_dict=True)
 
     def failed(self, error: Exception) -> None:
-        report: Any = getattr(self._armed.engine, "report_failure", None)
-        if report is not None:
-            report(reported(error))
+        self._armed.events.failed(reported(error))
 
-    def _result(self) -> Any:
+    def _output(self) -> Any:
         parts = {
             "sequences": self._ids,
             "scores": self._scores,
@@ -361,13 +381,12 @@ class TokenLoop:
         return GenerateDecoderOnlyOutput(**parts)
 
 
-def _served(armed: ArmedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
+def _served(armed: RoutedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
     engine = armed.engine
-    flatten = getattr(engine, "flatten", None)
-    if flatten is None:
+    if not isinstance(engine, NativeEngine):
         return None
-    call = flatten(kwargs)
+    call = engine.flatten(kwargs)
     if isinstance(call, Decline):
         return None
-    entry = engine.entry(call.spec) if engine is not None else None
-    return (entry, call.leaves) if isinstance(entry, CompiledCall) else None
+    entry = engine.entry(call.spec)
+    return None if entry is None else (entry, call.leaves)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from rm_abstract.hooks.host import RouterHost
+
 if TYPE_CHECKING:
     from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.session import Session
 
 _TAKES_OVER = ("from_pretrained", "_from_config", "accelerate")
 
@@ -26,42 +27,50 @@ def armed_of(module: Any) -> ArmedModel | None:
     return None
 
 
-def arm(session: Session, module: Any, source: str) -> ArmedModel | None:
+def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
     """See Session.arm."""
     from torch import nn
 
     from rm_abstract.hooks.router import SLOT, ArmedModel
 
-    if session.settings.flag("disable"):
+    if host.settings.flag("disable"):
+        return None
+    if host.blind:
+        blind = "this torch does not let writes to weights be noticed"
+        host.skipped[type(module).__qualname__] = ("RM109", blind)
         return None
     if not isinstance(module, nn.Module):
-        session.skipped[type(module).__qualname__] = ("RM104", "not an nn.Module")
+        host.skipped[type(module).__qualname__] = ("RM113", "not an nn.Module")
         return None
     existing = armed_of(module)
-    if existing is not None and existing.session is session:
+    if existing is not None and existing.session is host:
         return existing
-    if module in session.aside:
-        return session.aside[module]
+    left: ArmedModel | None = host.aside.get(id(module))
+    if left is not None and left.module_ref() is module:
+        return left
     why = _unfit(module, nn)
     if why is not None:
-        session.skipped[type(module).__qualname__] = why
+        host.skipped[type(module).__qualname__] = why
         return None
     below = [found for part in module.modules() if (found := armed_of(part)) is not None]
     if below and source not in _TAKES_OVER:
         return None
-    if source not in _TAKES_OVER and _inside_armed(session, module):
+    if source not in _TAKES_OVER and _inside_armed(host, module):
         return None
     for part in below:
         part.disarm()
-    armed = ArmedModel(module, session, source)
+    armed = ArmedModel(module, host, source)
     vars(module)[SLOT] = armed
-    session.adopt(armed)
+    host.adopt(armed)
     return armed
 
 
 def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
     from rm_abstract.hooks.router import SLOT, ArmedModel
 
+    if type(module).__hash__ is None:
+        why = "the class compares by value and has no hash: torch cannot list its parts; "
+        return "RM104", why + "with @dataclass(eq=False) it is compiled"
     slot = vars(module).get(SLOT)
     if slot is not None and not isinstance(slot, ArmedModel):
         return "RM109", "the module was compiled by the user"
@@ -69,14 +78,17 @@ def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
     if script is not None and isinstance(module, script.ScriptModule):
         return "RM109", "a TorchScript module: it was compiled by the user"
     if type(module).__call__ is not nn.Module.__call__:
-        return "RM109", "the class has a __call__ of its own: calls are not intercepted"
+        return (
+            "RM113",
+            "the class has a __call__ of its own: calls do not reach the router",
+        )
     if next(module.parameters(), None) is None:
-        return "RM104", "no parameters"
+        return "RM113", "no parameters"
     return None
 
 
-def _inside_armed(session: Session, module: Any) -> bool:
-    for armed in session.armed():
+def _inside_armed(host: RouterHost, module: Any) -> bool:
+    for armed in host.armed():
         root = armed.module_ref()
         if root is not None and any(part is module for part in root.modules()):
             return True

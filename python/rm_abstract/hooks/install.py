@@ -10,134 +10,177 @@ import functools
 import threading
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rm_abstract.base.stay_out import staying_out
+from rm_abstract.guards import writes
+from rm_abstract.hooks.host import HookHost
 from rm_abstract.hooks.imports import ImportWatch
-from rm_abstract.hooks.scope import disabled_var
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
+from rm_abstract.hooks.patches import PatchSet
 
 _depth = threading.local()  # loads and train() calls in progress in this thread: outermost arms
 
 
-def install(session: Session) -> None:
-    """Patches what is imported and watches for what is not."""
-    session.watch = ImportWatch(
-        {
-            "torch._tensor": lambda module: _patch_tensor(session, module),
-            "torch.optim.optimizer": lambda module: _watch_optimizers(session, module),
-            "torch.nn.modules.module": lambda module: _patch_module(session, module),
-            "transformers.modeling_utils": lambda module: _patch_transformers(session, module),
-            "transformers.generation.utils": lambda module: _patch_generation(session, module),
-            "sentence_transformers.base.modules.transformer": (
-                lambda module: _patch_sentence_transformers(session, module)
-            ),
-        }
-    )
-    session.watch.install()
+class Installation:
+    """Every foreign attribute that is changed for one session, and the watch for later imports."""
 
+    def __init__(self, host: HookHost) -> None:
+        self._host = host
+        self.patches = PatchSet()
+        self._optimizer_hook: Any = None  # a handle: torch.optim.optimizer's global post hook
+        self.watch = ImportWatch(
+            {
+                "torch._tensor": self._needed(self._patch_tensor),
+                "torch.optim.optimizer": self._needed(self._watch_optimizers),
+                "torch.nn.modules.module": _quiet(self._patch_module),
+                "transformers.modeling_utils": _quiet(self._patch_transformers),
+                "transformers.generation.utils": _quiet(self._patch_generation),
+                "sentence_transformers.base.modules.transformer": _quiet(
+                    self._patch_sentence_transformers
+                ),
+            }
+        )
 
-def uninstall(session: Session) -> list[str]:
-    """Restores everything; returns a line for each attribute somebody patched over."""
-    if session.watch is not None:
-        session.watch.remove()
-    if session.optimizer_hook is not None:
-        session.optimizer_hook.remove()
-        session.optimizer_hook = None
-    return session.patches.restore()
+    def _needed(self, patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        """A patch without which writes to weights would be missed."""
 
+        def call(module: ModuleType) -> None:
+            if not _tried(patch, module):
+                self._host.cannot_watch()
 
-def _patch_tensor(session: Session, tensor_module: ModuleType) -> None:
-    session.patches.replace(
-        tensor_module.Tensor,
-        "data",
-        session.writes.data_attribute,
-        "what is written through it is seen nowhere: reading it of a weight that a program has "
-        "counts as a change",
-    )
+        return call
 
+    def install(self) -> None:
+        """Patches what is imported and watches for what is not."""
+        self.watch.install()
 
-def _watch_optimizers(session: Session, module: ModuleType) -> None:
-    """torch's own registration for all optimisers: fused steps change weights without a trace."""
-    note = session.writes.note
+    def remove(self) -> list[str]:
+        """Restores everything; returns a line for each attribute somebody patched over."""
+        self.watch.remove()
+        if self._optimizer_hook is not None:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
+        return self.patches.restore()
 
-    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        from torch.compiler import is_dynamo_compiling  # torch is still being imported above
+    def listed(self) -> list[dict[str, str]]:
+        """Every change that is in place: target, before, after, why, state."""
+        listed = [patch.to_dict() for patch in self.patches]
+        if self._optimizer_hook is not None:
+            listed.append(
+                _in_place(
+                    "torch.optim.optimizer._global_optimizer_post_hooks",
+                    f"{__name__}.Installation",
+                    "fused optimisers change weights without counting versions",
+                )
+            )
+        if self.watch.installed:
+            listed.append(
+                _in_place(
+                    "sys.meta_path",
+                    f"{ImportWatch.__module__}.ImportWatch",
+                    "torch and transformers are patched when they are imported",
+                )
+            )
+        return listed
 
-        if not is_dynamo_compiling():  # a compiled step counts versions
-            note(optimizer.param_groups)
+    def _patch_tensor(self, tensor_module: ModuleType) -> None:
+        self.patches.replace(
+            tensor_module.Tensor,
+            "data",
+            writes.registry().data_attribute,
+            "what is written through it is seen nowhere: reading it of a weight that a program has "
+            "counts as a change",
+        )
 
-    session.optimizer_hook = module.register_optimizer_step_post_hook(stepped)
+    def _watch_optimizers(self, module: ModuleType) -> None:
+        """torch's own registration for all optimisers: fused steps change weights, unseen."""
+        note = writes.registry().note
 
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            from torch.compiler import is_dynamo_compiling  # torch is still being imported above
 
-def _patch_module(session: Session, torch_module: ModuleType) -> None:
-    replace = session.patches.replace
-    module_class = torch_module.Module
-    replace(
-        module_class,
-        "train",
-        lambda original: _arming_method(session, original, "train"),
-        "eval() ends in train(False): a plain module is ready there",
-    )
-    replace(
-        module_class,
-        "to",
-        lambda original: _arming_method(session, original, "to"),
-        "a module that was loaded before init() is caught when it is moved",
-    )
-    replace(
-        module_class,
-        "_replicate_for_data_parallel",
-        _replicating_without_slot,
-        "a replica copies the slot, and a router there would serve the original's weights",
-    )
+            if is_dynamo_compiling():  # a compiled step counts versions
+                return
+            if not _tried(note, optimizer.param_groups):
+                self._host.cannot_watch()
 
+        self._optimizer_hook = module.register_optimizer_step_post_hook(stepped)
 
-def _patch_transformers(session: Session, modeling_utils: ModuleType) -> None:
-    replace = session.patches.replace
-    for name, why in (
-        ("from_pretrained", "the loaded root is armed"),
-        ("_from_config", "a model made from a configuration is armed"),
-    ):
-        replace(
-            modeling_utils.PreTrainedModel,
-            name,
-            functools.partial(_arming_constructor, session, source=name),
-            why,
+    def _patch_module(self, torch_module: ModuleType) -> None:
+        module_class = torch_module.Module
+        for name, why in (
+            ("train", "eval() ends in train(False): a plain module is ready there"),
+            ("to", "a module that was loaded before init() is caught when it is moved"),
+        ):
+            self.patches.replace(
+                module_class, name, functools.partial(_arming_method, self._host, source=name), why
+            )
+        self.patches.replace(
+            module_class,
+            "_replicate_for_data_parallel",
+            _replicating_without_slot,
+            "a replica copies the slot, and a router there would serve the original's weights",
+        )
+
+    def _patch_transformers(self, modeling_utils: ModuleType) -> None:
+        for name, why in (
+            ("from_pretrained", "the loaded root is armed"),
+            ("_from_config", "a model made from a configuration is armed"),
+        ):
+            self.patches.replace(
+                modeling_utils.PreTrainedModel,
+                name,
+                functools.partial(_arming_constructor, self._host, source=name),
+                why,
+            )
+
+    def _patch_generation(self, utils: ModuleType) -> None:
+        from rm_abstract.hooks.generate import preparing_cache, sampling
+
+        self.patches.replace(
+            utils.GenerationMixin,
+            "_prepare_cache_for_generation",
+            functools.partial(preparing_cache, self._host),
+            "an armed model's generate gets a cache that programs append to in place",
+        )
+        self.patches.replace(
+            utils.GenerationMixin,
+            "_sample",
+            functools.partial(sampling, self._host),
+            "tokens of an armed model come from a loop over its program's steps",
+        )
+
+    def _patch_sentence_transformers(self, module: ModuleType) -> None:
+        from rm_abstract.hooks.sentence_transformers import transformer_forward
+
+        self.patches.replace(
+            module.Transformer,
+            "forward",
+            transformer_forward,
+            "it calls model.forward itself, which would pass the router by",
         )
 
 
-def _patch_generation(session: Session, utils: ModuleType) -> None:
-    from rm_abstract.generation.hook import preparing_cache, sampling
-
-    session.patches.replace(
-        utils.GenerationMixin,
-        "_prepare_cache_for_generation",
-        functools.partial(preparing_cache, session),
-        "an armed model's generate gets a cache that programs append to in place",
-    )
-    session.patches.replace(
-        utils.GenerationMixin,
-        "_sample",
-        functools.partial(sampling, session),
-        "tokens of an armed model come from a loop over its program's steps",
-    )
+def _tried(body: Callable[[Any], Any], argument: Any) -> bool:
+    """Runs a hook of ours; False, and one line in the log, when it failed."""
+    done = False
+    with staying_out(getattr(body, "__qualname__", "a hook")):
+        body(argument)
+        done = True
+    return done
 
 
-def _patch_sentence_transformers(session: Session, module: ModuleType) -> None:
-    from rm_abstract.hooks.direct import transformer_forward
+def _quiet(patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """A patch that never raises into the user's import."""
 
-    session.patches.replace(
-        module.Transformer,
-        "forward",
-        transformer_forward,
-        "it calls model.forward itself, which would pass the router by",
-    )
+    def call(module: ModuleType) -> None:
+        _tried(patch, module)
+
+    return call
 
 
-def _active(session: Session) -> bool:
-    return not session.closed and disabled_var.get() is None
+def _in_place(target: str, after: str, why: str) -> dict[str, str]:
+    return {"target": target, "before": "", "after": after, "why": why, "state": "in place"}
 
 
 def _outermost(body: Callable[[], Any]) -> tuple[Any, bool]:
@@ -150,26 +193,28 @@ def _outermost(body: Callable[[], Any]) -> tuple[Any, bool]:
         _depth.value = depth
 
 
-def _arming_constructor(session: Session, original: Any, *, source: str) -> Any:
+def _arming_constructor(host: HookHost, original: Any, *, source: str) -> Any:
     function = original.__func__
 
     @functools.wraps(function)
     def construct(cls: type, *args: Any, **kwargs: Any) -> Any:
         result, outermost = _outermost(lambda: function(cls, *args, **kwargs))
-        root = result[0] if isinstance(result, tuple) else result
-        if outermost and _active(session):
-            session.arm(root, source)
+        with staying_out("catching a loaded model"):
+            root = result[0] if isinstance(result, tuple) else result
+            if outermost and host.active:
+                host.arm(root, source)
         return result
 
     return classmethod(construct)
 
 
-def _arming_method(session: Session, original: Any, source: str) -> Any:
+def _arming_method(host: HookHost, original: Any, *, source: str) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result, outermost = _outermost(lambda: original(self, *args, **kwargs))
-        if outermost and not self.training and _active(session):
-            session.arm(self, source)
+        with staying_out("catching a module"):
+            if outermost and not self.training and host.active:
+                host.arm(self, source)
         return result
 
     return method

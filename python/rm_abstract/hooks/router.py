@@ -12,19 +12,22 @@ import sys
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 
-from rm_abstract import _core, surroundings
-from rm_abstract.engines.base import Decline, Engine
-from rm_abstract.errors import Error, ExecutionError, from_core, internal
-from rm_abstract.hooks.scope import disabled_var
-
-if TYPE_CHECKING:
-    from rm_abstract.session import Session
+from rm_abstract import _core
+from rm_abstract.base import reasons
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
+from rm_abstract.base.scope import disabled_var
+from rm_abstract.engines.base import Engine
+from rm_abstract.generation.state import GenerationState
+from rm_abstract.guards import purity, sources, writes
+from rm_abstract.hooks.gradients import GradientCalls
+from rm_abstract.hooks.host import RouterHost
 
 SLOT = "_compiled_call_impl"
 # A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
@@ -68,18 +71,59 @@ class _EagerOnce:
         return self._output
 
 
+class RouterEvents:
+    """Implements engines.context.Events for one router. Holds it weakly: the engine that has this
+    object belongs to the router, and a cycle would keep a model alive until the next collection."""
+
+    def __init__(self, armed: ArmedModel) -> None:
+        self._armed = weakref.ref(armed)
+
+    def failed(self, error: Exception) -> None:
+        armed = self._armed()
+        if armed is None:
+            return
+        try:
+            if isinstance(error, Error):
+                armed.session.failed(armed.label, error)
+            elif isinstance(error, Decline):
+                armed.declined(error)
+        except Error as raised:  # the policy; the original ran, once is enough
+            raised.served = True
+            raise
+
+    def served_by_original(self) -> None:
+        armed = self._armed()
+        if armed is not None:
+            armed.route.unrouted()
+            armed.first_calls += 1
+
+    def uncount(self, calls: int) -> None:
+        armed = self._armed()
+        if armed is not None:
+            armed.route.uncount(calls)
+
+    def detach(self) -> None:
+        armed = self._armed()
+        if armed is not None:
+            armed.step_aside()
+
+
 class ArmedModel:
     """The router of one root module. The module's slot holds the only lasting strong reference."""
 
     __slots__ = (
         "__weakref__",
         "_engine",
+        "_generation",
+        "_gradients",
         "_lock",
         "_pending",
         "_refused",
         "_streak",
         "_try",
+        "_user_code",
         "compile_seconds",
+        "events",
         "first_calls",
         "label",
         "loop_tokens",
@@ -90,22 +134,30 @@ class ArmedModel:
         "source",
     )
 
-    def __init__(self, module: Any, session: Session, source: str) -> None:
+    def __init__(self, module: Any, session: RouterHost, source: str) -> None:
         names, positional = _parameters(module)
         self.route = _core.router.make_route(
             session.facts(), module, names, positional, (Error, _core.CoreError), RouteFailure
         )
-        self.route.strict(session.settings.fallback_for("routing") == "error")
+        strict = session.settings.fallback_for("routing") == "error"
+        self.route.strict(strict)
         self._try = self.route.try_route
+        self._gradients: GradientCalls | None = None
+        if session.settings.flag("serve_gradients") and not strict:
+            self._gradients = GradientCalls(module, self.route.describe, self.route.routed)
+            self.route.gradients(True)
         self.module_ref = weakref.ref(module)
         self.session = session
         self.source = source
         self.label = type(module).__name__
+        self.events = RouterEvents(self)
         self._engine: Engine | None = None
+        self._generation: GenerationState | None = None
         self._lock = threading.Lock()
         self._pending: set[bytes] = set()
         self._refused: dict[str, str] = {}
         self._streak = 0
+        self._user_code = True
         self.routed_at_change = 0
         self.compile_seconds = 0.0
         self.loop_tokens = 0  # generated without a call of the model each
@@ -132,7 +184,7 @@ class ArmedModel:
     def __del__(self) -> None:
         session = getattr(self, "session", None)
         if session is not None and not sys.is_finalizing():
-            session.forget(self)
+            session.keep_record(self.record())
 
     # ---- state ------------------------------------------------------------------------------
 
@@ -144,6 +196,48 @@ class ArmedModel:
     @property
     def engine(self) -> Engine | None:
         return self._engine
+
+    @property
+    def generation(self) -> GenerationState:
+        """What this model's generations share."""
+        with self._lock:
+            if self._generation is None:
+                self._generation = GenerationState(self.session.settings)
+            return self._generation
+
+    @property
+    def routed_calls(self) -> int:
+        return int(self.route.stats()["routed"])
+
+    def record(self) -> dict[str, Any]:
+        """What happened so far, as data for the report."""
+        stats = self.route.stats()
+        engine, generation = self._engine, self._generation
+        declined = sum(number for number, _ in stats["declined"].values())
+        return {
+            "model": self.label,
+            "caught_by": self.source,
+            "device": self.session.device,
+            "routed": stats["routed"],
+            "first_calls": self.first_calls,
+            "loop_tokens": self.loop_tokens,
+            "drafts": {} if generation is None else generation.draft_counts(),
+            "loop_declined": {} if generation is None else generation.declined(),
+            "eager": declined + self.first_calls,
+            "reasons": [
+                {
+                    "code": code,
+                    "calls": number,
+                    "text": reasons.text_of(code),
+                    "detail": detail,
+                    "remedy": reasons.remedy_of(code),
+                }
+                for code, (number, detail) in sorted(stats["declined"].items())
+            ],
+            "compile_seconds": round(self.compile_seconds, 4),
+            "weights_guarded": stats["weights"],
+            "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
+        }
 
     def disarm(self) -> None:
         """Takes the router out of the slot; somebody else's slot is left alone."""
@@ -157,7 +251,8 @@ class ArmedModel:
         """Leaves the slot: PyTorch alone is faster. The session keeps what was measured."""
         module = self.module_ref()
         if module is not None and self.in_place:
-            self.session.aside[module] = self
+            self.session.aside[id(module)] = self
+            weakref.finalize(module, self.session.aside.pop, id(module), None)
             del vars(module)[SLOT]
 
     def step_back(self) -> None:
@@ -170,6 +265,7 @@ class ArmedModel:
         """Forgets everything compiled, for another device or other options."""
         with self._lock:
             engine, self._engine = self._engine, None
+            self._generation = None
             self._refused.clear()
             self.route.drop()
         if engine is not None:
@@ -182,14 +278,25 @@ class ArmedModel:
 
     def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An eligible call that no entry serves yet: look closer, compile once, or run eager."""
+        gradients = self._gradients
+        if gradients is not None and torch.is_grad_enabled() and gradients.needed(args, kwargs):
+            output = gradients.serve(self, args, kwargs)
+            if output is NotImplemented:
+                return self._eager("RM101", gradients.why, args, kwargs)
+            return output
         what, where = self.route.stale()
         if what and not self._follow_change(what, where):
             return self._eager("RM107", where, args, kwargs)
         code, detail = self._snapshot()
         if code:
-            if code in ("RM104", "RM107", "RM110"):  # nothing the next call could change cheaply
+            if code in ("RM113", "RM107", "RM110"):  # nothing the next call could change cheaply
                 self.route.pause(code, 64)
+            if code == "RM210":
+                self.route.pause(code, _MAX_PAUSE)
             return self._eager(code, detail, args, kwargs)
+        if self._user_code and not purity.can_watch():
+            why = "a profiler is on: what the forward does cannot be watched"
+            return self._eager("RM210", why, args, kwargs)
         described = self.route.describe(args, kwargs)
         if len(described) == 2:
             return self._eager(described[0], described[1], args, kwargs)
@@ -201,7 +308,7 @@ class ArmedModel:
             if not busy:
                 self._pending.add(key)
         if busy:
-            return self._eager("RM103", "another thread compiles this call", args, kwargs)
+            return self._eager("RM112", "another thread compiles this call", args, kwargs)
         try:
             return self._compile(key, args, kwargs)
         finally:
@@ -221,15 +328,20 @@ class ArmedModel:
     def _snapshot(self) -> tuple[str, str]:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
         try:
-            around = surroundings.of_module(self.module_ref()).rows()  # type: ignore[arg-type]
-            code, detail = self.route.snapshot(around)
+            found = sources.of_module(self.module_ref())  # type: ignore[arg-type]
+            self._user_code = found.user_code
+            if found.unseen:
+                return "RM210", "; ".join(found.unseen[:3])
+            code, detail = self.route.snapshot(found.rows())
         except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-            return "RM104", f"the module tree cannot be read: {error}"
+            return "RM113", f"the module tree cannot be read: {error}"
         return code or "", detail
 
     def _follow_change(self, what: str, where: str) -> bool:
         """Weights or structure moved: drop the entries. False when it happens too often to help."""
-        routed = self.route.stats()["routed"]
+        routed = self.routed_calls
+        if self._gradients is not None:
+            self._gradients.weights_changed(structure=what != "weights")
         self._streak = self._streak + 1 if routed == self.routed_at_change else 0
         self.routed_at_change = routed
         self.route.drop()
@@ -286,14 +398,14 @@ class ArmedModel:
     def _engine_for(self, module: Any) -> Engine | None:
         with self._lock:
             if self._engine is None:
-                self._engine = self.session.create_engine(module)
+                self._engine = self.session.create_engine(module, self.events)
             return self._engine
 
     # ---- ways back to the original ----------------------------------------------------------
 
     def _eager(self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.route.count(code, detail)
-        self.session.notice(self, code, detail)
+        self.session.notice(self.label, code, detail)
         return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
 
     def _refuse(
@@ -306,7 +418,7 @@ class ArmedModel:
     def _note(self, code: str, detail: str) -> None:
         self.route.count(code, detail)
         self._refused[code] = detail
-        self.session.notice(self, code, detail)
+        self.session.notice(self.label, code, detail)
 
     def declined(self, decline: Decline) -> None:
         """The engine leaves a call to the original."""
@@ -320,11 +432,11 @@ class ArmedModel:
             failure = from_core(error)
         else:
             failure = error if isinstance(error, Error) else internal(error, "route")
-        code = failure.code = failure.code or "RM301"
+        code = failure.code = failure.code or "RM306"
         self.route.refuse(key, code, str(failure))
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
-        self.session.failed(self, failure)
+        self.session.failed(self.label, failure)
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An entry failed while serving. Replayed on the original only when nothing was changed."""
@@ -355,13 +467,13 @@ def _tensors(module: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def make_facts(writes: Any) -> Any:
+def make_facts() -> Any:
     """What the C router needs to know of this process's torch; feature-detected."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     # The probe makes a few tensors: ordinary ones, whatever context the user loads the model in.
     with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-        facts = _core.router.Facts(torch, disabled_var, Decline, writes)
+        facts = _core.router.Facts(torch, disabled_var, Decline, writes.registry())
     for kind in _SAME_IN_TRAINING:
         facts.ignore_training(kind)
     return facts

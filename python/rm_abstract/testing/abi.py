@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_MAJOR, ABI_MINOR = 1, 1
+ABI_MAJOR, ABI_MINOR = 1, 2
 ABI_VERSION = (ABI_MAJOR << 16) | ABI_MINOR
 
 CODES = (
@@ -252,6 +252,7 @@ Launch = _struct(
     ("workspace", ptr),
     ("stream", ptr),
 )
+Edge = _struct("rm_edge", ("axis", u32), ("reserved", u32), ("size", i64))
 Kernel = _struct(
     "rm_kernel",
     ("struct_size", size_t),
@@ -268,6 +269,8 @@ Kernel = _struct(
     ("packing", _fn(ptr, size_t, c.POINTER(Packing), result=None)),
     ("prepack", _fn(ptr, size_t, c.POINTER(Tensor), ptr)),
     ("launch", _fn(c.POINTER(Launch))),
+    ("edges", c.POINTER(Edge)),
+    ("num_edges", size_t),
 )
 Kernels = _struct(
     "rm_kernels", ("struct_size", size_t), ("rows", ptr), ("count", size_t), ("row_stride", size_t)
@@ -289,6 +292,7 @@ STRUCTS: dict[str, type[c.Structure]] = {
     "rm_problem": Problem,
     "rm_packing": Packing,
     "rm_launch": Launch,
+    "rm_edge": Edge,
     "rm_kernel": Kernel,
     "rm_kernels": Kernels,
 }

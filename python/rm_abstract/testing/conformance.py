@@ -23,8 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rm_abstract import python_plugins
 from rm_abstract.testing import abi, host
+from rm_abstract.worker import python_plugins
 
 GUARD = 0xA5
 DL_CPU = 1  # kDLCPU

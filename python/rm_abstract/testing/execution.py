@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 
-from rm_abstract import _core, device, python_plugins
-from rm_abstract.engines import onnx_program
-from rm_abstract.engines.shared_tensors import tensors_in
-from rm_abstract.errors import PluginError
-from rm_abstract.worker import ir_text
+from rm_abstract import _core, device
+from rm_abstract.base.errors import PluginError
+from rm_abstract.worker import ir_text, onnx_program, python_plugins
 from rm_abstract.worker.dtypes import DTYPE_NAMES, DTYPES
 from rm_abstract.worker.ir_to_torch import ir_to_torch
 from rm_abstract.worker.pool import WorkerPool
+from rm_abstract.worker.shared_tensors import tensors_in
 
 _ALREADY_EXISTS, _UNIMPLEMENTED, _NOT_FOUND = 6, 12, 5  # of rm_code
 IDS = 11  # integers of an input are below: rows of the embedding table

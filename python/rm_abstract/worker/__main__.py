@@ -24,7 +24,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     os.environ.setdefault("RM_WORKER", "1")
 
-    from rm_abstract import device, python_plugins
+    from rm_abstract import device
+    from rm_abstract.worker import python_plugins
 
     search_path = os.environ.get("RM_BACKEND_PATH", "")
     found = python_plugins.find(options.backend, search_path, device.ENTRY_POINTS)

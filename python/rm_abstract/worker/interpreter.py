@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from rm_abstract.errors import DeviceUnavailableError
+from rm_abstract.base.errors import DeviceUnavailableError
 
 
 def interpreter(backend: str) -> str:

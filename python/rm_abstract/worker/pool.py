@@ -11,7 +11,7 @@ import weakref
 from typing import Any
 
 from rm_abstract import _core
-from rm_abstract.errors import DeviceUnavailableError, from_core
+from rm_abstract.base.errors import DeviceUnavailableError, from_core
 from rm_abstract.worker.interpreter import environment, interpreter
 
 ROLES = ("compile", "execute")
@@ -79,6 +79,6 @@ def _close_all() -> None:
 
 def compile_error(error: BaseException) -> Exception:
     """A worker's failure as the public exception of compilation."""
-    from rm_abstract.errors import CompileError
+    from rm_abstract.base.errors import CompileError
 
     return from_core(error, CompileError)

@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import Any
 
 from rm_abstract import plugin as public
-from rm_abstract.python_plugins import Found, fingerprint, source_digest
 from rm_abstract.worker import artefact_header
+from rm_abstract.worker.python_plugins import Found, fingerprint, source_digest
 from rm_abstract.worker.tensors import Tensor
 
 Rows = list[tuple[str, str, list[int], memoryview]]

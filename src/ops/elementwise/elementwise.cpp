@@ -14,17 +14,12 @@ using ir::Node;
 using ir::TensorType;
 using Types = std::vector<TensorType>;
 
-// exp ... sigmoid, gelu, gelu_tanh, silu, reciprocal, softplus, log1p, expm1, div.
-bool float_only(int opcode) {
-  return (opcode >= 4 && opcode <= 12) || (opcode >= 14 && opcode <= 16) || opcode == 18 ||
-         (opcode >= 23 && opcode <= 25) || opcode == 43;
-}
-
 void check_class(const Node& node, const EwiseOpcode& row, const TensorType& type) {
-  if (float_only(row.opcode) && !ir::is_floating(type.dtype)) {
+  const ewise::Operands meant = ewise::operands_of(row.opcode);
+  if (meant == ewise::Operands::kFloat && !ir::is_floating(type.dtype)) {
     fail(node, "floating operands", type.str() + "; try a cast");
   }
-  if (row.opcode >= 55 && row.opcode <= 57 && ir::is_floating(type.dtype)) {
+  if (meant == ewise::Operands::kInteger && ir::is_floating(type.dtype)) {
     fail(node, "integer or bool operands", type.str() + "; try a cast");
   }
 }
@@ -106,7 +101,7 @@ std::vector<HostTensor> reference_cast(const Node&, const HostOperands& in, cons
 std::vector<OpDef> elementwise_ops() {
   std::vector<OpDef> out;
   for (const EwiseOpcode& row : ewise_opcodes()) {
-    if (row.arity == 0 || row.opcode == kOpCopy || row.name == "fma") continue;  // programs only
+    if (row.arity == 0 || row.opcode == ewise::kCopy || row.name == "fma") continue;  // programs only
     auto* infer = row.arity == 1 ? infer_unary : row.arity == 2 ? infer_binary : infer_where;
     uint32_t traits = kElementwise | (row.commutative ? kCommutative : 0u);
     out.push_back({row.name, row.arity, row.arity, traits, infer, elementwise_cost, reference});

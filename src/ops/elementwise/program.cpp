@@ -22,7 +22,7 @@ void check_program(const Node& node) {
     const EwiseOpcode* row = find_opcode(code[i]);
     if (row == nullptr) fail(node, "a known opcode", std::to_string(code[i]));
     if (code[i + 1] < 0 || code[i + 1] > 2) fail(node, "a class 0..2", std::to_string(code[i + 1]));
-    if (row->opcode == kOpConst) {
+    if (row->opcode == ewise::kConst) {
       if (code[i + 2] < 0 || code[i + 2] >= static_cast<int64_t>(imm.size())) {
         fail(node, "an immediate in range", std::to_string(code[i + 2]));
       }
@@ -74,7 +74,7 @@ Register step(const int64_t* in, const std::vector<Register>& regs,
   auto opcode = static_cast<int>(in[0]);
   auto cls = static_cast<EwiseClass>(in[1]);
   auto read = [&](int k) { return in[k] >= 0 ? regs[static_cast<size_t>(in[k])] : Register{}; };
-  if (opcode == kOpConst) {
+  if (opcode == ewise::kConst) {
     double v = imm[static_cast<size_t>(in[2])];
     return cls == EwiseClass::kInt ? Register::of_int(Register::of(v).as_int()) : Register::of(v);
   }
@@ -83,7 +83,7 @@ Register step(const int64_t* in, const std::vector<Register>& regs,
   if (cls == EwiseClass::kInt) {
     // `where` tests its condition as it is: 0.5 is true.
     int64_t first =
-        opcode == 70 ? static_cast<int64_t>(a.is_int ? a.n != 0 : a.f != 0) : a.as_int();
+        opcode == ewise::kWhere ? static_cast<int64_t>(a.is_int ? a.n != 0 : a.f != 0) : a.as_int();
     return Register::of_int(apply_int(opcode, first, b.as_int(), c.as_int()));
   }
   auto narrow = [&](double v) {

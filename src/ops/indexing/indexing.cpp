@@ -1,5 +1,5 @@
-// gather, scatter, index, index_copy, embedding: elements chosen by index values, every index
-// checked.
+// gather, scatter, index, index_copy, embedding: elements chosen by index values. Inference checks
+// the shapes, references and kernels check every index.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -29,11 +29,23 @@ int64_t checked(const Node& node, int64_t index, int64_t size) {
   return index;
 }
 
+// An index must not be longer than what it points into, but along the axis its values run over.
+void check_inside(const Node& node, const TensorType& index, const TensorType& x, size_t axis) {
+  for (size_t d = 0; d < x.rank(); ++d) {
+    if (d == axis) continue;
+    const ir::Dim room = x.dims[d] - index.dims[d];
+    if (room.is_static() && room.value() < 0) {
+      fail(node, "an index of at most " + x.dims[d].str() + " along axis " + std::to_string(d),
+           index.dims[d].str());
+    }
+  }
+}
+
 Types infer_gather(const Graph& graph, const Node& node) {
   const TensorType &x = operand_type(graph, node, 0), &index = operand_type(graph, node, 1);
   check_index(node, index);
   check_rank(node, index, x.rank(), "an index");
-  axis_of(node, x.rank());
+  check_inside(node, index, x, axis_of(node, x.rank()));
   return {{x.dtype, index.dims}};
 }
 
@@ -62,7 +74,7 @@ Types infer_scatter(const Graph& graph, const Node& node) {
   check_rank(node, index, x.rank(), "an index");
   check_rank(node, src, x.rank(), "a source");
   check_dtype(node, src, x.dtype, "a source");
-  axis_of(node, x.rank());
+  check_inside(node, index, x, axis_of(node, x.rank()));
   for (size_t d = 0; d < src.rank(); ++d)
     unify(node, src.dims[d], index.dims[d], "source and index sizes");
   std::string kind = node.s_or("kind", "set");
@@ -218,8 +230,11 @@ Cost lookup_cost(const Graph& graph, const Node& node) {
 extern const OpDef kGather{"gather", 2, 2, kIndexing, infer_gather, lookup_cost, reference_gather};
 extern const OpDef kScatter{"scatter",        3, 3, kIndexing, infer_scatter, copy_cost,
                             reference_scatter};
-extern const OpDef kIndexCopy{"index_copy",        3, 3, kIndexing, infer_index_copy, copy_cost,
-                              reference_index_copy};
+extern const OpDef kIndexCopy{"index_copy",         3,
+                              3,                    kIndexing,
+                              infer_index_copy,     copy_cost,
+                              reference_index_copy, Effects::kNone,
+                              /*updates=*/0};
 extern const OpDef kIndex{"index",     2,           kAnyNumber,     kIndexing,
                           infer_index, lookup_cost, reference_index};
 extern const OpDef kEmbedding{"embedding",        2, 2, kIndexing, infer_embedding, lookup_cost,

@@ -57,7 +57,7 @@ Types infer_linear(const Graph& graph, const Node& node) {
 
 int activation_opcode(const Node& node) {
   std::string name = node.s_or("activation", "none");
-  if (name == "none") return kOpCopy;
+  if (name == "none") return ewise::kCopy;
   for (const char* known : {"relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"}) {
     if (name == known) return find_opcode(name)->opcode;
   }

@@ -195,7 +195,7 @@ std::vector<HostTensor> reference_quant_linear(const Node& node, const HostOpera
   const std::vector<double> bias = has(4) ? to_doubles(*in[4]) : std::vector<double>{};
   const std::vector<double> residual = has(5) ? to_doubles(*in[5]) : std::vector<double>{};
   const std::string activation = node.s_or("activation", "none");
-  const int opcode = activation == "none" ? kOpCopy : find_opcode(activation)->opcode;
+  const int opcode = activation == "none" ? ewise::kCopy : find_opcode(activation)->opcode;
   const auto* bytes = reinterpret_cast<const uint8_t*>(in[1]->bytes.data());
   const int64_t rows =
       k == 0 ? out[0].num_elements() / std::max<int64_t>(n, 1) : static_cast<int64_t>(x.size()) / k;

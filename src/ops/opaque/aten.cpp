@@ -21,6 +21,8 @@ std::vector<HostTensor> reference_aten(const ir::Node& node, const HostOperands&
 
 }  // namespace
 
-extern const OpDef kAten{"aten", 0, kAnyNumber, kOpaque, infer_aten, copy_cost, reference_aten};
+// Nothing is known of the operator unless the node says that it is pure.
+extern const OpDef kAten{"aten",     0,         kAnyNumber,     kOpaque,
+                         infer_aten, copy_cost, reference_aten, Effects::kRandom};
 
 }  // namespace rm::ops

@@ -40,19 +40,19 @@ struct Program {
     if (it == imm.end()) it = imm.insert(it, value);
     int64_t index = it - imm.begin();
     for (size_t i = 0; i < code.size(); i += ops::kEwiseFields) {
-      if (code[i] == ops::kOpConst && code[i + 1] == static_cast<int64_t>(cls) &&
+      if (code[i] == ewise::kConst && code[i + 1] == static_cast<int64_t>(cls) &&
           code[i + 2] == index) {
         return kFirstInstruction + static_cast<int64_t>(i / ops::kEwiseFields);
       }
     }
-    return instruction(ops::kOpConst, cls, index);
+    return instruction(ewise::kConst, cls, index);
   }
 };
 
 bool is_elementwise(const Node& node) {
   if (node.op == "cast" || node.op == "ewise") return true;
   const ops::EwiseOpcode* row = ops::find_opcode(node.op);
-  return row != nullptr && row->arity > 0 && row->opcode != ops::kOpCopy;
+  return row != nullptr && row->arity > 0 && row->opcode != ewise::kCopy;
 }
 
 // Narrow integers wrap when stored, which a 64-bit register would not do.
@@ -86,7 +86,7 @@ class Builder {
     Program& program = state_.program;
     auto shift = static_cast<int64_t>(program.operands.size()) - kFirstInstruction;
     for (size_t i = 0; i < program.code.size(); i += ops::kEwiseFields) {
-      if (program.code[i] == ops::kOpConst) continue;
+      if (program.code[i] == ewise::kConst) continue;
       for (size_t k = 2; k < ops::kEwiseFields; ++k) {
         if (program.code[i + k] >= kFirstInstruction) program.code[i + k] += shift;
       }
@@ -187,7 +187,7 @@ class Builder {
       return state_.program.instruction(ops::find_opcode("ne")->opcode, from, reg, zero);
     }
     if (cls == from && &node != &root_) return reg;  // half precision is computed in f32
-    return state_.program.instruction(ops::kOpCopy, cls, reg);
+    return state_.program.instruction(ewise::kCopy, cls, reg);
   }
 
   ops::EwiseClass class_of(int64_t reg) const {
@@ -210,7 +210,7 @@ class Builder {
     }
     for (size_t i = 0; i < code.size(); i += ops::kEwiseFields) {
       auto cls = static_cast<ops::EwiseClass>(code[i + 1]);
-      if (code[i] == ops::kOpConst) {
+      if (code[i] == ewise::kConst) {
         regs.push_back(state_.program.constant(imm[static_cast<size_t>(code[i + 2])], cls));
         continue;
       }
@@ -220,7 +220,7 @@ class Builder {
         r[k] = from < 0 ? -1 : regs[static_cast<size_t>(from)];
       }
       // A rounding to half precision that is now inside the program.
-      bool identity = code[i] == ops::kOpCopy && class_of(r[0]) == cls;
+      bool identity = code[i] == ewise::kCopy && class_of(r[0]) == cls;
       regs.push_back(identity ? r[0] : state_.program.instruction(code[i], cls, r[0], r[1], r[2]));
     }
     return regs.back();

@@ -2,8 +2,14 @@
 #include "base/log.hpp"
 
 #include <doctest/doctest.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <regex>
+#include <sstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -49,4 +55,36 @@ TEST_CASE("a message that is not wanted is never made") {
     return std::string("text");
   });
   CHECK_FALSE(made);
+}
+
+TEST_CASE("a line has time, process, level and topic, and lines of several threads do not mix") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const int saved = dup(STDERR_FILENO);
+  dup2(ends[1], STDERR_FILENO);
+  rm::configure_log("");
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int i = 0; i < 50; ++i) {
+        errno = 42;
+        rm::log_warn(LogTopic::kCache, std::string(100, static_cast<char>('a' + t)));
+        CHECK(errno == 42);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  dup2(saved, STDERR_FILENO);
+  close(saved);
+  close(ends[1]);
+  std::string text;
+  char piece[4096];
+  for (ssize_t got; (got = read(ends[0], piece, sizeof(piece))) > 0;) text.append(piece, got);
+  close(ends[0]);
+  const std::regex line(R"(\[rm \d\d:\d\d:\d\d\.\d{3} )" + std::to_string(getpid()) +
+                        R"( warn\] cache: (a{100}|b{100}|c{100}|d{100}))");
+  int lines = 0;
+  std::istringstream stream(text);
+  for (std::string got; std::getline(stream, got); ++lines) CHECK(std::regex_match(got, line));
+  CHECK(lines == 200);
 }

@@ -46,7 +46,7 @@ TEST_CASE("the second call hits memory, another cache object the disk, with the 
   CompileCache cache(settings(folder));
   const auto result = cache.get_or_compile(key_of(1), compiler.fn());
   CHECK(result.source == Source::kDisk);
-  CHECK(text_of(*result.entry, "plan") == content_of(1));
+  CHECK(text_of(*result.entry, "program") == content_of(1));
   CHECK(compiler.runs == 1);
   CHECK(counter(cache, "miss") == 0);
   CHECK(cache.total_counters()["miss"] == 1);
@@ -65,7 +65,7 @@ TEST_CASE("many threads that ask for one key compile once") {
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
         return artefact_of(1);
       });
-      if (text_of(*result.entry, "plan") != content_of(1)) ++wrong;
+      if (text_of(*result.entry, "program") != content_of(1)) ++wrong;
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -160,7 +160,7 @@ TEST_CASE("check compares what is stored with a fresh compile") {
   CHECK(counter(same, "check_same") == 1);
   const auto result = differs.get_or_compile(key_of(1), [] { return artefact_of(2); });
   CHECK(counter(differs, "check_differ") == 1);
-  CHECK(text_of(*result.entry, "plan") == content_of(2));
+  CHECK(text_of(*result.entry, "program") == content_of(2));
 }
 
 TEST_CASE("a key that could not be hashed bypasses the cache with its reason") {
@@ -168,7 +168,7 @@ TEST_CASE("a key that could not be hashed bypasses the cache with its reason") {
   CompileCache cache(settings(folder));
   Compiler compiler{1};
   const auto key =
-      rm::cache::KeyBuilder(rm::cache::ArtefactKind::kPlan).bypass("lambda in config").finish();
+      rm::cache::KeyBuilder(rm::cache::ArtefactKind::kProgram).bypass("lambda in config").finish();
   cache.get_or_compile(key, compiler.fn());
   cache.get_or_compile(key, compiler.fn());
   CHECK(cache.lookup(key) == nullptr);
@@ -195,8 +195,8 @@ TEST_CASE("several entries of a key are told apart by guards, from memory and fr
     CHECK(counter(cache, "guard_miss") >= 1);
   }
   CompileCache cache(settings(folder));
-  CHECK(text_of(*cache.lookup(key_of(1), wants("rank 1")), "plan") == content_of(1));
-  CHECK(text_of(*cache.lookup(key_of(1), wants("rank 2")), "plan") == content_of(2));
+  CHECK(text_of(*cache.lookup(key_of(1), wants("rank 1")), "program") == content_of(1));
+  CHECK(text_of(*cache.lookup(key_of(1), wants("rank 2")), "program") == content_of(2));
   CHECK(cache.lookup(key_of(1), wants("rank 3")) == nullptr);
   CHECK(cache.lookup(key_of(1)) == nullptr);  // who does not check gets no guarded entry
   CHECK(cache.entries().size() == 2);
@@ -209,11 +209,11 @@ TEST_CASE("an entry whose content does not load is quarantined and compiled agai
   const auto result = cache.get_or_compile(
       key_of(1), [] { return artefact_of(1); },
       [](const Entry& entry) -> Verdict {
-        if (text_of(entry, "plan") != content_of(1))
+        if (text_of(entry, "program") != content_of(1))
           throw rm::Error(RM_DATA_LOSS, "[test] no plan");
         return Verdict::kAccept;
       });
-  CHECK(text_of(*result.entry, "plan") == content_of(1));
+  CHECK(text_of(*result.entry, "program") == content_of(1));
   CHECK(counter(cache, "corrupt") == 1);
   CHECK(fs::exists(object_path(cache, key_of(1))));
 }
@@ -233,7 +233,7 @@ TEST_CASE("a rejected entry is gone from memory and disk") {
   const auto result = cache.get_or_compile(key_of(1), [] { return artefact_of(1); });
   cache.reject(*result.entry, "parity failed");
   CHECK(cache.lookup(key_of(1)) == nullptr);
-  CHECK(text_of(*result.entry, "plan") == content_of(1));  // who holds it keeps it
+  CHECK(text_of(*result.entry, "program") == content_of(1));  // who holds it keeps it
 }
 
 TEST_CASE("files that are not sound entries of the key are never served") {
@@ -260,7 +260,7 @@ TEST_CASE("files that are not sound entries of the key are never served") {
     CHECK(counter(cache, "corrupt") == 1);
     CHECK_FALSE(fs::exists(path));
     Compiler compiler{1};
-    CHECK(text_of(*cache.get_or_compile(key_of(1), compiler.fn()).entry, "plan") == content_of(1));
+    CHECK(text_of(*cache.get_or_compile(key_of(1), compiler.fn()).entry, "program") == content_of(1));
     CHECK(read_file(path).size() == good.size());
   }
   CHECK(std::distance(fs::directory_iterator(folder.path + "/cache/v1/quarantine"),
@@ -328,7 +328,7 @@ TEST_CASE("a shared tier serves what the local one lacks, and is never written")
   CompileCache cache(here);
   const auto hit = cache.get_or_compile(key_of(1), [] { return artefact_of(9); });
   CHECK(hit.source == Source::kShared);
-  CHECK(text_of(*hit.entry, "plan") == content_of(1));
+  CHECK(text_of(*hit.entry, "program") == content_of(1));
   cache.get_or_compile(key_of(2), [] { return artefact_of(2); });
   CHECK(CompileCache(settings(shared)).lookup(key_of(2)) == nullptr);
 }
@@ -373,7 +373,7 @@ TEST_CASE("a child of fork has a cache of its own and does not wait for the pare
   if (child == 0) {
     alarm(20);
     const auto result = cache.get_or_compile(key_of(2), [] { return artefact_of(2); });
-    _exit(text_of(*result.entry, "plan") == content_of(2) && counter(cache, "compile") == 1 ? 0
+    _exit(text_of(*result.entry, "program") == content_of(2) && counter(cache, "compile") == 1 ? 0
                                                                                             : 1);
   }
   int status = -1;

@@ -39,8 +39,8 @@ TEST_CASE("an entry comes back as it was written") {
   const Decoded decoded = decode(file);
   REQUIRE(decoded.entry);
   CHECK(decoded.entry->key == key.digest);
-  CHECK(decoded.entry->kind == rm::cache::ArtefactKind::kPlan);
-  CHECK(text_of(*decoded.entry, "plan") == content_of(1, 9000));
+  CHECK(decoded.entry->kind == rm::cache::ArtefactKind::kProgram);
+  CHECK(text_of(*decoded.entry, "program") == content_of(1, 9000));
   CHECK(text_of(*decoded.entry, "log") == "made 1");
   CHECK(decoded.entry->section("other") == nullptr);
   CHECK(decoded.entry->metadata.guards == R"({"rank":2})");

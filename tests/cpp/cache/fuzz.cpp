@@ -31,13 +31,13 @@ std::string encode(const rm::cache::Key& key, rm::cache::Artefact artefact,
 }
 
 std::vector<std::string> seeds(const std::optional<rm::Digest>& secret) {
-  const auto key = rm::cache::KeyBuilder(rm::cache::ArtefactKind::kPlan)
+  const auto key = rm::cache::KeyBuilder(rm::cache::ArtefactKind::kProgram)
                        .set(rm::cache::KeyField::kProgram, "program")
                        .finish();
   std::vector<std::string> out;
   out.push_back(encode(key, {}, {}));
-  out.push_back(encode(key, {{{"plan", "small"}, {"", ""}, {"log", "text"}}, "g", "p", "c"}, {}));
-  out.push_back(encode(key, {{{"plan", std::string(6000, 'p')}, {"x", "y"}}, {}, {}, {}}, secret));
+  out.push_back(encode(key, {{{"program", "small"}, {"", ""}, {"log", "text"}}, "g", "p", "c"}, {}));
+  out.push_back(encode(key, {{{"program", std::string(6000, 'p')}, {"x", "y"}}, {}, {}, {}}, secret));
   return out;
 }
 

@@ -32,9 +32,9 @@ TEST_CASE("a listing shows kind, size, fields and what it cost") {
   const auto entries = cache.entries();
   REQUIRE(entries.size() == 2);
   for (const auto& entry : entries) {
-    const bool plan = entry.header.kind == ArtefactKind::kPlan;
+    const bool plan = entry.header.kind == ArtefactKind::kProgram;
     CHECK(entry.header.key ==
-          key_of(plan ? 1 : 2, plan ? ArtefactKind::kPlan : ArtefactKind::kVerdict).digest);
+          key_of(plan ? 1 : 2, plan ? ArtefactKind::kProgram : ArtefactKind::kVerdict).digest);
     CHECK(entry.metadata.compile_ms == (plan ? 250 : 0));
     CHECK(entry.metadata.fields == key_of(plan ? 1 : 2, entry.header.kind).fields);
   }
@@ -94,7 +94,7 @@ TEST_CASE("derived weights have a limit of their own") {
   const TemporaryFolder folder;
   CompileCache cache(settings(folder));
   for (int i = 0; i < 4; ++i) {
-    const auto kind = i < 2 ? ArtefactKind::kPlan : ArtefactKind::kDerived;
+    const auto kind = i < 2 ? ArtefactKind::kProgram : ArtefactKind::kDerived;
     cache.publish(key_of(i, kind), artefact_of(i, 20'000));
     set_age(object_path(cache, key_of(i, kind)), 5000 - i);
   }
@@ -117,7 +117,7 @@ TEST_CASE("an entry in use keeps its bytes when it is evicted, cleared and store
   REQUIRE(held);
   CHECK(cache.clear() == 1);
   cache.publish(key_of(1), artefact_of(2, size));
-  CHECK(text_of(*held, "plan") == content_of(1, size));
+  CHECK(text_of(*held, "program") == content_of(1, size));
 }
 
 TEST_CASE(

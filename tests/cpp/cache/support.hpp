@@ -34,7 +34,7 @@ inline rm::cache::Settings settings(const TemporaryFolder& folder) {
 }
 
 inline rm::cache::Key key_of(int number,
-                             rm::cache::ArtefactKind kind = rm::cache::ArtefactKind::kPlan) {
+                             rm::cache::ArtefactKind kind = rm::cache::ArtefactKind::kProgram) {
   return rm::cache::KeyBuilder(kind)
       .set(rm::cache::KeyField::kProgram, "program " + std::to_string(number))
       .finish();
@@ -49,7 +49,7 @@ inline std::string content_of(int number, size_t size = 5000) {
 }
 
 inline rm::cache::Artefact artefact_of(int number, size_t size = 5000, std::string guards = {}) {
-  return {{{"plan", content_of(number, size)}, {"log", "made " + std::to_string(number)}},
+  return {{{"program", content_of(number, size)}, {"log", "made " + std::to_string(number)}},
           std::move(guards),
           "test",
           "any"};

@@ -198,23 +198,38 @@ std::string compare(const Spec& s, const Operands& o, const std::vector<uint8_t>
   return wrong;
 }
 
+/// Runs one row on the operands; whether it took the problem.
+bool run_row(const rm_kernel& row, const Spec& s, Operands& o,
+             const std::vector<uint8_t>& untouched) {
+  const Prepared prepared(row, make_problem(s, o));
+  if (!prepared.supported()) return false;
+  std::memcpy(o.c.data(), untouched.data(), untouched.size());
+  prepared.launch();
+  INFO(text(row.name), ": ", describe(s));
+  CHECK_MESSAGE(prepared.workspace_kept(), "wrote behind its workspace");
+  const std::string wrong = compare(s, o, untouched, text(row.name) == "gemm_onednn");
+  CHECK_MESSAGE(wrong.empty(), wrong);
+  return true;
+}
+
+std::vector<uint8_t> random_result(const Spec& s, Operands& o, Random& random) {
+  fill(o.c, random, 0);
+  const size_t bytes = static_cast<size_t>(o.c.elements) * (s.dtype.bits / 8);
+  return {o.c.memory.get(), o.c.memory.get() + bytes};
+}
+
+/// Runs one spec on one row; whether the row took it.
+bool run_on(const rm_kernel& row, const Spec& s, Random& random) {
+  Operands o = make_operands(s, random);
+  return run_row(row, s, o, random_result(s, o, random));
+}
+
 /// Runs one spec on every row; returns how many rows took it.
 int run_everywhere(const Spec& s, Random& random) {
   Operands o = make_operands(s, random);
-  fill(o.c, random, 0);
-  const size_t bytes = static_cast<size_t>(o.c.elements) * (s.dtype.bits / 8);
-  const std::vector<uint8_t> untouched(o.c.memory.get(), o.c.memory.get() + bytes);
+  const std::vector<uint8_t> untouched = random_result(s, o, random);
   int taken = 0;
-  for (const rm_kernel* row : gemm_rows()) {
-    const Prepared prepared(*row, make_problem(s, o));
-    if (!prepared.supported()) continue;
-    ++taken;
-    std::memcpy(o.c.data(), untouched.data(), bytes);
-    prepared.launch();
-    const std::string wrong = compare(s, o, untouched, text(row->name) == "gemm_onednn");
-    INFO(text(row->name), ": ", describe(s));
-    CHECK_MESSAGE(wrong.empty(), wrong);
-  }
+  for (const rm_kernel* row : gemm_rows()) taken += run_row(*row, s, o, untouched);
   return taken;
 }
 
@@ -246,6 +261,64 @@ TEST_CASE("every row agrees with sums in double on random shapes, types and epil
     const int64_t gaps[] = {0, 0, 1, 13, 1000};
     s.gap = pick(gaps, random);
     CHECK(run_everywhere(s, random) >= 2);
+  }
+}
+
+/// Sizes on both sides of every edge that a row names for an axis, and of twice the edge.
+std::vector<int64_t> sizes_around_edges(const rm_kernel& row, char axis) {
+  std::vector<int64_t> sizes = {1, 2, 3};
+  for (size_t i = 0; i < row.num_edges; ++i) {
+    if (row.edges[i].axis != static_cast<uint32_t>(axis)) continue;
+    const int64_t edge = row.edges[i].size;
+    for (int64_t size : {edge - 1, edge, edge + 1, 2 * edge - 1, 2 * edge, 2 * edge + 1}) {
+      if (size > 0) sizes.push_back(size);
+    }
+  }
+  return sizes;
+}
+
+TEST_CASE("every row agrees with sums in double on sizes around the edges it names itself") {
+  const unsigned seed = 20261123;
+  MESSAGE("seed ", seed);
+  Random random(seed);
+  constexpr int64_t kMostProducts = 400'000;
+  for (const rm_kernel* row : gemm_rows()) {
+    INFO(text(row->name));
+    const std::string name = text(row->name);
+    const bool own = name.find("direct") != name.npos || name.find("packed") != name.npos;
+    CHECK((row->num_edges > 0) == own);
+    if (!own) continue;
+    const std::vector<int64_t> ms = sizes_around_edges(*row, 'M');
+    const std::vector<int64_t> ns = sizes_around_edges(*row, 'N');
+    const std::vector<int64_t> ks = sizes_around_edges(*row, 'K');
+    const DLDataType types[] = {kF32, kBF16, kF16};
+    int runs = 0;
+    for (int round = 0; round < 400 && runs < 60; ++round) {
+      Spec s;
+      s.dtype = pick(types, random);
+      s.m = ms[random() % ms.size()], s.n = ns[random() % ns.size()];
+      s.k = ks[random() % ks.size()];
+      if (s.m * s.n * s.k > kMostProducts) continue;
+      s.bias = random() % 2, s.residual = random() % 2, s.gap = random() % 2 ? 0 : 3;
+      s.constant_b = random() % 2;
+      const bool ran = run_on(*row, s, random);
+      if (!ran) continue;
+      ++runs;
+    }
+    if (runs == 0) MESSAGE(name, " was not run: this machine cannot");
+  }
+}
+
+TEST_CASE("a sum longer than one pass is right in the columns behind the last four") {
+  Random random(20261124);
+  for (const rm_kernel* row : gemm_rows()) {
+    for (int64_t m : {1, 2, 7, 32}) {
+      for (int64_t n : {1, 2, 3, 5, 10, 18}) {
+        Spec s;
+        s.m = m, s.n = n, s.k = 2050;
+        run_on(*row, s, random);
+      }
+    }
   }
 }
 

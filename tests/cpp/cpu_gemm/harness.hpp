@@ -230,11 +230,14 @@ class Prepared {
       return;
     }
     check(row.prepare(&problem_, nullptr, 0, &state_));
-    workspace_ = allocate(row.workspace ? row.workspace(state_) : 0);
+    workspace_bytes_ = row.workspace ? row.workspace(state_) : 0;
+    workspace_ = allocate(workspace_bytes_ + kGuardBytes);
+    std::memset(workspace_.get() + workspace_bytes_, kGuard, kGuardBytes);
     if (row.packing && p.constant_b) {
       row.packing(state_, 1, &packing_);
       if (packing_.bytes) {
-        packed_ = allocate(packing_.bytes);
+        packed_ = allocate(packing_.bytes + kGuardBytes);
+        std::memset(packed_.get() + packing_.bytes, kGuard, kGuardBytes);
         check(row.prepack(state_, 1, &p.b->view, packed_.get()));
       }
     }
@@ -256,10 +259,23 @@ class Prepared {
     const rm_launch l{sizeof(rm_launch), state_, inputs, outputs, workspace_.get(), nullptr};
     check(row_.launch(&l));
   }
+  /// No byte behind the workspace or the packed operand was written.
+  bool workspace_kept() const {
+    const auto kept = [](const char* guard) {
+      for (size_t i = 0; i < kGuardBytes; ++i) {
+        if (guard[i] != kGuard) return false;
+      }
+      return true;
+    };
+    return kept(workspace_.get() + workspace_bytes_) &&
+           (!packed_ || kept(packed_.get() + packing_.bytes));
+  }
   uint64_t packed_bytes() const { return packing_.bytes; }
   const void* packed() const { return packed_.get(); }
 
  private:
+  static constexpr size_t kGuardBytes = 256;
+  static constexpr char kGuard = 0x5a;
   void build() {
     const auto ref = [](const Tensor* t) { return t ? &t->view : nullptr; };
     inputs_[0] = ref(p_.a), inputs_[1] = ref(p_.b), inputs_[2] = ref(p_.bias);
@@ -292,6 +308,7 @@ class Prepared {
   rm_packing packing_{};
   rm_kernel_state* state_ = nullptr;
   std::string why_not_;
+  uint64_t workspace_bytes_ = 0;
   Memory workspace_, packed_;
 };
 

@@ -7,6 +7,8 @@
 #include <random>
 
 #include "base/error.hpp"
+#include "ir/byte_count.hpp"
+#include "ir/layout.hpp"
 #include "ir/scalar.hpp"
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
@@ -21,6 +23,48 @@ TEST_CASE("equal dim expressions have one text") {
   CHECK(Dim::floordiv(s * 4 + 8, 4) == s + 2);
   CHECK(Dim::parse("1+s0*3+floordiv(s1,2)").str() == "floordiv(s1,2)+3*s0+1");
   CHECK(Dim::parse(Dim::parse("2*(s0+s1)*s0-7").str()) == Dim::parse("2*s0*s0+2*s1*s0-7"));
+}
+
+TEST_CASE("dims that do not fit 63 bits or expand without end are refused") {
+  auto refused = [](const std::string& text) {
+    CAPTURE(text);
+    CHECK_THROWS_AS(Dim::parse(text), rm::Error);
+  };
+  refused("9223372036854775808");
+  refused("9223372036854775807+1");
+  refused("-9223372036854775807-1");
+  refused("9223372036854775807*2");
+  refused("floordiv(-9223372036854775807-1,-1)");
+  refused("mod(1,0)");
+  // (a0+b0)*(a1+b1)*... has 2^n terms.
+  std::string product;
+  for (int i = 0; i < 30; ++i) {
+    product += (i == 0 ? "(a" : "*(a") + std::to_string(i) + "+b" + std::to_string(i) + ")";
+  }
+  refused(product);
+  std::string power = "s0";
+  for (int i = 0; i < 200; ++i) power += "*s0";
+  refused(power);
+  CHECK(Dim::parse("-9223372036854775807").value() == -INT64_MAX);
+  CHECK(Dim::parse("9223372036854775807*s0").str() == "9223372036854775807*s0");
+  CHECK(Dim::parse("mod(9223372036854775807,-2)").value() == -1);
+  CHECK(Dim::floordiv(Dim::parse("-9223372036854775807"), -1).value() == INT64_MAX);
+  CHECK(Dim::floordiv(Dim::parse("3*s0"), -1).str() == "-3*s0");
+}
+
+TEST_CASE("sizes are multiplied with care") {
+  CHECK(num_bytes(std::vector<int64_t>{3, 5}, DType::kF32) == 60);
+  CHECK(num_elements(std::vector<int64_t>{}) == 1);
+  CHECK(num_elements(std::vector<int64_t>{INT64_MAX, INT64_MAX, 0}) == 0);
+  CHECK(num_bytes(std::vector<int64_t>{kMaxBytes}, DType::kU8) == kMaxBytes);
+  CHECK_THROWS_AS(num_bytes(std::vector<int64_t>{kMaxBytes}, DType::kI16), rm::Error);
+  CHECK_THROWS_AS(num_elements(std::vector<int64_t>{1LL << 32, 1LL << 32}), rm::Error);
+  CHECK_THROWS_AS(num_elements(std::vector<int64_t>{-1, 0}), rm::Error);
+  CHECK_THROWS_AS(contiguous_strides({1, INT64_MAX, INT64_MAX}), rm::Error);
+  CHECK(contiguous(DType::kF32, {0, INT64_MAX, INT64_MAX}).is_contiguous());
+  const Layout row = contiguous(DType::kF32, {8});
+  CHECK(view_slice(row, 0, 3, 8, INT64_MAX).dims == Ints{1});
+  CHECK(view_slice(row, 0, 8, 8, 1).offset == 0);
 }
 
 TEST_CASE("substitution evaluates like integer arithmetic") {

@@ -49,7 +49,7 @@ TEST_CASE("a program of one instruction equals the operator of that name") {
   std::normal_distribution<double> normal;
   for (const auto& row : ops::ewise_opcodes()) {
     if (ops::find(row.name) == nullptr || row.name == "where") continue;
-    bool ints = row.opcode >= 55 && row.opcode <= 57;
+    bool ints = ewise::operands_of(row.opcode) == ewise::Operands::kInteger;
     std::vector<double> a, b;
     for (int i = 0; i < 16; ++i) {
       a.push_back(ints ? i % 5 : normal(rng));

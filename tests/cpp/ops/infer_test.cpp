@@ -1,6 +1,8 @@
 // Type inference: symbolic dims, broadcasting, and what is refused.
 #include "ops/infer.hpp"
 
+#include <algorithm>
+
 #include "support.hpp"
 
 using namespace rm;
@@ -91,4 +93,50 @@ TEST_CASE("costs count multiply-adds and traffic") {
   CHECK(linear.flops == 2.0 * 6 * 5 * 4);
   CHECK(linear.bytes == 4.0 * (24 + 20 + 30));
   CHECK(ops::cost(graph, graph.nodes[1]).bytes == 0);
+}
+
+TEST_CASE("an index that is longer than what it points into is refused where it can be known") {
+  auto message = [](const char* x, const char* index, const char* op) {
+    const std::string from = std::string(x), at = std::string(index);
+    std::string body = "sym s0 [1,64]\ninput %0 \"x\" : f32[" + from + "]\ninput %1 \"i\" : i64[" + at +
+                       "]\ninput %2 \"s\" : f32[" + at + "]\n";
+    if (std::string(op) == "gather") {
+      body += "%3 = gather(%0, %1) {axis=1} : f32[" + at + "]\nreturn %3\n";
+    } else {
+      body += "%3 = scatter(%0, %1, %2) {axis=1, kind=\"set\"} : f32[" + from + "]\nreturn %3\n";
+    }
+    return type_error(body);
+  };
+  for (const char* op : {"gather", "scatter"}) {
+    CAPTURE(op);
+    CHECK(message("2,3", "3,3", op).find("at most 2 along axis 0") != std::string::npos);
+    CHECK(message("s0,3", "s0+1,3", op).find("at most s0 along axis 0") != std::string::npos);
+    CHECK(message("2,3", "2,9", op) == "");  // along the axis it may be longer
+    CHECK(message("2,3", "1,2", op) == "");
+    CHECK(message("s0,3", "2,3", op) == "");  // known once s0 is
+  }
+}
+
+TEST_CASE("the record of an operator says what it does besides computing its results") {
+  auto effects = [](const char* op, ir::Attrs attrs) {
+    return ops::effects({op, {}, {}, std::move(attrs)});
+  };
+  CHECK(effects("add", {}) == ops::Effects::kNone);
+  CHECK(effects("aten.rand.default", {}) == ops::Effects::kRandom);
+  CHECK(effects("aten.tril.default", {{"pure", int64_t{1}}}) == ops::Effects::kNone);
+  CHECK(effects("aten.tril.default", {{"pure", int64_t{0}}}) == ops::Effects::kRandom);
+  CHECK(effects("no.such", {{"pure", int64_t{1}}}) == ops::Effects::kIo);
+  for (const ops::OpDef* def : ops::all()) {
+    CAPTURE(def->name);
+    CHECK(def->updates < std::max(def->min_operands, 1));
+  }
+}
+
+TEST_CASE("constants are weights, literals and what pure nodes make of them") {
+  const ir::Graph graph = ir::parse(
+      "rmir 1\ninput %0 \"x\" : f32[2]\nweight %1 \"w\" : f32[2]\n%2 = exp(%1) : f32[2]\n"
+      "%3 = aten.rand_like.default(%2) : f32[2]\n%4 = add(%2, %3) : f32[2]\n"
+      "%5 = aten.flip.default(%2) {pure=1} : f32[2]\n%6 = add(%5, %0) : f32[2]\n"
+      "%7 = full() {value=1} : f32[2]\nreturn %4, %6, %7\n");
+  CHECK(ops::constant_values(graph) == std::vector<char>{0, 1, 1, 0, 0, 1, 0, 1});
 }

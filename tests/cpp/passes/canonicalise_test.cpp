@@ -209,6 +209,16 @@ TEST_CASE("equal nodes, literals and weights become one, opaque nodes do not") {
       {cse});
 }
 
+TEST_CASE("equal opaque nodes that say they are pure become one") {
+  ir::Graph graph = parse_checked(
+      "input %0 \"x\" : f32[2]\n%1 = aten.flip.default(%0) {pure=1} : f32[2]\n"
+      "%2 = aten.flip.default(%0) {pure=1} : f32[2]\nreturn %1, %2\n");
+  cse(graph, {});
+  CHECK(ir::print(graph) ==
+        "rmir 1\ninput %0 \"x\" : f32[2]\n%1 = aten.flip.default(%0) {pure=1} : f32[2]\n"
+        "return %1, %1\n");
+}
+
 TEST_CASE("bounds of dims hold at every corner of the symbols' ranges") {
   ir::Graph graph = ir::parse("rmir 1\nsym a [2,9]\nsym b [1,4]\nreturn\n");
   for (const char* text :

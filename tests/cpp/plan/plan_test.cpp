@@ -2,6 +2,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <random>
 
 #include "base/error.hpp"
@@ -14,8 +15,8 @@ using namespace rm::plan;
 
 namespace {
 
-std::shared_ptr<const Prepared> fake_kernel(int64_t workspace) {
-  auto p = std::make_shared<Prepared>();
+std::shared_ptr<const select::Prepared> fake_kernel(int64_t workspace) {
+  auto p = std::make_shared<select::Prepared>();
   p->workspace_bytes = workspace;
   return p;
 }
@@ -104,6 +105,55 @@ TEST_CASE("the verifier refuses overlaps, missing writes and views outside their
   CHECK_THROWS_AS(verify_plan(small), Error);
 }
 
+TEST_CASE("the verifier refuses a read of content that an update has replaced") {
+  // 0: a donated input, 1: a temporary. Read, update in place, read the new content.
+  Plan plan;
+  plan.buffers = {{BufferKind::kInput, 0, 64, true}, {BufferKind::kTemp, 0, 64}};
+  plan.offsets.assign(2, -1);
+  auto at = [](Ref r, int32_t version) {
+    r.version = version;
+    return r;
+  };
+  auto step = [](std::vector<Ref> inputs, std::vector<Ref> outputs, bool updates) {
+    return PlannedStep{{"fake", {}, std::move(inputs), std::move(outputs), updates}, fake_kernel(0)};
+  };
+  const Ref input = whole(0, 64), temporary = whole(1, 64);
+  plan.steps = {step({input}, {temporary}, false), step({temporary}, {at(input, 1)}, true),
+                step({at(input, 1)}, {at(temporary, 1)}, true)};
+  plan.outputs = {at(input, 1), at(temporary, 1)};
+  plan_memory(plan);
+  verify_plan(plan);
+
+  auto refused = [&](auto change, const char* rule) {
+    Plan broken = plan;
+    change(broken);
+    CHECK_THROWS_WITH_AS(verify_plan(broken), doctest::Contains(rule), Error);
+  };
+  refused([&](Plan& p) { p.steps[2].step.inputs[0].version = 0; }, "that was overwritten");
+  refused([&](Plan& p) { std::swap(p.steps[0], p.steps[1]); }, "write before");
+  refused([&](Plan& p) { p.outputs[0].version = 0; }, "last version");
+  refused([&](Plan& p) { p.steps[1].step.outputs[0].version = 0; }, "next version");
+  refused([&](Plan& p) { p.steps[1].step.inputs[0] = input; }, "does not read what it overwrites");
+  refused([&](Plan& p) { p.steps[1].step.updates = false; }, "never written");
+  refused([&](Plan& p) { p.buffers[0].donated = false; }, "never written");
+  refused([&](Plan& p) { p.steps[2].step = {"fake", {}, {}, {temporary}, false}; },
+          "complete before it is read");
+}
+
+TEST_CASE("the verifier does not agree with sizes that overflow") {
+  Plan plan;
+  plan.buffers = {{BufferKind::kInput, 0, 0}, {BufferKind::kTemp, 0, 0}};
+  plan.offsets = {-1, 0};
+  const int64_t huge = int64_t{1} << 31;
+  // 2^62 elements of 4 bytes: 0 bytes modulo 2^64.
+  Ref r{1, {ir::DType::kF32, {huge, huge}, {huge, 1}, 0}};
+  plan.steps.push_back({{"fake", {}, {}, {r}, false}, fake_kernel(0)});
+  CHECK_THROWS_WITH_AS(verify_plan(plan), doctest::Contains("inside their buffer"), Error);
+  plan.steps[0].step.outputs[0].layout = {
+      ir::DType::kF32, {INT64_MAX, INT64_MAX, INT64_MAX}, {INT64_MAX, INT64_MAX, INT64_MAX}, 0};
+  CHECK_THROWS_WITH_AS(verify_plan(plan), doctest::Contains("inside their buffer"), Error);
+}
+
 TEST_CASE("views cost no step and outputs are written in place") {
   StepList list = lower_text(
       "rmir 1\n"
@@ -141,13 +191,46 @@ TEST_CASE("an operator nobody knows is refused with its name") {
 }
 
 TEST_CASE("sizes among the attributes reach kernels as integers") {
-  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), nullptr};
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), false};
   select::Problem problem("aten.x", {x}, {x}, {{"sym_args", ir::Dims{4, 7}}});
   REQUIRE(problem.c().num_attrs == 1);
   CHECK(problem.c().attrs[0].kind == RM_ATTR_INTS);
   CHECK(problem.c().attrs[0].ints[1] == 7);
   CHECK_THROWS_AS(select::Problem("aten.x", {x}, {x}, {{"n", ir::Dims{ir::Dim::symbol("s0")}}}),
                   Error);
+}
+
+TEST_CASE("problems differ when an operand moves from the inputs to the outputs") {
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), false};
+  select::Problem a("aten.x", {x, x}, {x}, {}), b("aten.x", {x}, {x, x}, {});
+  CHECK(a.key() != b.key());
+}
+
+TEST_CASE("kernels never see the values of a constant before they run") {
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), true};
+  select::Problem problem("gemm", {x}, {x}, {});
+  CHECK(problem.c().constant_inputs == 1);
+  CHECK(problem.input(0).data == nullptr);
+}
+
+TEST_CASE("a row whose cost is not a number is chosen last") {
+  auto row = [](const char* name, double (*cost)(const rm_problem*, const rm_device_info*,
+                                                 uint32_t)) {
+    rm_kernel k{};
+    k.struct_size = sizeof k;
+    k.op = {"copy", 4};
+    k.name = {name, std::string(name).size()};
+    k.num_configs = 1;
+    k.cost_ns = cost;
+    return k;
+  };
+  rm_kernel rows[] = {
+      row("odd", [](const rm_problem*, const rm_device_info*, uint32_t) { return std::nan(""); }),
+      row("known", [](const rm_problem*, const rm_device_info*, uint32_t) { return 50.0; })};
+  select::KernelTable table;
+  for (const auto& r : rows) table.add("fake", &r, nullptr);
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), false};
+  CHECK(table.select(select::Problem("copy", {x}, {x}, {})).row->name() == "known");
 }
 
 TEST_CASE("selection keeps the reasons and prefers the cheaper row") {
@@ -173,7 +256,7 @@ TEST_CASE("selection keeps the reasons and prefers the cheaper row") {
       row("fast", yes, [](const rm_problem*, const rm_device_info*, uint32_t) { return 5.0; })};
   select::KernelTable table;
   for (const auto& r : rows) table.add("fake", &r, nullptr);
-  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), nullptr};
+  select::Operand x{true, ir::contiguous(ir::DType::kF32, {4}), false};
   select::Problem problem("copy", {x}, {x}, {});
   auto choice = table.select(problem);
   CHECK(choice.row->name() == "fast");

@@ -1,7 +1,11 @@
-// The tests, or with --serve the worker they start.
+// The tests, or with --serve the worker they start, or with --traceable a process that waits.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstring>
 
 #include "service.hpp"
@@ -9,6 +13,13 @@
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--serve") == 0) {
     rm::test::serve_for_tests(3);
+    return 0;
+  }
+  if (argc > 1 && std::strcmp(argv[1], "--traceable") == 0) {
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+    std::puts("ready");
+    std::fflush(stdout);
+    pause();
     return 0;
   }
   return doctest::Context(argc, argv).run();

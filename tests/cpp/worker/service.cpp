@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -16,8 +17,16 @@
 namespace rm::test {
 namespace {
 
-/// Tensors in plain memory.
+constexpr int kMostStates = 700;
+std::atomic<int> live_states{0};
+std::atomic<bool> is_running{false};
+
+/// Tensors in plain memory. Refused while a program runs: the client must not ask then.
 struct HostStates final : worker::States {
+  HostStates() {
+    if (++live_states > kMostStates) throw Error(RM_RESOURCE_EXHAUSTED, "too many states", "RM305");
+  }
+  ~HostStates() override { --live_states; }
   std::vector<std::vector<char>> tensors;
 };
 
@@ -36,9 +45,15 @@ class Program final : public worker::Runnable {
     }
     if (what_ == "crash") {
       std::fprintf(stderr, "last words\n");
+      std::signal(SIGSEGV, SIG_DFL);  // a sanitizer has a handler of its own
       std::raise(SIGSEGV);
     }
     if (what_ == "exit") _exit(3);
+    if (what_ == "nap") {
+      is_running = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(800));
+      is_running = false;
+    }
     if (what_ == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
     if (what_ == "error") throw Error(RM_INTERNAL, "device error 7", "RM301");
     for (size_t i = 0; i < std::min(inputs_.size(), outputs_.size()); ++i) {
@@ -50,6 +65,10 @@ class Program final : public worker::Runnable {
   const std::string what_;
   const worker::MappedTensors inputs_, outputs_;
 };
+
+void must_not_run(const char* what) {
+  if (is_running) throw Error(RM_INTERNAL, std::string(what) + " while a program runs", "RM303");
+}
 
 class TestService final : public worker::Service {
  public:
@@ -77,11 +96,13 @@ class TestService final : public worker::Service {
     return std::make_unique<Program>(job);
   }
   std::unique_ptr<worker::States> make_states(uint64_t, const worker::Slots& slots) override {
+    must_not_run("make_states");
     auto made = std::make_unique<HostStates>();
     for (const auto& slot : slots) made->tensors.emplace_back(slot.bytes);
     return made;
   }
   void copy_states(const worker::CopyJob& job) override {  // whole tensors
+    must_not_run("copy_states");
     auto* from = static_cast<HostStates*>(job.from);
     auto* to = static_cast<HostStates*>(job.to);
     const size_t count = (from != nullptr ? from : to)->tensors.size();

@@ -2,10 +2,13 @@
 #include "worker/wire.hpp"
 
 #include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 
@@ -135,7 +138,7 @@ TEST_CASE("a long body arrives whole, with the descriptors it came with") {
   std::string body(3 << 20, 'b');
   body.back() = 'e';
   const Fd file(dup(0));
-  here.send(MessageType::kLoad, 9, body, {&file});
+  REQUIRE(here.send({MessageType::kLoad, 9, body, {&file}}, std::chrono::milliseconds(1000)));
   const auto packet = there.receive(std::chrono::milliseconds(1000));
   REQUIRE(packet);
   CHECK(packet->request == 9);
@@ -152,5 +155,37 @@ TEST_CASE("garbage on the socket is an error of the reader") {
     for (char& c : bytes) c = static_cast<char>(random());
     REQUIRE(send(left.get(), bytes.data(), bytes.size(), 0) > 0);
     CHECK_THROWS_AS(there.receive(std::chrono::milliseconds(1000)), Error);
+  }
+}
+
+TEST_CASE("a body in memory that its sender may still shrink is refused") {
+  auto [left, right] = Channel::make_pair();
+  Channel there(std::move(right));
+  for (const bool sealed : {false, true}) {
+    CAPTURE(sealed);
+    const Fd memory(memfd_create("body", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    REQUIRE(ftruncate(memory.get(), 8192) == 0);
+    if (sealed) REQUIRE(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+    std::string head = PacketHeader{MessageType::kDone, 1, 8192, true}.encode();
+    iovec part{head.data(), head.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    const int descriptor = memory.get();
+    std::memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
+    REQUIRE(sendmsg(left.get(), &message, 0) > 0);
+    const auto receive = [&] { return there.receive(std::chrono::milliseconds(1000)); };
+    if (sealed) {
+      CHECK(receive()->body.size() == 8192);
+    } else {
+      CHECK_THROWS_AS(receive(), Error);
+    }
   }
 }

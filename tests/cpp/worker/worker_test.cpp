@@ -11,45 +11,13 @@
 #include <cstring>
 #include <thread>
 
-#include "base/error.hpp"
-#include "worker/client.hpp"
+#include "start_worker.hpp"
 
 using namespace rm;
 using namespace rm::worker;
+using namespace rm::test;
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-Worker::Options options() {
-  Worker::Options out;
-  out.process.command = {"/proc/self/exe", "--serve"};
-  out.process.environment = {"PATH=/usr/bin:/bin"};
-  out.start_timeout_s = 60;
-  return out;
-}
-
-std::shared_ptr<Worker> start() { return Worker::start(options(), {}); }
-
-std::shared_ptr<LoadedProgram> load(Worker& worker, const std::string& artefact, int64_t size = 4) {
-  TensorSlot slot{"", {kDLFloat, 32, 1}, {size}, 0, 0, ""};
-  return worker.load({0, artefact, {}, {slot}, {slot}}, nullptr, {60, {}});
-}
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-template <class Body>
-Error failure_of(Body&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error;
-  }
-  FAIL("it did not fail");
-  return Error(RM_OK, "");
-}
 
 size_t count_entries(const char* folder) {
   size_t count = 0;
@@ -60,17 +28,6 @@ size_t count_entries(const char* folder) {
 }
 
 bool exists(pid_t pid) { return kill(pid, 0) == 0; }
-
-/// 'R', 'S', 'T' (stopped), 'Z' ...; 0 when there is no such process.
-char state_of(pid_t pid) {
-  const std::string path = "/proc/" + std::to_string(pid) + "/stat";
-  FILE* file = std::fopen(path.c_str(), "r");
-  if (file == nullptr) return 0;
-  char state = 0;
-  const int got = std::fscanf(file, "%*d (%*[^)]) %c", &state);
-  std::fclose(file);
-  return got == 1 ? state : 0;
-}
 
 }  // namespace
 

@@ -16,7 +16,6 @@ namespace {
 }
 
 bool yields_bool(int op) { return op == kLogicalNot || op == kIsNan || (op >= kEq && op <= kXor); }
-int arity(int op) { return op >= kWhere ? 3 : op >= kAdd ? 2 : op == kConst ? 0 : 1; }
 int64_t class_bytes(Class c) { return c == Class::f32 ? 4 : 8; }
 DType class_storage(Class c) {
   return c == Class::f32 ? DType::f32 : c == Class::f64 ? DType::f64 : DType::i64;
@@ -136,7 +135,7 @@ class Compiler {
 
   int compute(int op, Class cls, Class result, const int64_t* ins) {
     const int a = use(ins[2], cls);
-    const int n = arity(op);
+    const int n = arity_of(op);
     if (op == kPow && cls != Class::i64 && constant_at(ins[3])) {
       const int made = small_power(cls, a, values_[ins[3]].imm);
       if (made >= 0) return made;

@@ -23,6 +23,17 @@ const char* DirectGemm::reject(const GemmProblem& g) {
   return nullptr;
 }
 
+std::vector<rm_edge> DirectGemm::edges(const DirectSet& kernels, const KernelSet& stores) {
+  return {{'M', 0, kernels.tile_rows},
+          {'M', 0, kMostRows},
+          {'N', 0, kernels.tile_columns[0]},
+          {'N', 0, kernels.tile_columns[1]},
+          {'N', 0, kStreams},
+          {'N', 0, stores.nr},
+          {'K', 0, kernels.block},
+          {'K', 0, kernels.piece}};
+}
+
 DirectGemm::DirectGemm(GemmProblem problem, const DirectSet& kernels, const KernelSet& stores)
     : g_(std::move(problem)),
       k_(kernels),
@@ -79,9 +90,11 @@ void DirectGemm::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* sc
     const int64_t n0 = chunk * nr, cols = std::min(nr, g_.n - n0);
     for (int64_t j = 0; j < cols; j += kStreams) {
       for (int s = 0; s < kStreams; ++s) {
+        // Streams behind the last column read it again, and add it up where nobody looks: pieces of
+        // k are added to acc, so two streams must never share one.
         const int64_t column = std::min(j + s, cols - 1);
         args.w[s] = weight(n0 + column);
-        args.acc[s] = acc + column;
+        args.acc[s] = j + s < cols ? acc + column : acc + s * g_.m * nr;
       }
       k_.dot[type_](args);
     }

@@ -4,6 +4,8 @@
 // the number of rows or threads.
 #pragma once
 
+#include <vector>
+
 #include "ops/gemm/direct_kernels.hpp"
 #include "ops/gemm/problem.hpp"
 #include "rm/kernels.h"
@@ -15,6 +17,9 @@ class DirectGemm {
   static constexpr int64_t kMostRows = 32;
   /// Static string, or null when the problem is supported.
   static const char* reject(const GemmProblem& g);
+
+  /// rm_kernel.edges of a row with these kernels.
+  static std::vector<rm_edge> edges(const DirectSet& kernels, const KernelSet& stores);
 
   DirectGemm(GemmProblem problem, const DirectSet& kernels, const KernelSet& stores);
 

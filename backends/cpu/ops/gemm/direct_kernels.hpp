@@ -31,6 +31,10 @@ struct SpreadArgs {
 };
 
 struct DirectSet {
+  int tile_rows;        // most rows of x in a tile
+  int tile_columns[2];  // rows of the weight with one row of x, with a full tile
+  int block;            // elements of k a step
+  int64_t piece;        // elements of k in one pass; longer sums are added up pass by pass
   void (*dot[kTileTypes])(const DotArgs&);
   void (*spread[kTileTypes])(const SpreadArgs&);
 };

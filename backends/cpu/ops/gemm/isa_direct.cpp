@@ -253,6 +253,10 @@ void spread(const SpreadArgs& a) {
 
 constexpr DirectSet make_direct_set() {
   DirectSet set{};
+  set.tile_rows = kMostTile;
+  set.tile_columns[0] = rows_at_once(1), set.tile_columns[1] = rows_at_once(kMostTile);
+  set.block = kBlock;
+  set.piece = kPiece;
   set.dot[kF32] = dot<kF32>;
   set.dot[kBF16] = dot<kBF16>;
   set.dot[kF16] = dot<kF16>;

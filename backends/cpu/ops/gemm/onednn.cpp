@@ -38,6 +38,17 @@ int algorithm(Activation a) {
   }
 }
 
+/// A handle of the library's that is destroyed at the end of its scope.
+using Destroy = int (*)(Handle);
+struct Destroyer {
+  Destroy destroy;
+  void operator()(void* handle) const { destroy(handle); }
+};
+class Owned : public std::unique_ptr<void, Destroyer> {
+ public:
+  Owned(Handle handle, Destroy destroy) : unique_ptr(handle, Destroyer{destroy}) {}
+};
+
 /// What the library has no words for: rows or columns that overlap or run with a stride.
 bool plain_strides(const GemmProblem& g, Operand o, int64_t rows, int64_t cols) {
   if (!g.has(o)) return true;
@@ -99,10 +110,17 @@ Handle OneDnnGemm::describe(Operand o, int64_t rows, int64_t cols) const {
   return md;
 }
 
+OneDnnGemm::Slot::~Slot() {
+  for (const Argument& a : arguments) api().memory_destroy(a.memory);
+  if (stream != nullptr) api().stream_destroy(stream);
+}
+
 Handle OneDnnGemm::attributes() {
   Handle ops = nullptr, attr = nullptr;
   require(api().post_ops_create(&ops), "post-operations");
+  const Owned owned_ops(ops, api().post_ops_destroy);
   require(api().primitive_attr_create(&attr), "attributes");
+  Owned owned_attr(attr, api().primitive_attr_destroy);
   int position = 0;
   if (g_.alpha != 1.0) {
     require(api().post_ops_append_eltwise(ops, kEltLinear, static_cast<float>(g_.alpha), 0),
@@ -120,17 +138,16 @@ Handle OneDnnGemm::attributes() {
   }
   require(api().primitive_attr_set_post_ops(attr, ops), "post-operations");
   require(api().primitive_attr_set_scratchpad_mode(attr, kScratchpadUser), "a scratchpad");
-  api().post_ops_destroy(ops);
-  return attr;
+  return owned_attr.release();
 }
 
-OneDnnGemm::OneDnnGemm(GemmProblem problem) : g_(std::move(problem)) {
+OneDnnGemm::OneDnnGemm(GemmProblem problem) : OneDnnGemm(std::move(problem), Unprepared()) {
   md_[kA] = describe(kA, g_.m, g_.k);
   md_[kB] = describe(kB, g_.k, g_.n);
   if (g_.has(kBias)) md_[kBias] = describe(kBias, 1, g_.n);
   if (g_.has(kResidual)) md_[kResidual] = describe(kResidual, g_.m, g_.n);
   md_[kC] = describe(kC, g_.m, g_.n);
-  Handle attr = attributes();
+  const Owned attr(attributes(), api().primitive_attr_destroy);
   Handle any = nullptr;
   if (g_.constant_b) {
     const std::vector<int64_t> shape = dims(g_.k, g_.n, g_.shared_b);
@@ -139,8 +156,7 @@ OneDnnGemm::OneDnnGemm(GemmProblem problem) : g_(std::move(problem)) {
             "a weight");
   }
   const int status = api().matmul_primitive_desc_create(
-      &description_, api().engine, md_[kA], any ? any : md_[kB], md_[kBias], md_[kC], attr);
-  api().primitive_attr_destroy(attr);
+      &description_, api().engine, md_[kA], any ? any : md_[kB], md_[kBias], md_[kC], attr.get());
   if (any) api().memory_desc_destroy(any);
   require(status, "this matmul");
   weights_ = api().primitive_desc_query_md(description_, kQueryWeights, 0);
@@ -153,10 +169,7 @@ OneDnnGemm::OneDnnGemm(GemmProblem problem) : g_(std::move(problem)) {
 }
 
 OneDnnGemm::~OneDnnGemm() {
-  for (const auto& slot : free_slots_) {
-    for (const Argument& a : slot->arguments) api().memory_destroy(a.memory);
-    api().stream_destroy(slot->stream);
-  }
+  free_slots_.clear();
   if (primitive_) api().primitive_destroy(primitive_);
   if (description_) api().primitive_desc_destroy(description_);
   for (Handle md : md_) {

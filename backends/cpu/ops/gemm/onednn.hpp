@@ -37,7 +37,14 @@ class OneDnnGemm {
   struct Slot {
     std::vector<onednn::Argument> arguments;
     onednn::Handle stream = nullptr;
+    Slot() = default;
+    ~Slot();
+    Slot(const Slot&) = delete;
+    Slot& operator=(const Slot&) = delete;
   };
+  struct Unprepared {};
+  // Once this constructor has returned, the destructor frees what the other one made before it threw.
+  OneDnnGemm(GemmProblem problem, Unprepared) : g_(std::move(problem)) {}
 
   std::vector<int64_t> dims(int64_t rows, int64_t cols, bool shared) const;
   onednn::Handle describe(Operand o, int64_t rows, int64_t cols) const;

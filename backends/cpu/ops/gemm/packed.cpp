@@ -57,6 +57,22 @@ const char* PackedGemm::reject(const GemmProblem& g) {
   return nullptr;
 }
 
+std::vector<rm_edge> PackedGemm::edges(const KernelSet& kernels) {
+  std::vector<rm_edge> sizes = {{'M', 0, kernels.mr},
+                                {'M', 0, kBlockRows},
+                                {'N', 0, kernels.nr},
+                                {'N', 0, kernels.nr / 2},
+                                {'K', 0, kernels.step},
+                                {'K', 0, kernels.nr / 2}};  // a square of the packing
+  for (const int element_bytes : kernels.panel_element_bytes) {
+    if (element_bytes == 0) continue;  // no panels of this type
+    const int64_t step_bytes = int64_t{kernels.nr} * element_bytes * kernels.step;
+    const int64_t steps = std::min<int64_t>(kernels.block_bytes / step_bytes, kMostSteps);
+    sizes.push_back({'K', 0, steps * kernels.step});
+  }
+  return sizes;
+}
+
 PackedGemm::PackedGemm(GemmProblem problem, const KernelSet& kernels, const PanelSource* source)
     : g_(std::move(problem)),
       k_(kernels),

@@ -6,6 +6,8 @@
 // (streamed.cpp).
 #pragma once
 
+#include <vector>
+
 #include "ops/gemm/problem.hpp"
 #include "rm/kernels.h"
 
@@ -25,6 +27,9 @@ class PackedGemm {
  public:
   /// Static string, or null when the problem is supported.
   static const char* reject(const GemmProblem& g);
+
+  /// rm_kernel.edges of a row with these kernels.
+  static std::vector<rm_edge> edges(const KernelSet& kernels);
 
   PackedGemm(GemmProblem problem, const KernelSet& kernels, const PanelSource* source = nullptr);
 

@@ -203,9 +203,10 @@ void QuantLinear::run(const Operands& o, int64_t chunk0, int64_t chunk1, char* m
     const int64_t n0 = chunk * nr, cols = std::min(nr, g.n - n0);
     for (int64_t j = 0; j < cols; j += kStreams) {
       for (int t = 0; t < kStreams; ++t) {
+        // Streams behind the last column read it again, for a result that nobody looks at.
         const int64_t column = std::min(j + t, cols - 1);
         columns[t] = n0 + column;
-        out[t] = s.acc + column;
+        out[t] = j + t < cols ? s.acc + column : s.acc + t * g.m * nr;
       }
       dot_rows(o, s, columns, out);
     }

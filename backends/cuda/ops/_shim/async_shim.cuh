@@ -1,5 +1,6 @@
-// Hopper's bulk copies and the barriers they complete on, programmatic dependent launch, and the
-// warp-level tensor-core product. sm_90; thin over PTX.
+// Hopper's bulk copies and the barriers they complete on (only in code that is compiled for sm_90),
+// programmatic dependent launch (nothing before sm_90), and what sm_80 has: asynchronous copies and
+// the warp-level tensor-core product. Thin over PTX.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,6 +9,13 @@
 #include <cstdint>
 
 namespace rm::cuda_ops {
+
+/// Whether this pass of the compiler makes code that may use sm_90's instructions.
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kSm90 = true;
+#else
+inline constexpr bool kSm90 = false;
+#endif
 
 __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
@@ -85,11 +93,11 @@ __device__ __forceinline__ int uniform_warp() {
 
 /// The next kernel of the stream may start its prologue.
 __device__ __forceinline__ void launch_dependents() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  if constexpr (kSm90) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 /// The kernel before this one in the stream has finished and its writes are visible.
 __device__ __forceinline__ void wait_for_previous() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  if constexpr (kSm90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
 /// Waits for `threads` threads of the block on barrier `id` (1 .. 15; 0 is __syncthreads).

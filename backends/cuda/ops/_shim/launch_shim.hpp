@@ -7,33 +7,93 @@
 
 namespace rm::cuda_ops {
 
-/// kernel(arguments...) in clusters of neighbouring blocks; the status is of the launch.
+/// How a kernel is launched. Clusters of blocks and launches that overlap the stream's previous
+/// kernel exist from sm_90 on: there is one gate for both, below.
+struct Launch {
+  dim3 blocks, threads;
+  std::size_t shared = 0;  // bytes
+  unsigned cluster = 1;    // neighbouring blocks; more than one only where sm90_why_not() is null
+  bool overlap = false;    // by programmatic dependent launch; elsewhere an ordinary one
+};
+
+/// The configuration of a launch, with its attributes; it must not move.
+class LaunchConfig {
+ public:
+  LaunchConfig(const Launch& how, Stream stream) {
+    config_.gridDim = how.blocks, config_.blockDim = how.threads;
+    config_.dynamicSmemBytes = how.shared, config_.stream = stream, config_.attrs = attributes_;
+    if (compute_capability() < 90) return;
+    if (how.overlap) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes_[config_.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (how.cluster > 1) {
+      attributes_[config_.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes_[config_.numAttrs++].val.clusterDim = {how.cluster, 1, 1};
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+  const cudaLaunchConfig_t* get() const { return &config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2] = {};
+  cudaLaunchConfig_t config_{};
+};
+
+/// kernel(arguments...); the status is of this launch, not of what the thread did before.
+template <class... P, class... A>
+Status launch(const char* op, void (*kernel)(P...), const Launch& how, Stream stream,
+              A&&... arguments) {
+  const LaunchConfig config(how, stream);
+  const cudaError_t e = cudaLaunchKernelEx(config.get(), kernel, std::forward<A>(arguments)...);
+  if (e != cudaSuccess) cudaGetLastError();
+  return cuda_status(op, e, "a launch without errors");
+}
+
+/// kernel(arguments...) in clusters of neighbouring blocks.
 template <class... P, class... A>
 Status launch_clusters(const char* op, void (*kernel)(P...), unsigned cluster, dim3 blocks,
                        dim3 threads, std::size_t shared, Stream stream, A&&... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks, config.blockDim = threads;
-  config.dynamicSmemBytes = shared, config.stream = stream;
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = cluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  config.attrs = attributes;
-  config.numAttrs = compute_capability() < 90 ? 0 : cluster > 1 ? 2 : 1;
-  return cuda_status(op, cudaLaunchKernelEx(&config, kernel, std::forward<A>(arguments)...),
-                     "a launch without errors");
+  return launch(op, kernel, {blocks, threads, shared, cluster, true}, stream,
+                std::forward<A>(arguments)...);
 }
 
 template <class... P, class... A>
 Status launch_overlapped(const char* op, void (*kernel)(P...), dim3 blocks, dim3 threads,
                          std::size_t shared, Stream stream, A&&... arguments) {
-  return launch_clusters(op, kernel, 1, blocks, threads, shared, stream,
-                         std::forward<A>(arguments)...);
+  return launch(op, kernel, {blocks, threads, shared, 1, true}, stream,
+                std::forward<A>(arguments)...);
+}
+
+/// Clusters of such blocks that run at once; 0 where there are none.
+template <class Kernel>
+int clusters_at_once(Kernel* kernel, const Launch& how) {
+  int count = 0;
+  const LaunchConfig config(how, nullptr);
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, config.get()) == cudaSuccess) return count;
+  cudaGetLastError();  // a launch will say what is wrong
+  return 0;
 }
 
 #ifdef __CUDACC__
+/// Whether this build is for cards, too, whose blocks have less shared memory than Hopper's.
+constexpr bool builds_for_small_blocks() {
+  for (const int architecture : {__CUDA_ARCH_LIST__}) {
+    if (architecture != 900 && architecture / 100 != 10) return true;
+  }
+  return false;
+}
+
+/// fn(Large{}) where a block may have that much shared memory, else fn(Small{}).
+template <class Large, class Small, class Fn>
+auto with_fitting(Fn&& fn) {
+  if constexpr (builds_for_small_blocks()) {
+    if (shared_why_not(Large::kMemory)) return fn(Small{});
+  }
+  return fn(Large{});
+}
+
 /// Before overlap_begin, by one thread: asks for `bytes` (a multiple of 16) that the block reads
 /// first. Only as far as the L2 cache, where the previous kernel's writes arrive too, so they may
 /// still be under way. Blocks that start later than the first ones have nothing to gain.

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -33,6 +34,13 @@ struct Workspace {
   std::size_t bytes = 0;
 };
 
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
+/// Enough bytes, at an address from which kernels may read in vectors; `how` names the function
+/// that says how many. See error_shim.cpp.
+Status check_workspace(const char* op, std::size_t needed, const Workspace& w,
+                       const char* how = "backward_workspace()");
+
 /// One kernel of an operator over problems of type P.
 template <class P>
 struct KernelRow {
@@ -57,10 +65,15 @@ inline Status no_row(const char* op, std::string_view wanted, std::string_view r
                "; try kernel=\"\" and look at kernels()"}));
 }
 
+/// An error that an earlier call left on this thread is not the next launch's. One that ended the
+/// context is reported as such; any other is dropped: who made it has seen its own return value.
+Status earlier_error(const char* op);
+
 /// The cheapest row that supports the problem, or the row called `wanted`.
 template <class P>
 Status select_row(const char* op, std::span<const KernelRow<P>> rows, const P& problem,
                   const char* wanted, const KernelRow<P>** out) {
+  if (Status s = earlier_error(op); !s) return s;
   const std::string_view name = wanted == nullptr ? "" : wanted;
   const KernelRow<P>* best = nullptr;
   double best_cost = 0;

@@ -41,7 +41,10 @@ std::span<const KernelRow<Conv2dBackward>> conv2d_backward_rows();
 std::size_t conv2d_workspace(const Conv2d& p, const char* kernel);
 Status conv2d(const Conv2d& p, const char* kernel, Workspace workspace, Stream stream);
 
+/// Bytes that the rows take which dx and dw as given would be made by.
 std::size_t conv2d_backward_workspace(const Conv2dBackward& p, const char* kernel);
+/// Bytes that are enough however dx and dw (where not null) will be laid out.
+std::size_t conv2d_backward_most_workspace(const Conv2dBackward& p, const char* kernel);
 Status conv2d_backward(const Conv2dBackward& p, const char* kernel, Workspace workspace,
                        Stream stream);
 

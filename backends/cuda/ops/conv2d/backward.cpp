@@ -1,5 +1,6 @@
 // The table of conv2d's gradients: dy times the activation's slope where there is one, then dbias,
 // dx and dw.
+#include "_shim/alias_shim.hpp"
 #include "conv2d/common.hpp"
 
 namespace rm::cuda_ops {
@@ -126,7 +127,7 @@ double products_us(const Conv2dBackward& p) {
 }
 
 constexpr KernelRow<Conv2dBackward> kRows[] = {
-    {"conv2d_warpgroup_sm90", "16-bit types; float32 with tf32: dx, dw as conv2d_tiles_any",
+    {"conv2d_warpgroup_sm90a", "16-bit types; float32 with tf32: dx, dw as conv2d_tiles_any",
      products_why_not<ConvBy::warpgroups>, products_us<ConvBy::warpgroups>,
      launch_products<ConvBy::warpgroups>},
     {"conv2d_gemm_sm80", "the same on other devices", products_why_not<ConvBy::mma>,
@@ -211,16 +212,56 @@ std::size_t conv2d_backward_workspace(const Conv2dBackward& p, const char* kerne
   return dy_bytes(p) + conv_bias_workspace(p) + row_bytes(q, row);
 }
 
+namespace {
+
+/// `like` as a gradient may be laid out: 0 as it is, 1 channels last, 2 dense, 3 channels last at
+/// an odd address.
+Tensor laid_out(const Tensor& like, int layout) {
+  Tensor t = like;
+  if (layout == 0 || t.rank != 4) return t;
+  t.data = reinterpret_cast<void*>(layout == 3 ? 2 : 0);      // only its alignment is looked at
+  constexpr int kOrder[2][4] = {{1, 3, 2, 0}, {3, 2, 1, 0}};  // the fastest axis first
+  std::int64_t dense = 1;
+  for (const int d : kOrder[layout == 2]) t.stride[d] = dense, dense *= t.shape[d];
+  return t;
+}
+
+}  // namespace
+
+std::size_t conv2d_backward_most_workspace(const Conv2dBackward& p, const char* kernel) {
+  std::size_t most = 0;
+  for (int of_dx = 0; of_dx < (p.dx ? 4 : 1); ++of_dx) {
+    for (int of_dw = 0; of_dw < (p.dw ? 4 : 1); ++of_dw) {
+      Conv2dBackward q = p;
+      const Tensor dx = laid_out(p.x, of_dx), dw = laid_out(p.w, of_dw);
+      if (p.dx) q.dx = &dx;
+      if (p.dw) q.dw = &dw;
+      most = std::max(most, conv2d_backward_workspace(q, kernel));
+    }
+  }
+  return most;
+}
+
 Status conv2d_backward(const Conv2dBackward& p, const char* kernel, Workspace workspace,
                        Stream stream) {
   if (Status s = check(p); !s) return s;
+  if (Status s = check_memory("conv2d", {{"dx", p.dx}, {"dw", p.dw}, {"dbias", p.dbias}},
+                              {{"dy", &p.dy},
+                               {"x", &p.x},
+                               {"w", &p.w},
+                               {"aux", has_slope(p) ? p.epilogue.aux : nullptr}},
+                              workspace);
+      !s) {
+    return s;
+  }
   if (numel(p.dy) == 0 || numel(p.x) == 0) {
     for (const Tensor* t : {p.dx, p.dw, p.dbias}) {
       if (Status s = clear(t, stream); !s) return s;
     }
     if (numel(p.dy) == 0 || !p.dbias) return {};
   }
-  if (Status s = check_workspace(conv2d_backward_workspace(p, kernel), workspace); !s) return s;
+  if (Status s = check_workspace("conv2d", conv2d_backward_workspace(p, kernel), workspace); !s)
+    return s;
   std::size_t used = 0;
   Conv2dBackward q = p;
   void* scaled = take(workspace, used, dy_bytes(p));

@@ -11,7 +11,7 @@ struct ConvProblem {
   ConvArgs args;
   DType dtype = DType::f32;
   bool tf32 = false;
-  bool warpgroups = false;  // of the tensor-core kernels: conv2d_warpgroup_sm90's
+  bool warpgroups = false;  // of the tensor-core kernels: conv2d_warpgroup_sm90a's
 };
 
 struct ConvWeightProblem {
@@ -111,11 +111,7 @@ inline void* take(const Workspace& w, std::size_t& used, std::size_t bytes) {
 }
 inline std::size_t whole(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-inline Status check_workspace(std::size_t needed, const Workspace& w) {
-  if (w.bytes >= needed) return {};
-  return invalid("[conv2d] expected a workspace of " + std::to_string(needed) + " bytes, got " +
-                 std::to_string(w.bytes) + "; try workspace() or backward_workspace()");
-}
+inline constexpr const char* kWorkspaceFrom = "workspace() or backward_workspace()";
 
 /// Channels dense, whole vectors, every place on 16 bytes.
 inline bool conv_in_vectors(const void* data, const std::int64_t (&stride)[4],

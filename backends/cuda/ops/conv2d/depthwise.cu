@@ -123,7 +123,7 @@ std::size_t conv_depthwise_weight_workspace(const ConvWeightProblem& p) { return
 Status launch_conv_depthwise_weight(const ConvWeightProblem& p, Workspace workspace,
                                     Stream stream) {
   const WeightPlan plan = plan_of(p);
-  if (Status s = check_workspace(plan.bytes, workspace); !s) return s;
+  if (Status s = check_workspace("conv2d", plan.bytes, workspace, kWorkspaceFrom); !s) return s;
   auto* parts = static_cast<float*>(workspace.data);
   const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(plan.channel_blocks),
                   static_cast<unsigned>(plan.tap_blocks));

@@ -5,7 +5,7 @@
 #include "conv2d/kernels/conv2d_gemm_sm80.cuh"
 #include "conv2d/kernels/conv2d_maps_sm90a.cuh"
 #include "conv2d/kernels/conv2d_pack_any.cuh"
-#include "conv2d/kernels/conv2d_warpgroup_sm90.cuh"
+#include "conv2d/kernels/conv2d_warpgroup_sm90a.cuh"
 #include "conv2d/maps.hpp"
 
 namespace rm::cuda_ops {
@@ -72,14 +72,14 @@ Plan plan_of(const ConvProblem& p) {
     const Tile& tile = tiles_here[t];
     const double tiles =
         std::ceil(rows / tile.m) * static_cast<double>(ceil_div(a.out, tile.n)) * a.groups;
-    const double step_us =
-        2.0 * tile.m * tile.n * 8 * vector / (tile.rate * (p.dtype == DType::f32 ? 0.5 : 1.0));
+    const double step_us = 2.0 * tile.m * tile.n * 8 * vector /
+                           (block_rate(tile.rate) * (p.dtype == DType::f32 ? 0.5 : 1.0));
     for (const int splits : {1, 2, 3, 4, 6, 8, 12, 16, 24, 32}) {
       const auto per = static_cast<int>(ceil_div(out.steps, splits));
       if (ceil_div(out.steps, per) != splits || (splits > 1 && per < 4)) continue;
       const double parts = splits > 1 ? rows * a.groups * a.out * 4 * splits : 0;
       const double us = std::ceil(tiles * splits / sms) * (per + 4) * step_us +
-                        (splits > 1 ? 2 : 0) + 2 * parts / 3e6;
+                        (splits > 1 ? 2 : 0) + 2 * parts / memory_rate(3e6);
       if (out.splits != 0 && us >= out.us) continue;
       out.tile = static_cast<int>(t), out.splits = splits, out.steps_per_split = per, out.us = us;
       out.parts_bytes = static_cast<std::size_t>(parts);
@@ -199,9 +199,7 @@ Status launch_conv_finish(const ConvGemmArgs& g, DType dtype, Stream stream) {
 
 const char* conv_gemm_why_not(const ConvProblem& p) {
   if (p.dtype == DType::f32 && !p.tf32) return "float32 without tf32 has no tensor cores";
-  if (const int device = compute_capability(); p.warpgroups && device != 0 && device != 90) {
-    return "the device is not of compute capability 9.0";
-  }
+  if (const char* why = p.warpgroups ? sm90a_why_not() : sm80_why_not()) return why;
   const ConvArgs& a = p.args;
   if (a.in == 0) return "no input channels";
   if (rows_of(a) >= 0x7fffffff) return "2^31 places or more";
@@ -327,7 +325,9 @@ Status pack(const ConvProblem& p, const Plan& plan, const Workspace& workspace, 
 
 Status launch_conv_gemm(const ConvProblem& p, Workspace workspace, Stream stream) {
   const Plan plan = plan_of(p);
-  if (Status s = check_workspace(plan.x_bytes + plan.w_bytes + plan.parts_bytes, workspace); !s)
+  if (Status s = check_workspace("conv2d", plan.x_bytes + plan.w_bytes + plan.parts_bytes,
+                                 workspace, kWorkspaceFrom);
+      !s)
     return s;
   const ConvArgs& a = p.args;
   ConvGemmArgs g{};

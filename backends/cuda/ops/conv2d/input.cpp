@@ -116,7 +116,7 @@ double conv_input_us(const Conv2dBackward& p, ConvBy by) {
 Status launch_conv_input(const Conv2dBackward& p, ConvBy by, Workspace room, Stream stream) {
   std::size_t used = 0;
   const Products all = products_of(p, by, room.data);
-  Status s = check_workspace(all.packed_bytes, room);
+  Status s = check_workspace("conv2d", all.packed_bytes, room, kWorkspaceFrom);
   if (s && all.packed) {
     const ConvArgs a = conv_input_problem(p, p.dy).args;
     s = launch_conv_pack_weights(a, a.in, take(room, used, all.packed_bytes), p.x.dtype, stream);

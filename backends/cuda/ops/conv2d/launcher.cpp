@@ -1,4 +1,5 @@
 // The forward table of conv2d: checks and choice.
+#include "_shim/alias_shim.hpp"
 #include "conv2d/common.hpp"
 
 namespace rm::cuda_ops {
@@ -34,7 +35,7 @@ ConvProblem with_warpgroups(ConvProblem p) {
 }
 
 constexpr KernelRow<Conv2d> kRows[] = {
-    {"conv2d_warpgroup_sm90",
+    {"conv2d_warpgroup_sm90a",
      "16-bit types, float32 with tf32; packs what is not channels last in vectors",
      [](const Conv2d& p) { return conv_gemm_why_not(with_warpgroups(problem_of(p))); },
      [](const Conv2d& p) { return conv_gemm_us(with_warpgroups(problem_of(p))); },
@@ -78,7 +79,22 @@ Status check(const Conv2d& p) {
                      conv_text(*t) + "; try empty_like(y)");
     }
   }
-  return {};
+  return check_memory("conv2d", {{"y", &p.y, true}, {"aux", e.aux}},
+                      {{"x", &p.x}, {"w", &p.w}, {"bias", e.bias}, {"residual", e.residual, true}});
+}
+
+/// The workspace shares no byte with a tensor of the call.
+Status check_room(const Conv2d& p, const Workspace& w) {
+  if (Status s = check_workspace("conv2d", 0, w, "workspace()"); !s) return s;
+  const Epilogue& e = p.epilogue;
+  return check_memory("conv2d", {},
+                      {{"x", &p.x},
+                       {"w", &p.w},
+                       {"y", &p.y},
+                       {"bias", e.bias},
+                       {"residual", e.residual},
+                       {"aux", e.aux}},
+                      w);
 }
 
 }  // namespace
@@ -138,6 +154,7 @@ std::size_t conv2d_workspace(const Conv2d& p, const char* kernel) {
 
 Status conv2d(const Conv2d& p, const char* kernel, Workspace workspace, Stream stream) {
   if (Status s = check(p); !s) return s;
+  if (Status s = check_room(p, workspace); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<Conv2d>* row = nullptr;
   if (Status s = select_row<Conv2d>("conv2d", kRows, p, kernel, &row); !s) return s;

@@ -29,7 +29,7 @@ int bias_splits(const Conv2dBackward& p) {
 }  // namespace
 
 double conv_naive_us(const ConvProblem& p) {
-  return 3 + outputs_of(p.args) * p.args.in * p.args.kh * p.args.kw * 2 / 2e6;
+  return 3 + outputs_of(p.args) * p.args.in * p.args.kh * p.args.kw * 2 / compute_rate(2e6);
 }
 
 Status launch_conv_naive(const ConvProblem& p, Stream stream) {
@@ -43,7 +43,7 @@ Status launch_conv_naive(const ConvProblem& p, Stream stream) {
 
 double conv_weight_naive_us(const ConvWeightProblem& p) {
   const ConvWeightArgs& a = p.args;
-  return 3 + 2.0 * a.n * a.oh * a.ow * a.groups * a.out * a.in * a.kh * a.kw / 1e6;
+  return 3 + 2.0 * a.n * a.oh * a.ow * a.groups * a.out * a.in * a.kh * a.kw / compute_rate(1e6);
 }
 
 Status launch_conv_weight_naive(const ConvWeightProblem& p, Stream stream) {

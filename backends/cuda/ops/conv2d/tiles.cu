@@ -20,7 +20,7 @@ Plan plan_of(const ConvProblem& p) {
   out.depth = a.kh * a.kw * a.in;
   const double sms = std::max(1, multiprocessors()), rows = static_cast<double>(rows_of(a));
   for (const int tile : {128, 64}) {
-    const double rate = tile == 128 ? 3.0e5 : 2.2e5;  // operations a microsecond
+    const double rate = block_rate(tile == 128 ? 3.0e5 : 2.2e5);  // operations a microsecond
     const int k = 1024 / tile, steps = static_cast<int>(ceil_div(out.depth, k));
     const double tiles =
         std::ceil(rows / tile) * static_cast<double>(ceil_div(a.out, tile)) * a.groups;
@@ -31,7 +31,7 @@ Plan plan_of(const ConvProblem& p) {
       if (splits * a.groups > 65535) continue;  // the grid's third axis
       const double parts = splits > 1 ? rows * a.groups * a.out * 4 * splits : 0;
       const double us = std::ceil(tiles * splits / sms) * (per + 8) * step_us +
-                        (splits > 1 ? 2 : 0) + 2 * parts / 3e6;
+                        (splits > 1 ? 2 : 0) + 2 * parts / memory_rate(3e6);
       if (out.tile != 0 && us >= out.us) continue;
       out.tile = tile, out.steps = steps, out.splits = splits, out.steps_per_split = per;
       out.us = us, out.parts_bytes = static_cast<std::size_t>(parts);
@@ -82,7 +82,8 @@ ConvProblem weight_as_image(const ConvWeightProblem& p, int g) {
 
 Status launch_in(const ConvProblem& p, ConvTileOrder order, Workspace workspace, Stream stream) {
   const Plan plan = plan_of(p);
-  if (Status s = check_workspace(plan.parts_bytes, workspace); !s) return s;
+  if (Status s = check_workspace("conv2d", plan.parts_bytes, workspace, kWorkspaceFrom); !s)
+    return s;
   const ConvArgs& a = p.args;
   ConvTileArgs t{};
   ConvGemmArgs& g = t.g;

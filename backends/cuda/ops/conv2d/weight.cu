@@ -1,7 +1,7 @@
 // Gradients of a convolution's weights on tensor cores: packing, tile and split, launches.
 #include "conv2d/common.hpp"
 #include "conv2d/kernels/conv2d_weight_sm80.cuh"
-#include "conv2d/kernels/conv2d_weight_warpgroup_sm90.cuh"
+#include "conv2d/kernels/conv2d_weight_warpgroup_sm90a.cuh"
 
 namespace rm::cuda_ops {
 namespace {
@@ -55,12 +55,13 @@ Plan plan_of(const ConvWeightProblem& p) {
     const Tile& tile = tile_of(p, t);
     const double tiles =
         std::ceil(columns / tile.n) * static_cast<double>(ceil_div(a.out, tile.m)) * a.groups;
-    const double step_us = 2.0 * tile.m * tile.n * depth / tile.rate;
+    const double step_us = 2.0 * tile.m * tile.n * depth / block_rate(tile.rate);
     for (int splits = 1; splits <= 128; splits += splits < 8 ? 1 : splits / 4) {
       const auto per = static_cast<int>(ceil_div(out.steps, splits));
       if (ceil_div(out.steps, per) != splits || (splits > 1 && per < 4)) continue;
       const double parts = a.groups * a.out * columns * 4 * splits;
-      const double us = std::ceil(tiles * splits / sms) * (per + 6) * step_us + 2 * parts / 3e6;
+      const double us =
+          std::ceil(tiles * splits / sms) * (per + 6) * step_us + 2 * parts / memory_rate(3e6);
       if (out.splits != 0 && us >= out.us) continue;
       out.tile = t, out.splits = splits, out.steps_per_split = per, out.us = us;
       out.parts_bytes = whole(static_cast<std::size_t>(parts));
@@ -140,7 +141,9 @@ std::size_t conv_weight_gemm_workspace(const ConvWeightProblem& p) {
 
 Status launch_conv_weight_gemm(const ConvWeightProblem& p, Workspace workspace, Stream stream) {
   const Plan plan = plan_of(p);
-  if (Status s = check_workspace(plan.x_bytes + plan.dy_bytes + plan.parts_bytes, workspace); !s)
+  if (Status s = check_workspace("conv2d", plan.x_bytes + plan.dy_bytes + plan.parts_bytes,
+                                 workspace, kWorkspaceFrom);
+      !s)
     return s;
   const ConvWeightArgs& a = p.args;
   ConvWeightGemmArgs g{};

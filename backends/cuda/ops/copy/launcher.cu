@@ -1,4 +1,5 @@
 // The table of copy: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "copy/api.hpp"
 #include "copy/kernels/copy_any.cuh"
@@ -193,7 +194,7 @@ Status check(const Copy& p) {
                    name_of(p.x.dtype) + " of rank " + std::to_string(p.x.rank) + " and " +
                    name_of(p.y.dtype) + " of rank " + std::to_string(p.y.rank));
   }
-  return {};
+  return check_memory("copy", {{"y", &p.y, true}}, {{"x", &p.x, true}});
 }
 }  // namespace
 

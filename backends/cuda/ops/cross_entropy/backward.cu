@@ -1,4 +1,5 @@
 // The gradient table of cross entropy: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "cross_entropy/common.hpp"
 #include "cross_entropy/kernels/cross_entropy_online_sm80.cuh"
 
@@ -49,6 +50,14 @@ Status cross_entropy_backward(const CrossEntropyBackward& p, const char* kernel,
   if (Status s = check_per_row("target", p.target, DType::i64, p.logits); !s) return s;
   if (Status s = check_per_row("lse", p.lse, DType::f32, p.logits); !s) return s;
   if (Status s = check_per_row("dloss", p.dloss, DType::f32, p.logits); !s) return s;
+  if (Status s = check_memory("cross_entropy", {{"dlogits", &p.dlogits, true}},
+                              {{"logits", &p.logits, true},
+                               {"target", &p.target},
+                               {"lse", &p.lse},
+                               {"dloss", &p.dloss}});
+      !s) {
+    return s;
+  }
   if (numel(p.logits) == 0) return {};
   const KernelRow<CrossEntropyBackward>* row = nullptr;
   if (Status s = select_row<CrossEntropyBackward>("cross_entropy", kRows, p, kernel, &row); !s)

@@ -36,7 +36,8 @@ struct Split {
 
 /// Few rows: several blocks a row, so that the card is full; at least 4096 elements a block.
 inline Split split_vocabulary(std::int64_t rows, std::int64_t n) {
-  const std::int64_t wanted = ceil_div(8 * 132, std::max<std::int64_t>(1, rows));
+  const std::int64_t wanted =
+      ceil_div(8 * std::max(1, multiprocessors()), std::max<std::int64_t>(1, rows));
   const std::int64_t chunks =
       std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, n / 4096));
   const std::int64_t chunk = ceil_div(ceil_div(n, chunks), 8) * 8;

@@ -1,4 +1,5 @@
 // The forward table of cross entropy: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "cross_entropy/common.hpp"
 #include "cross_entropy/kernels/cross_entropy_online_sm80.cuh"
 
@@ -43,12 +44,13 @@ Status check(const CrossEntropyForward& p, Workspace workspace) {
   if (Status s = check_per_row("target", p.target, DType::i64, p.logits); !s) return s;
   if (Status s = check_per_row("loss", p.loss, DType::f32, p.logits); !s) return s;
   if (Status s = check_per_row("lse", p.lse, DType::f32, p.logits); !s) return s;
-  if (workspace.bytes < cross_entropy_workspace(p)) {
-    return invalid("[cross_entropy] expected a workspace of " +
-                   std::to_string(cross_entropy_workspace(p)) + " bytes, got " +
-                   std::to_string(workspace.bytes) + "; try forward_workspace()");
+  if (Status s = check_workspace("cross_entropy", cross_entropy_workspace(p), workspace,
+                                 "forward_workspace()");
+      !s) {
+    return s;
   }
-  return {};
+  return check_memory("cross_entropy", {{"loss", &p.loss}, {"lse", &p.lse}},
+                      {{"logits", &p.logits}, {"target", &p.target}}, workspace);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The tables of embedding: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "embedding/api.hpp"
 #include "embedding/kernels/embedding_any.cuh"
@@ -32,11 +33,18 @@ Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool de
   return {};
 }
 
+Status check_flag(const Tensor* flag) {
+  if (flag == nullptr || (flag->dtype == DType::i32 && numel(*flag) == 1)) return {};
+  return invalid("[embedding] expected out_of_range of one int32, got " +
+                 std::to_string(numel(*flag)) + " of " + name_of(flag->dtype));
+}
+
 EmbeddingArgs forward_args(const EmbeddingForward& p) {
   EmbeddingArgs a{};
   a.table = p.table.data, a.ids = p.ids.data, a.y = p.y.data;
   a.count = numel(p.ids), a.vocabulary = p.table.shape[0], a.n = static_cast<int>(p.table.shape[1]);
   a.table_pitch = p.table.stride[0], a.wide_ids = p.ids.dtype == DType::i64;
+  if (p.out_of_range) a.out_of_range = static_cast<int*>(p.out_of_range->data);
   return a;
 }
 
@@ -85,6 +93,7 @@ Status launch_backward(const EmbeddingBackward& p, Workspace workspace, Stream s
   a.count = numel(p.ids), a.vocabulary = p.dtable.shape[0];
   a.n = static_cast<int>(p.dtable.shape[1]), a.wide_ids = p.ids.dtype == DType::i64;
   a.head = static_cast<int*>(workspace.data), a.next = a.head + a.count;
+  if (p.out_of_range) a.out_of_range = static_cast<int*>(p.out_of_range->data);
   embedding_links<<<static_cast<unsigned>(ceil_div(a.count, 8)), 256, 0, stream>>>(a);
   dispatch_float(p.dtable.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -109,6 +118,12 @@ std::span<const KernelRow<EmbeddingBackward>> embedding_backward_rows() { return
 
 Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream) {
   if (Status s = check(p.table, p.ids, p.y, false); !s) return s;
+  if (Status s = check_flag(p.out_of_range); !s) return s;
+  if (Status s = check_memory("embedding", {{"y", &p.y}, {"out_of_range", p.out_of_range}},
+                              {{"table", &p.table}, {"ids", &p.ids}});
+      !s) {
+    return s;
+  }
   if (numel(p.y) == 0) return {};
   const KernelRow<EmbeddingForward>* row = nullptr;
   if (Status s = select_row<EmbeddingForward>("embedding", kForward, p, kernel, &row); !s) return s;
@@ -122,10 +137,15 @@ std::size_t embedding_backward_workspace(const EmbeddingBackward& p) {
 Status embedding_backward(const EmbeddingBackward& p, const char* kernel, Workspace workspace,
                           Stream stream) {
   if (Status s = check(p.dtable, p.ids, p.dy, true); !s) return s;
-  if (workspace.bytes < embedding_backward_workspace(p)) {
-    return invalid("[embedding] expected a workspace of " +
-                   std::to_string(embedding_backward_workspace(p)) + " bytes, got " +
-                   std::to_string(workspace.bytes) + "; try backward_workspace()");
+  if (Status s = check_flag(p.out_of_range); !s) return s;
+  if (Status s = check_workspace("embedding", embedding_backward_workspace(p), workspace); !s) {
+    return s;
+  }
+  if (Status s =
+          check_memory("embedding", {{"dtable", &p.dtable}, {"out_of_range", p.out_of_range}},
+                       {{"dy", &p.dy}, {"ids", &p.ids}}, workspace);
+      !s) {
+    return s;
   }
   if (numel(p.dtable) == 0) return {};
   const cudaError_t e =

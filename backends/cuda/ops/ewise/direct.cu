@@ -20,14 +20,14 @@ Status launch(const Ewise& p, Stream stream) {
 template <class T>
 Status launch_opcode(const Ewise& p, Stream stream) {
   switch (p.program.code[0].opcode) {
-#define RM_CASE(name) \
-  case name:          \
-    return launch<T, name, 1>(p, stream);
+#define RM_CASE(id, ...) \
+  case k##id:            \
+    return launch<T, k##id, 1>(p, stream);
     RM_EWISE_UNARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name) \
-  case name:          \
-    return launch<T, name, 2>(p, stream);
+#define RM_CASE(id, ...) \
+  case k##id:            \
+    return launch<T, k##id, 2>(p, stream);
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
     default:

@@ -1,4 +1,5 @@
 // The table of ewise and the launches of its program kernels.
+#include "_shim/alias_shim.hpp"
 #include "ewise/kernels/ewise_chain_sm80.cuh"
 #include "ewise/kernels/ewise_interp_any.cuh"
 #include "ewise/plan.hpp"
@@ -62,6 +63,11 @@ std::span<const KernelRow<Ewise>> ewise_rows() { return kRows; }
 
 Status ewise(const Ewise& p, const char* kernel, Stream stream) {
   if (Status s = check_ewise(p); !s) return s;
+  std::vector<Operand> operands;
+  operands.reserve(p.operands.size());
+  for (const Tensor& t : p.operands) operands.push_back({"an operand", &t, true});
+  const Operand result[] = {{"y", &p.y, true}};
+  if (Status s = check_memory("ewise", result, operands); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<Ewise>* row = nullptr;
   if (Status s = select_row<Ewise>("ewise", kRows, p, kernel, &row); !s) return s;

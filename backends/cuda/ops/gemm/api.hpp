@@ -17,6 +17,8 @@ struct Gemm {
   GemmLibrary* library = nullptr;  // null: the rows that need cuBLASLt do not apply
   /// Time what could run a problem the first time it is seen outside a capture, and remember it.
   bool tune = false;
+  /// What the call's workspace has, so that a row knows beforehand whether it can run.
+  std::size_t workspace_bytes = ~std::size_t{0};
 };
 
 /// From dc: da, db, dbias where given. `epilogue` is forward's: activation and slope, bias_kind,

@@ -1,5 +1,7 @@
 // Gradients of gemm: one pass makes dt = dc * activation'(aux) and the bias gradient's partial
 // sums, then two products. Workspace: dt, partial sums, then the products' own.
+#include "_shim/alias_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "gemm/common.hpp"
 #include "gemm/kernels/gemm_epilogue_any.cuh"
 
@@ -48,44 +50,43 @@ Tensor dt_tensor(const GemmBackward& p, Workspace workspace) {
 }
 
 template <class T, int kV>
-void launch_slope_vector(const GemmSlopeArgs& a, Stream stream) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(a.n, 32 * kV)),
-                  static_cast<unsigned>(ceil_div(a.rows, a.block_rows)));
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(32, 8), config.stream = stream;
-  config.attrs = &overlap, config.numAttrs = compute_capability() >= 90 ? 1 : 0;
-  cudaLaunchKernelEx(&config, gemm_slope<T, kV>, a);  // the caller reads the status
+Status launch_slope_vector(const GemmSlopeArgs& a, Stream stream) {
+  // a grid's second axis ends at 65535: blocks loop over the rest of the rows
+  const std::int64_t row_blocks = std::min<std::int64_t>(ceil_div(a.rows, a.block_rows), 65535);
+  const dim3 grid(static_cast<unsigned>(ceil_div(a.n, 32 * kV)), static_cast<unsigned>(row_blocks));
+  return launch("gemm", gemm_slope<T, kV>, {grid, dim3(32, 8), 0, 1, true}, stream, a);
 }
 
 template <class T>
-void launch_slope(const GemmBackward& p, const GemmSlopeArgs& a, Stream stream) {
+Status launch_slope(const GemmBackward& p, const GemmSlopeArgs& a, Stream stream) {
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   bool vector = a.n % V == 0 && is_aligned(a.dc, a.dc_pitch, p.dc.dtype, 16) && a.dc_batch % V == 0;
   if (a.aux) {
     vector = vector && is_aligned(a.aux, a.aux_pitch, p.dc.dtype, 16) && a.aux_batch % V == 0;
   }
-  vector ? launch_slope_vector<T, V>(a, stream) : launch_slope_vector<T, 1>(a, stream);
+  return vector ? launch_slope_vector<T, V>(a, stream) : launch_slope_vector<T, 1>(a, stream);
 }
 
 /// dbias from dt's rows; sums of columns are left to the products' launch.
 template <class T>
-void launch_bias(const GemmBackward& p, const Parts& parts, const Tensor& dt, float* partial,
-                 Stream stream) {
-  if (p.epilogue.bias_kind == BiasKind::column) return;
-  T* out = static_cast<T*>(p.dbias->data);
+Status launch_bias(const GemmBackward& p, const Parts& parts, const Tensor& dt, float* partial,
+                   Stream stream) {
+  if (p.epilogue.bias_kind == BiasKind::column) return {};
   const Matrix m = matrix_of(dt);
-  for (std::int64_t b = 0; b < m.batch; ++b) {  // a sum for each row
-    gemm_sums<T, float><<<static_cast<unsigned>(ceil_div(m.rows, 8)), 256, 0, stream>>>(
-        static_cast<const T*>(dt.data) + b * m.batch_stride, partial + b * m.rows, m.rows,
-        m.columns, m.pitch, 1);
+  const auto warps = [](std::int64_t results) -> Launch {
+    return {static_cast<unsigned>(ceil_div(results, 8)), 256};
+  };
+  const GemmSums rows{parts.rows, m.columns, m.rows, m.batch_stride, m.pitch, 1};
+  if (Status s = launch("gemm", gemm_sums<T, float>, warps(parts.rows), stream,
+                        static_cast<const T*>(dt.data), partial, rows);
+      !s) {
+    return s;
   }
   const bool scalar = p.epilogue.bias_kind == BiasKind::scalar;
   const std::int64_t results = scalar ? 1 : m.rows;
-  gemm_sums<float, T><<<static_cast<unsigned>(ceil_div(results, 8)), 256, 0, stream>>>(
-      partial, out, results, scalar ? parts.rows : m.batch, 1, scalar ? 1 : m.rows);
+  const GemmSums all{results, scalar ? parts.rows : m.batch, results, 0, 1, scalar ? 1 : m.rows};
+  return launch("gemm", gemm_sums<float, T>, warps(results), stream,
+                static_cast<const float*>(partial), static_cast<T*>(p.dbias->data), all);
 }
 
 Status slope_and_bias(const GemmBackward& p, const Parts& parts, const Tensor& dt, float* partial,
@@ -104,16 +105,23 @@ Status slope_and_bias(const GemmBackward& p, const Parts& parts, const Tensor& d
     a.aux_batch = x.batch_stride;
   }
   if (column) a.partial = partial;
-  dispatch_float(p.dc.dtype, [&](auto type) {
+  return dispatch_float(p.dc.dtype, [&](auto type) -> Status {
     using T = typename decltype(type)::type;
-    if (a.dt || a.partial) launch_slope<T>(p, a, stream);
-    if (p.dbias) launch_bias<T>(p, parts, dt, partial, stream);
+    if (a.dt || a.partial) {
+      if (Status s = launch_slope<T>(p, a, stream); !s) return s;
+    }
+    return p.dbias ? launch_bias<T>(p, parts, dt, partial, stream) : Status{};
   });
-  return launch_status("gemm");
+}
+
+/// One b for all of a's leading axes.
+bool shares_b(const GemmBackward& p) {
+  return p.a.rank > 2 && matrix_of(p.b).batch == 1 &&
+         (p.b.rank != p.a.rank || matrix_of(p.a).batch > 1);
 }
 
 /// [B, M, N] as [B * M, N] where b is shared, so that db sums over the leading axes.
-Status flatten(const Tensor& t, const char* what, Tensor* out) {
+Status flatten(const Tensor t, const char* what, Tensor* out) {
   const Matrix m = matrix_of(t);
   if (m.batch > 1 && m.batch_stride != m.rows * m.pitch) {
     return invalid(std::string("[gemm] expected ") + what +
@@ -154,12 +162,13 @@ Status check(const GemmBackward& p, Workspace workspace) {
     return invalid("[gemm] expected db like b, got another shape or dtype");
   }
   const Parts parts = parts_of(p);
-  if (workspace.bytes < parts.dt_bytes + parts.partial_bytes) {
-    return invalid("[gemm] expected a workspace of " +
-                   std::to_string(parts.dt_bytes + parts.partial_bytes) + " bytes, got " +
-                   std::to_string(workspace.bytes) + "; try backward_workspace()");
+  if (Status s = check_workspace("gemm", parts.dt_bytes + parts.partial_bytes, workspace); !s) {
+    return s;
   }
-  return {};
+  return check_memory(
+      "gemm", {{"da", p.da}, {"db", p.db}, {"dbias", p.dbias}},
+      {{"dc", &p.dc}, {"a", &p.a}, {"b", &p.b}, {"aux", wants_slope(p) ? p.epilogue.aux : nullptr}},
+      workspace);
 }
 
 }  // namespace
@@ -185,6 +194,7 @@ std::size_t gemm_backward_workspace(const GemmBackward& p) {
 Status gemm_backward(const GemmBackward& p, const char* kernel, Workspace workspace,
                      Stream stream) {
   if (Status s = check(p, workspace); !s) return s;
+  if (Status s = earlier_error("gemm"); !s) return s;
   const Parts parts = parts_of(p);
   auto* memory = static_cast<char*>(workspace.data);
   Tensor dt = dt_tensor(p, workspace);
@@ -199,25 +209,28 @@ Status gemm_backward(const GemmBackward& p, const char* kernel, Workspace worksp
   }
   const std::size_t used = parts.dt_bytes + parts.partial_bytes;
   const Workspace rest{memory ? memory + used : nullptr, workspace.bytes - used};
-  Tensor a = p.a;
-  if (matrix_of(p.b).batch == 1 && p.b.rank == 2 && p.a.rank > 2 && !p.trans_a) {
-    if (Status s = flatten(p.a, "a", &a); !s) return s;
-    if (Status s = flatten(dt, "dc", &dt); !s) return s;
-  } else if (p.b.rank != p.a.rank) {
-    return unsupported("[gemm] expected b with a's leading axes where a is transposed, got none");
+  Tensor a = p.a, b = p.b;
+  Tensor da = p.da ? *p.da : Tensor{}, db = p.db ? *p.db : Tensor{};
+  if (shares_b(p)) {
+    if (p.trans_a) {
+      return unsupported(
+          "[gemm] expected b with a's leading axes where a is transposed, got one b for all; try "
+          "a.mT.contiguous()");
+    }
+    for (const auto& [what, t] : {std::pair("a", &a), std::pair("dc", &dt), std::pair("b", &b),
+                                  std::pair("da", &da), std::pair("db", &db)}) {
+      if (t->rank <= 2) continue;
+      if (Status s = flatten(*t, what, t); !s) return s;
+    }
   }
   Gemm for_a, for_b;
   if (p.da) {
-    Tensor da = *p.da;
-    if (da.rank != a.rank) {
-      if (Status s = flatten(*p.da, "da", &da); !s) return s;
-    }
-    for_a = p.trans_a ? product(p, p.b, p.trans_b, dt, true, da)
-                      : product(p, dt, false, p.b, !p.trans_b, da);
+    for_a = p.trans_a ? product(p, b, p.trans_b, dt, true, da)
+                      : product(p, dt, false, b, !p.trans_b, da);
   }
   if (p.db) {
-    for_b = p.trans_b ? product(p, dt, true, a, p.trans_a, *p.db)
-                      : product(p, a, !p.trans_a, dt, false, *p.db);
+    for_b = p.trans_b ? product(p, dt, true, a, p.trans_a, db)
+                      : product(p, a, !p.trans_a, dt, false, db);
   }
   ColumnSums sums{};
   if (p.dbias && p.epilogue.bias_kind == BiasKind::column && numel(p.dc) > 0) {

@@ -37,8 +37,9 @@ LibraryProduct product_of(const Gemm& p, const GemmShape& s, std::int32_t epilog
   }
   const void* pointers[] = {p.b.data, p.a.data, c, p.c.data, aux};
   for (int i = 0; i < 5; ++i) q.alignment[i] = alignment_of(pointers[i]);
-  int device = 0;
-  if (cudaGetDevice(&device) == cudaSuccess) q.device = device;
+  q.alignment[5] =
+      alignment_of(epilogue & kBias && s.epilogue.bias ? s.epilogue.bias->data : nullptr);
+  q.device = std::max(0, card().device);
   return q;
 }
 
@@ -59,7 +60,7 @@ const char* plan_why_not(const Gemm& p, std::int32_t epilogue) {
   if (s.m > 0x7fffffff || s.n > 0x7fffffff || s.k > 0x7fffffff || s.batch > 0x7fffffff) {
     return "an axis is longer than 2^31";
   }
-  return p.library->plan(product_of(p, s, epilogue, kLibraryWorkspace), 0);
+  return p.library->plan(product_of(p, s, epilogue, p.workspace_bytes), 0);
 }
 
 }  // namespace
@@ -88,6 +89,11 @@ const char* library_why_not(const Gemm& p) {
   if (epilogue == 0) return "cuBLASLt has no such epilogue";
   if (epilogue & 128 && matrix_of(*p.epilogue.aux).pitch % 8 != 0) {
     return "cuBLASLt wants rows of aux in multiples of 8";
+  }
+  const Epilogue& e = p.epilogue;
+  if ((e.bias && !is_aligned(e.bias->data, 0, e.bias->dtype, 16)) ||
+      (e.aux && !is_aligned(e.aux->data, 0, e.aux->dtype, 16))) {
+    return "cuBLASLt reads bias and aux in vectors of 16 bytes, wherever they lie";
   }
   return plan_why_not(p, epilogue);
 }

@@ -25,6 +25,8 @@ struct HeuristicResult {
   int reserved[4];
 };
 
+// cublasStatus_t, those that mean "not this product by this algorithm"
+inline constexpr int kInvalidValue = 7, kNotSupported = 15;
 inline constexpr int kCompute32F = 68, kComputeTf32 = 77;
 inline constexpr int kTypeF32 = 0, kTypeF16 = 2, kTypeBf16 = 14;
 // attributes of a product

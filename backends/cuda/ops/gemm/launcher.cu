@@ -1,6 +1,8 @@
 // The table of gemm: checks, shapes, choice and launches of the kernels of our own.
 #include <algorithm>
+#include <bit>
 
+#include "_shim/alias_shim.hpp"
 #include "gemm/common.hpp"
 #include "gemm/kernels/gemm_epilogue_any.cuh"
 #include "gemm/kernels/gemm_tiled_any.cuh"
@@ -18,7 +20,7 @@ double flop_us(const Gemm& p, double tera) {
 }
 
 double library_us(const Gemm& p) {
-  const double tera = p.c.dtype != DType::f32 ? 600 : p.tf32 ? 300 : 40;
+  const double tera = compute_rate(p.c.dtype != DType::f32 ? 600 : p.tf32 ? 300 : 40);
   return 3 + flop_us(p, tera);
 }
 
@@ -44,7 +46,8 @@ double wgmma_us(const Gemm& p, int columns, int parts) {
   const std::int64_t tiles = ceil_div(s.m, 128) * ceil_div(s.n, columns) * s.batch * parts;
   const std::int64_t waves = ceil_div(tiles, std::max(1, multiprocessors()));
   const double depth = static_cast<double>(s.k) / parts * (columns == 64 ? 1.5 : 1.0);
-  return 4 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / 2.8e6);
+  const double rate = block_rate(2.8e6);  // multiply-adds
+  return 4 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / rate);
 }
 
 template <int kColumns, int kCluster, bool kSplit, bool kTurns = false>
@@ -62,8 +65,10 @@ constexpr KernelRow<Gemm> kRows[] = {
     {"gemm_cublaslt_library",
      "bias a column, none / relu / gelu_tanh, aux of gelu_tanh; a residual without activation",
      library_why_not, library_us, launch_library},
-    {"gemm_cublaslt_ewise", "any epilogue, in a pass of its own", library_ewise_why_not,
-     [](const Gemm& p) { return library_us(p) + epilogue_us(p); }, launch_library_ewise},
+    {"gemm_cublaslt_ewise",
+     "any epilogue, in a pass of its own over the product, which is rounded before it",
+     library_ewise_why_not, [](const Gemm& p) { return library_us(p) + epilogue_us(p); },
+     launch_library_ewise},
     wgmma_row<256, 2, false>("gemm_wgmma_256x2_sm90a",
                              "16-bit floats, any epilogue; tiles of 128 x 256, clusters of two"),
     wgmma_row<256, 1, false>("gemm_wgmma_256_sm90a", "the same by single blocks"),
@@ -77,7 +82,7 @@ constexpr KernelRow<Gemm> kRows[] = {
     wgmma_row<64, 2, true>("gemm_wgmma_64k2_sm90a", "the same, two parts, tiles of 128 x 64"),
     wgmma_row<64, 4, true>("gemm_wgmma_64k4_sm90a", "the same, four parts"),
     {"gemm_tiled_any", "any problem", [](const Gemm&) -> const char* { return nullptr; },
-     [](const Gemm& p) { return 5 + flop_us(p, 8); }, launch_tiled},
+     [](const Gemm& p) { return 5 + flop_us(p, compute_rate(8)); }, launch_tiled},
 };
 
 std::string text_of(const Tensor& t) {
@@ -86,7 +91,7 @@ std::string text_of(const Tensor& t) {
   return out + "] of " + name_of(t.dtype);
 }
 
-Status check(const Gemm& p) {
+Status check(const Gemm& p, const Workspace& workspace) {
   for (const Tensor* t : {&p.a, &p.b, &p.c}) {
     if (!is_float(t->dtype) || t->dtype != p.c.dtype || !matrix_of(*t).valid) {
       return invalid(
@@ -107,13 +112,19 @@ Status check(const Gemm& p) {
                    std::string("transposed), got ") + text_of(p.a) + ", " + text_of(p.b) + ", " +
                    text_of(p.c) + "; try trans_a, trans_b");
   }
-  return check_epilogue("gemm", p.epilogue, p.c);
+  if (Status s = check_epilogue("gemm", p.epilogue, p.c); !s) return s;
+  if (Status s = check_workspace("gemm", 0, workspace, "workspace()"); !s) return s;
+  const Epilogue& e = p.epilogue;
+  return check_memory("gemm", {{"c", &p.c, true}, {"aux", e.aux}},
+                      {{"a", &p.a}, {"b", &p.b}, {"bias", e.bias}, {"residual", e.residual, true}},
+                      workspace);
 }
 
 /// The measured row, measuring it now if need be.
 Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out) {
   const std::string key = choice_key(p, workspace.bytes);
   *out = p.library->known_row(key);
+  if (*out >= 0 && kRows[*out].why_not(p) != nullptr) *out = -1;
   if (*out >= 0 || !p.tune || !may_repeat(p) || is_capturing(stream)) return {};
   double least = 0;
   for (const auto& row : kRows) {
@@ -134,9 +145,31 @@ Status measured_row(const Gemm& p, Workspace workspace, Stream stream, int* out)
 
 }  // namespace
 
+namespace {
+
+bool residual_is_c(const Gemm& p) {
+  return p.epilogue.residual != nullptr && p.epilogue.residual->data == p.c.data;
+}
+
+/// Of each operand on how many bytes it lies: 1, 2, 4, 8 or 16 and more, three bits each.
+std::int64_t alignments_of(const Gemm& p) {
+  const Epilogue& e = p.epilogue;
+  std::int64_t out = 0;
+  for (const Tensor* t : {&p.a, &p.b, &p.c, e.bias, e.residual, e.aux}) {
+    const auto address = t ? reinterpret_cast<std::uintptr_t>(t->data) : 0;
+    const int low = address == 0 ? 4 : std::min(4, std::countr_zero(address));
+    out = out * 8 + low;
+  }
+  return out;
+}
+
+}  // namespace
+
 std::string choice_key(const Gemm& p, std::size_t workspace_bytes) {
   const GemmShape s = gemm_shape(p);
   const Epilogue& e = s.epilogue;
+  const Matrix residual = e.residual ? matrix_of(*e.residual) : Matrix{};
+  const Matrix aux = e.aux ? matrix_of(*e.aux) : Matrix{};
   const std::int64_t fields[] = {s.m,
                                  s.n,
                                  s.k,
@@ -146,6 +179,14 @@ std::string choice_key(const Gemm& p, std::size_t workspace_bytes) {
                                  s.c.pitch,
                                  s.a.batch_stride,
                                  s.b.batch_stride,
+                                 s.c.batch_stride,
+                                 residual.pitch,
+                                 residual.batch_stride,
+                                 aux.pitch,
+                                 aux.batch_stride,
+                                 alignments_of(p),
+                                 residual_is_c(p),
+                                 card().device,
                                  p.trans_a * 2 + p.trans_b + 4 * p.tf32,
                                  static_cast<std::int64_t>(p.c.dtype),
                                  static_cast<std::int64_t>(e.bias_kind) * 64 +
@@ -156,8 +197,7 @@ std::string choice_key(const Gemm& p, std::size_t workspace_bytes) {
 }
 
 bool may_repeat(const Gemm& p) {  // c is no operand: the launches may be timed in place
-  return p.c.data != p.a.data && p.c.data != p.b.data &&
-         (p.epilogue.residual == nullptr || p.epilogue.residual->data != p.c.data);
+  return !residual_is_c(p);
 }
 
 GemmShape gemm_shape(const Gemm& p) {
@@ -214,23 +254,32 @@ std::size_t gemm_workspace(const Gemm& p) {
   return p.library && p.library->why_not() == nullptr ? kLibraryWorkspace : 0;
 }
 
-Status gemm(const Gemm& p, const char* kernel, Workspace workspace, Stream stream) {
-  if (Status s = check(p); !s) return s;
-  if (numel(p.c) == 0) return {};
+Status gemm(const Gemm& given, const char* kernel, Workspace workspace, Stream stream) {
+  if (Status s = check(given, workspace); !s) return s;
+  if (numel(given.c) == 0) return {};
+  if (Status s = earlier_error("gemm"); !s) return s;
+  Gemm p = given;
+  p.workspace_bytes = std::min(workspace.bytes, kLibraryWorkspace);
   const bool any = kernel == nullptr || *kernel == '\0';
   if (any && p.library) {
     int row = -1;
     if (Status s = measured_row(p, workspace, stream, &row); !s) return s;
-    if (row >= 0) return kRows[row].launch(p, workspace, stream);
+    if (row >= 0) {
+      Status s = kRows[row].launch(p, workspace, stream);
+      if (s.code != Code::unsupported) return s;
+    }
   }
-  const KernelRow<Gemm>* row = nullptr;
-  if (Status s = select_row<Gemm>("gemm", kRows, p, kernel, &row); !s) return s;
-  if (p.tune && (is_capturing(stream) || !may_repeat(p))) {
-    Gemm q = p;
-    q.tune = false;
-    return row->launch(q, workspace, stream);
+  if (p.tune && (is_capturing(stream) || !may_repeat(p))) p.tune = false;
+  // Only the library's rows find out at the launch that they cannot; they remember it, so that the
+  // next turn chooses another row.
+  Status status;
+  for (std::size_t turn = 0; turn < std::size(kRows); ++turn) {
+    const KernelRow<Gemm>* row = nullptr;
+    if (Status s = select_row<Gemm>("gemm", kRows, p, kernel, &row); !s) return s;
+    status = row->launch(p, workspace, stream);
+    if (!any || status.code != Code::unsupported) break;
   }
-  return row->launch(p, workspace, stream);
+  return status;
 }
 
 }  // namespace rm::cuda_ops

@@ -19,6 +19,7 @@ namespace {
 constexpr int kCandidates = 8;
 
 struct Plan {
+  lt::Handle handle = nullptr;
   lt::MatmulDesc desc = nullptr;
   lt::Layout a = nullptr, b = nullptr, c = nullptr, d = nullptr;
   std::vector<lt::HeuristicResult> algorithms;
@@ -73,10 +74,12 @@ int type_of(int dtype) {
   }
 }
 
+bool refused(int code) { return code == lt::kInvalidValue || code == lt::kNotSupported; }
+
 Status failed(int code, const char* what) {
-  return {Code::device_error, std::string("[gemm] expected cuBLASLt to ") + what +
-                                  ", got its status " + std::to_string(code) +
-                                  "; try another kernel"};
+  return {refused(code) ? Code::unsupported : Code::device_error,
+          std::string("[gemm] expected cuBLASLt to ") + what + ", got its status " +
+              std::to_string(code) + "; try another kernel"};
 }
 
 bool make_layout(const lt::Functions& f, lt::Layout* out, int type, std::int64_t rows,
@@ -102,12 +105,14 @@ struct GemmLibrary::State {
   std::map<std::string, int> rows;
 
   Plan& plan_of(const LibraryProduct& p, int candidates);
-  bool describe(const LibraryProduct& p, Plan& plan);
+  bool describe(const LibraryProduct& p, Plan& plan) const;
   void search(const LibraryProduct& p, Plan& plan, int candidates);
-  void time(const LibraryProduct& p, const LibraryOperands& o, Plan& plan, Workspace w, Stream s);
+  /// The fastest algorithm's number; without the lock.
+  std::size_t time(const LibraryProduct& p, const LibraryOperands& o, const Plan& plan, Workspace w,
+                   Stream s) const;
   int launch(const LibraryProduct& p, const LibraryOperands& o, const Plan& plan, std::size_t which,
-             Workspace w, Stream s);
-  void destroy(Plan& plan);
+             Workspace w, Stream s) const;
+  void destroy(const Plan& plan) const;
 };
 
 GemmLibrary::GemmLibrary(std::vector<std::string> paths) : state_(std::make_unique<State>()) {
@@ -130,14 +135,14 @@ const char* GemmLibrary::why_not() const { return state_->why_not; }
 
 std::size_t GemmLibrary::version() const { return state_->why_not ? 0 : state_->f.get_version(); }
 
-void GemmLibrary::State::destroy(Plan& plan) {
+void GemmLibrary::State::destroy(const Plan& plan) const {
   for (lt::Layout l : {plan.a, plan.b, plan.c, plan.d}) {
     if (l) f.layout_destroy(l);
   }
   if (plan.desc) f.desc_destroy(plan.desc);
 }
 
-bool GemmLibrary::State::describe(const LibraryProduct& p, Plan& plan) {
+bool GemmLibrary::State::describe(const LibraryProduct& p, Plan& plan) const {
   const int type = type_of(p.dtype);
   const int compute = p.tf32 && type == lt::kTypeF32 ? lt::kComputeTf32 : lt::kCompute32F;
   if (f.desc_create(&plan.desc, compute, lt::kTypeF32) != 0) return false;
@@ -191,7 +196,7 @@ Plan& GemmLibrary::State::plan_of(const LibraryProduct& p, int candidates) {
   if (handle == nullptr && f.create(&handle) != 0) {
     handle = nullptr;
     plan.why_not = "cublasLtCreate failed";
-  } else if (!describe(p, plan)) {
+  } else if (plan.handle = handle; !describe(p, plan)) {
     plan.why_not = "cuBLASLt does not describe the product";
   } else {
     search(p, plan, candidates);
@@ -201,33 +206,39 @@ Plan& GemmLibrary::State::plan_of(const LibraryProduct& p, int candidates) {
 }
 
 int GemmLibrary::State::launch(const LibraryProduct& p, const LibraryOperands& o, const Plan& plan,
-                               std::size_t which, Workspace w, Stream stream) {
+                               std::size_t which, Workspace w, Stream stream) const {
   if (p.epilogue & kBias) f.desc_set(plan.desc, lt::kBiasPointer, &o.bias, sizeof o.bias);
   if (p.epilogue & 128) f.desc_set(plan.desc, lt::kAuxPointer, &o.aux, sizeof o.aux);
   const float beta = p.add_c ? 1.0f : 0.0f;
-  return f.matmul(handles[p.device], plan.desc, &o.alpha, o.a, plan.a, o.b, plan.b, &beta,
+  return f.matmul(plan.handle, plan.desc, &o.alpha, o.a, plan.a, o.b, plan.b, &beta,
                   p.add_c ? o.c : o.d, plan.c, o.d, plan.d, &plan.algorithms[which].algo, w.data,
                   w.bytes, stream);
 }
 
-void GemmLibrary::State::time(const LibraryProduct& p, const LibraryOperands& o, Plan& plan,
-                              Workspace w, Stream stream) {
-  plan.timed = true;
-  const std::int64_t elements = p.batch * p.depth * (p.rows + p.columns);
-  const auto size = size_of(static_cast<DType>(p.dtype));
-  const double tera = static_cast<DType>(p.dtype) == DType::f32 ? 40 : 600;
-  const double about_us = 2e-6 / tera * static_cast<double>(p.rows * p.columns) *
-                          static_cast<double>(p.depth * p.batch);
-  TimedChoice choice(stream, cold_for(elements * static_cast<std::int64_t>(size), w), about_us);
-  int best = 0;
-  for (std::size_t i = 0; i < plan.algorithms.size(); ++i) {
-    const auto run = [&](Stream on) -> Status {
-      const int code = launch(p, o, plan, i, w, on);
-      return code == 0 ? Status{} : failed(code, "run an algorithm it offered");
-    };
-    if (!choice.add(static_cast<int>(i), run)) return;
+std::size_t GemmLibrary::State::time(const LibraryProduct& p, const LibraryOperands& o,
+                                     const Plan& shared, Workspace w, Stream stream) const {
+  Plan plan;  // descriptors of its own: others may run the product meanwhile
+  plan.handle = shared.handle, plan.algorithms = shared.algorithms;
+  std::size_t best = shared.best;
+  if (describe(p, plan)) {
+    const std::int64_t elements = p.batch * p.depth * (p.rows + p.columns);
+    const auto size = size_of(static_cast<DType>(p.dtype));
+    const double tera = compute_rate(static_cast<DType>(p.dtype) == DType::f32 ? 40 : 600);
+    const double about_us = 2e-6 / tera * static_cast<double>(p.rows * p.columns) *
+                            static_cast<double>(p.depth * p.batch);
+    TimedChoice choice(stream, cold_for(elements * static_cast<std::int64_t>(size), w), about_us);
+    for (std::size_t i = 0; i < plan.algorithms.size(); ++i) {
+      const auto run = [&](Stream on) -> Status {
+        const int code = launch(p, o, plan, i, w, on);
+        return code == 0 ? Status{} : failed(code, "run an algorithm it offered");
+      };
+      if (!choice.add(static_cast<int>(i), run)) break;
+    }
+    int fastest = 0;
+    if (choice.fastest(&fastest) && fastest >= 0) best = static_cast<std::size_t>(fastest);
   }
-  if (choice.fastest(&best) && best >= 0) plan.best = static_cast<std::size_t>(best);
+  destroy(plan);
+  return best;
 }
 
 const char* GemmLibrary::plan(const LibraryProduct& p, int candidates) {
@@ -238,12 +249,25 @@ const char* GemmLibrary::plan(const LibraryProduct& p, int candidates) {
 
 Status GemmLibrary::run(const LibraryProduct& p, const LibraryOperands& o, Workspace workspace,
                         Stream stream, bool tune) {
-  const std::lock_guard lock(state_->mutex);
+  std::unique_lock lock(state_->mutex);
   Plan& plan = state_->plan_of(p, kCandidates);
-  if (plan.why_not) return unsupported(std::string("[gemm] cuBLASLt: ") + plan.why_not);
-  if (tune && !plan.timed) state_->time(p, o, plan, workspace, stream);
-  const int code = state_->launch(p, o, plan, plan.best, workspace, stream);
-  return code == 0 ? Status{} : failed(code, "run a product");
+  if (tune && plan.why_not == nullptr && !plan.timed) {
+    plan.timed = true;
+    const Plan known = plan;
+    lock.unlock();  // timing takes seconds; a product of another thread need not wait
+    const std::size_t best = state_->time(p, o, known, workspace, stream);
+    lock.lock();
+    if (plan.algorithms.size() == known.algorithms.size()) plan.best = best;
+  }
+  while (plan.why_not == nullptr) {
+    const int code = state_->launch(p, o, plan, plan.best, workspace, stream);
+    if (code == 0) return {};
+    if (!refused(code)) return failed(code, "run a product");
+    plan.algorithms.erase(plan.algorithms.begin() + static_cast<std::ptrdiff_t>(plan.best));
+    plan.best = 0;
+    if (plan.algorithms.empty()) plan.why_not = "cuBLASLt refuses the product it offered to run";
+  }
+  return unsupported(std::string("[gemm] cuBLASLt: ") + plan.why_not);
 }
 
 int GemmLibrary::known_row(const std::string& key) const {

@@ -21,8 +21,8 @@ struct LibraryProduct {
   std::int64_t workspace_bytes;
   std::int32_t dtype;  // DType of every matrix
   std::int32_t trans_a, trans_b, tf32, epilogue;
-  std::int32_t alignment[5];  // of a, b, c, d, aux in bytes, at most 256
-  std::int32_t add_c, device;
+  std::int32_t alignment[6];           // of a, b, c, d, aux, bias in bytes, at most 256
+  std::int32_t add_c, device, unused;  // no bytes of a key are left to chance
 };
 
 struct LibraryOperands {
@@ -58,7 +58,9 @@ class GemmLibrary {
 
   /// Null: an algorithm exists for the product; else why not. Makes the plan.
   const char* plan(const LibraryProduct& p, int candidates);
-  /// Runs a product; `tune`: times the candidates first if that was not done.
+  /// Runs a product; `tune`: times the candidates first if that was not done. An algorithm that the
+  /// library refuses to run is forgotten and the next one runs; without any left the product is
+  /// Unsupported, and plan() says so from then on.
   Status run(const LibraryProduct& p, const LibraryOperands& o, Workspace workspace, Stream stream,
              bool tune);
 

@@ -85,7 +85,8 @@ Status gemm_pair(const Gemm& first, const Gemm& second, const ColumnSums& sums, 
       const GemmShape s = gemm_shape(p);
       return static_cast<double>(s.m * s.n) * static_cast<double>(s.k * s.batch);
     };
-    const double about_us = (multiplications(first) + multiplications(second)) * 2 / 600e6;
+    const double about_us =
+        (multiplications(first) + multiplications(second)) * 2 / compute_rate(600e6);
     TimedChoice choice(stream, {}, about_us);
     for (int plan = kApart; plan >= 0; --plan) {  // apart first: it tunes the single products
       const auto run = [&](Stream on) {

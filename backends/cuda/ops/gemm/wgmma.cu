@@ -1,4 +1,5 @@
 // The rows of gemm by wgmma and the copy engine: what they need, tensor maps, launches.
+#include "_shim/launch_shim.hpp"
 #include "_shim/tensor_map_shim.hpp"
 #include "gemm/common.hpp"
 #include "gemm/kernels/gemm_wgmma_sm90a.cuh"
@@ -56,8 +57,11 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
   p.b_batched = s.batch > 1 && s.b.batch_stride != 0;
   p.epilogue = epilogue_args(s.epilogue);
   p.c = g.c.data, p.c_pitch = s.c.pitch, p.c_batch = s.c.batch_stride;
-  p.c_lines = mappable(g.c.data, s.c) && make_map(&p.c_map, g.c.dtype, g.c.data, s.batch, s.m, s.n,
-                                                  s.c.pitch, s.c.batch_stride, 16);
+  // The copy engine writes whole 16 bytes: columns that are no multiple of 8 would spill behind a
+  // row.
+  p.c_lines =
+      s.n % 8 == 0 && mappable(g.c.data, s.c) &&
+      make_map(&p.c_map, g.c.dtype, g.c.data, s.batch, s.m, s.n, s.c.pitch, s.c.batch_stride, 16);
   p.pairs = in_pairs(g.c.data, s.c.pitch, s.c.batch_stride);
   if (p.epilogue.residual) {
     p.pairs = p.pairs &&
@@ -98,8 +102,7 @@ Status launch_args(const WgmmaArgs& args, int cluster, Stream stream) {
   constexpr int kBytes = WgmmaLayout<kN, kMode>::kBytes;
   static_assert(kBytes <= 227 * 1024);
   static thread_local int allowed_on = -1;
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return launch_status("gemm");
+  const int device = card().device;
   if (allowed_on != device) {
     if (Status s = allow_shared_memory("gemm", gemm_wgmma<T, kN, kMode>, kBytes); !s) return s;
     allowed_on = device;
@@ -107,20 +110,9 @@ Status launch_args(const WgmmaArgs& args, int cluster, Stream stream) {
   int units = 0;
   for (int i = 0; i < args.problems; ++i) units += args.problem[i].units;
   const int clusters = std::min(units, multiprocessors() / cluster);
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(cluster);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(clusters * cluster));
-  config.blockDim = dim3(WgmmaLayout<kN, kMode>::kThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = attributes, config.numAttrs = cluster > 1 ? 2 : 1;
-  return cuda_status("gemm", cudaLaunchKernelEx(&config, gemm_wgmma<T, kN, kMode>, args),
-                     "a launch without errors");
+  const Launch how{static_cast<unsigned>(clusters * cluster), WgmmaLayout<kN, kMode>::kThreads,
+                   kBytes, static_cast<unsigned>(cluster), true};
+  return launch("gemm", gemm_wgmma<T, kN, kMode>, how, stream, args);
 }
 
 template <int kN, WgmmaMode kMode>
@@ -153,7 +145,7 @@ const char* wgmma_why_not(const Gemm& p) {
   }
   const std::int64_t tiles = ceil_div(s.m, kWgmmaM) * ceil_div(s.n, 64) * s.batch;
   if (s.m > 1 << 30 || s.n > 1 << 30 || s.k > 1 << 30 || tiles > 1 << 30) return "it is too large";
-  if (compute_capability() / 10 != 9) return "wgmma is Hopper's";
+  if (const char* why = sm90a_why_not()) return why;
   if (tensor_map_encoder() == nullptr) return "the driver makes no tensor maps";
   return nullptr;
 }

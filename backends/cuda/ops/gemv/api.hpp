@@ -11,8 +11,12 @@ struct Gemv {
   Tensor x, w, y;
   const Tensor* scales = nullptr;
   Epilogue epilogue;
-  /// Launch by programmatic dependent launch: reading w, scales and bias may begin while the
-  /// stream's previous kernel still runs, so that kernel must not write them.
+  /// Between whatever wrote w, scales and bias and this call the stream has run something that
+  /// starts only after all before it has ended: a copy, a graph's launch, an ordinary kernel. A
+  /// kernel that overlaps may start, and let this one start, before the writer has ended.
+  bool stable_weights = false;
+  /// Launch by programmatic dependent launch: w, scales and bias are read while earlier work of the
+  /// stream still runs, not only its last kernel. Has an effect only with stable_weights.
   bool overlap = false;
 };
 

@@ -49,8 +49,9 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   const std::int64_t groups = ceil_div(a.n, 8 * kBlocks);
   const int bytes =
       1024 + a.sums_bytes + warps * a.stage_bytes + (a.x_resident ? a.m * a.x_smem_pitch : 0);
-  return launch_overlapped(kernel, std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
-                           warps * 32, bytes, overlap, stream, a);
+  return launch_weights_first(kernel,
+                              std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
+                              warps * 32, bytes, overlap, stream, a);
 }
 
 /// 16 rows a tile where x is read along with w (its reading halves) or int4 is unpacked.
@@ -66,7 +67,10 @@ Status launch_blocks(GemvArgs& a, bool overlap, Stream stream) {
 
 const char* gemv_bulk_why_not(const Gemv& p) {
   const int bits = gemv_bits(p);
-  if (compute_capability() < 90) return "the device is older than sm_90";
+  if (const char* why = sm90_why_not()) return why;
+  if (card().shared_bytes > 0 && card().shared_bytes < kHopperSharedBytes) {
+    return "a block of this device has less than 227 KiB of shared memory";
+  }
   if (p.x.shape[0] > kGemvMaxM) return "more than 8 rows of x";
   if (gemv_k(p) * (bits ? bits : 8 * size_of(p.x.dtype)) % 128 != 0) {
     return "rows of w are not whole 16-byte vectors";
@@ -103,7 +107,9 @@ Status launch_gemv_bulk(const Gemv& p, Workspace, Stream stream) {
 
 Status read_probe(const Tensor& data, Stream stream) {
   const std::int64_t bytes = numel(data) * size_of(data.dtype);
-  if (compute_capability() < 90) return unsupported("[gemv] expected sm_90 or newer for the probe");
+  if (const char* why = sm90_why_not()) {
+    return unsupported(std::string("[gemv] expected sm_90 or newer for the probe, but ") + why);
+  }
   if (!is_contiguous(data) || bytes % kProbePiece != 0 ||
       !is_aligned(data.data, 0, data.dtype, 16)) {
     return invalid("[gemv] expected a dense aligned tensor of whole 16 KiB pieces, got another");

@@ -1,7 +1,7 @@
 // How a gemv problem is cut for the bulk kernel, shared by its launches.
 #pragma once
 
-#include "_shim/dispatch_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "gemv/api.hpp"
 #include "gemv/kernels/gemv_args.hpp"
 
@@ -16,10 +16,11 @@ inline std::int64_t gemv_group(const Gemv& p) {
   return p.scales && p.scales->shape[0] > 0 ? gemv_k(p) / p.scales->shape[0] : 1;
 }
 
-/// Shared memory a block takes. All of a multiprocessor's: most bytes under way, and the next
-/// kernel's blocks begin to read as ours end. Half of it where that holds all that a block reads:
-/// then the next kernel's tiles arrive while ours are computed.
-inline constexpr int kGemvMemory = 226 * 1024, kGemvHalfMemory = 113 * 1024;
+/// Shared memory a block takes, of the 227 KiB that gemv_bulk_why_not asks for. All of a
+/// multiprocessor's: most bytes under way, and the next kernel's blocks begin to read as ours end.
+/// Half of it where that holds all that a block reads: then the next kernel's tiles arrive while
+/// ours are computed.
+inline constexpr int kGemvMemory = kHopperSharedBytes - 1024, kGemvHalfMemory = kGemvMemory / 2;
 inline constexpr int kGemvHalfWarps = 12;
 inline bool gemv_takes_half(std::int64_t weight_bytes, std::int64_t x_bytes) {
   return weight_bytes / std::max(1, multiprocessors()) <= 96 * 1024 && x_bytes <= 12 * 1024;
@@ -35,21 +36,13 @@ const char* gemv_quant_why_not(const Gemv& p);
 Status launch_gemv_quant(const Gemv& p, Workspace, Stream stream);
 const char* gemv_tensor_why_not(const Gemv& p);
 Status launch_gemv_tensor(const Gemv& p, Workspace, Stream stream);
-/// A launch that may begin while the stream's previous kernel runs.
+/// The launch of a row that asks for w first: early where that is allowed (Gemv::overlap).
 template <class Kernel>
-Status launch_overlapped(Kernel* kernel, std::int64_t blocks, int threads, int bytes, bool overlap,
-                         Stream stream, const GemvArgs& a) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = overlap ? 1 : 0;
-  return cuda_status("gemv", cudaLaunchKernelEx(&config, kernel, a), "a launch without errors");
+Status launch_weights_first(Kernel* kernel, std::int64_t blocks, int threads, int bytes,
+                            bool overlap, Stream stream, const GemvArgs& a) {
+  const Launch how{static_cast<unsigned>(blocks), static_cast<unsigned>(threads),
+                   static_cast<std::size_t>(bytes), 1, overlap};
+  return rm::cuda_ops::launch("gemv", kernel, how, stream, a);
 }
 GemvArgs gemv_args(const Gemv& p);
 

@@ -1,4 +1,5 @@
 // The table of gemv: checks, choice and the launch of the naive kernel.
+#include "_shim/alias_shim.hpp"
 #include "gemv/common.hpp"
 #include "gemv/kernels/gemv_naive_any.cuh"
 
@@ -73,7 +74,14 @@ Status check(const Gemv& p) {
     return invalid("[gemv] expected y [M, N] of " + std::string(name_of(p.x.dtype)) + ", got " +
                    shape_text(p.y));
   }
-  return check_epilogue("gemv", p.epilogue, p.y);
+  if (Status s = check_epilogue("gemv", p.epilogue, p.y); !s) return s;
+  const Epilogue& e = p.epilogue;
+  return check_memory("gemv", {{"y", &p.y, true}, {"aux", e.aux}},
+                      {{"x", &p.x},
+                       {"w", &p.w},
+                       {"scales", p.scales},
+                       {"bias", e.bias},
+                       {"residual", e.residual, true}});
 }
 
 }  // namespace
@@ -93,9 +101,11 @@ GemvArgs gemv_args(const Gemv& p) {
 
 std::span<const KernelRow<Gemv>> gemv_rows() { return kRows; }
 
-Status gemv(const Gemv& p, const char* kernel, Stream stream) {
-  if (Status s = check(p); !s) return s;
-  if (numel(p.y) == 0) return {};
+Status gemv(const Gemv& given, const char* kernel, Stream stream) {
+  if (Status s = check(given); !s) return s;
+  if (numel(given.y) == 0) return {};
+  Gemv p = given;
+  p.overlap = given.overlap && given.stable_weights;
   const KernelRow<Gemv>* row = nullptr;
   const bool empty_k = gemv_k(p) == 0;  // only the naive kernel sums over nothing
   if (Status s = select_row<Gemv>("gemv", kRows, p, empty_k ? "gemv_naive_any" : kernel, &row); !s)

@@ -28,7 +28,7 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   // at least so much that a third block does not fit
   const int bytes = std::max(a.stages_at + a.stages * a.stage_bytes, 80 * 1024);
   if (Status s = allow_shared_memory("gemv", kernel, kMemory); !s) return s;
-  return launch_overlapped(kernel, blocks, kWarps * 32, bytes, overlap, stream, a);
+  return launch_weights_first(kernel, blocks, kWarps * 32, bytes, overlap, stream, a);
 }
 
 /// Stages of 32 KiB. Sixteen warps and one block a multiprocessor, stages of 56 KiB, where eight

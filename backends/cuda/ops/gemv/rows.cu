@@ -23,7 +23,7 @@ Status launch(GemvArgs a, bool overlap, Stream stream) {
   a.turn_step = warps / a.chunks, a.chunk_step = warps % a.chunks;
   if (Status s = allow_shared_memory("gemv", gemv_rows_bulk<T, kRows>, memory); !s) return s;
   const std::int64_t groups = ceil_div(a.n, kRows);
-  return launch_overlapped(
+  return launch_weights_first(
       gemv_rows_bulk<T, kRows>, std::min<std::int64_t>(groups, std::max(1, multiprocessors())),
       warps * 32, 1024 + a.sums_bytes + a.x_smem_pitch + warps * kGemvRowsTile, overlap, stream, a);
 }

@@ -54,8 +54,8 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   const std::int64_t groups = ceil_div(a.n, kRows);
   const std::int64_t blocks = std::min<std::int64_t>(groups, std::max(1, multiprocessors()));
   a.full_turns = static_cast<int>(groups / blocks), a.more = static_cast<int>(groups % blocks);
-  return launch_overlapped(kernel, blocks, warps * 32, a.stages_at + warps * a.stage_bytes + 512,
-                           overlap, stream, a);
+  return launch_weights_first(kernel, blocks, warps * 32, a.stages_at + warps * a.stage_bytes + 512,
+                              overlap, stream, a);
 }
 
 template <class T>

@@ -21,7 +21,7 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   a.stages = static_cast<int>(std::min<std::int64_t>(a.stages, ceil_div(tiles, blocks)));
   const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
   if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
-  return launch_overlapped(kernel, blocks, kGemvWavesWarps * 32, bytes, overlap, stream, a);
+  return launch_weights_first(kernel, blocks, kGemvWavesWarps * 32, bytes, overlap, stream, a);
 }
 
 /// w in as many blocks as run at once.
@@ -29,8 +29,8 @@ template <class T>
 Status launch_once(GemvArgs& a, bool overlap, Stream stream) {
   a.stages_at = 128 + kGemvWavesWarps * kGemvOnceRows * 32;
   if (Status s = allow_shared_memory("gemv", gemv_once<T>, kGemvHalfMemory); !s) return s;
-  return launch_overlapped(gemv_once<T>, ceil_div(a.n, kGemvOnceRows), kGemvWavesWarps * 32,
-                           kMemory, overlap, stream, a);
+  return launch_weights_first(gemv_once<T>, ceil_div(a.n, kGemvOnceRows), kGemvWavesWarps * 32,
+                              kMemory, overlap, stream, a);
 }
 
 /// Bytes of w in a turn: 64 KiB, one turn where w is small; half of it, two stages, where it is

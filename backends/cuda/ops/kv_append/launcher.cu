@@ -1,4 +1,5 @@
 // The table of kv_append: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "kv_append/api.hpp"
 #include "kv_append/kernels/kv_append_any.cuh"
@@ -86,7 +87,8 @@ Status check(const KvAppend& p) {
     return invalid("[kv_append] expected positions [B] of int32 or int64, dense, got " +
                    std::string(name_of(p.positions.dtype)));
   }
-  return {};
+  return check_memory("kv_append", {{"k_cache", &p.k_cache}, {"v_cache", &p.v_cache}},
+                      {{"k", &p.k}, {"v", &p.v}, {"positions", &p.positions}});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The gradient table of layer_norm and rms_norm. dweight and dbias are summed in a fixed order.
+#include "_shim/alias_shim.hpp"
 #include "norm/common.hpp"
 #include "norm/kernels/norm_backward_ring_sm90.cuh"
 #include "norm/kernels/norm_backward_sm80.cuh"
@@ -118,21 +119,10 @@ template <class Kernel>
 int ring_ranks(Kernel* kernel, std::int64_t n, std::int64_t blocks, int threads, int shared) {
   if (n <= 4096) return 1;
   thread_local int known_device = -1, fitting = 0;  // blocks at once in clusters of two
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
-  if (device != known_device) {
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(2), config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(shared);
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = 2;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    config.attrs = &attribute, config.numAttrs = 1;
-    int clusters = 0;
-    const cudaError_t e = cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
-    if (e != cudaSuccess) cudaGetLastError();  // then there are none
-    fitting = e == cudaSuccess ? 2 * clusters : 0, known_device = device;
+  if (const int device = card().device; device != known_device) {
+    known_device = device;
+    fitting = 2 * clusters_at_once(kernel, {2u, static_cast<unsigned>(threads),
+                                            static_cast<std::size_t>(shared), 2u});
   }
   return ceil_div(blocks, 2) * 2 <= fitting ? 2 : 1;
 }
@@ -148,8 +138,10 @@ const char* ring_why_not(const NormBackward& p) {
   if (const char* why = vector_why_not(p)) return why;
   const std::int64_t n = p.h.shape[p.h.rank - 1];
   if (n > 8192 || n < 512) return "rows are not of 512 to 8192 values";
-  const int capability = compute_capability();  // 0 without a device: the launch says so
-  return capability > 0 && capability < 90 ? "bulk copies need sm_90" : nullptr;
+  if (const char* why = sm90_why_not()) return why;
+  return card().shared_bytes > 0 && card().shared_bytes < kRingMemory
+             ? "a block of this device has less than 227 KiB of shared memory"
+             : nullptr;
 }
 
 /// A block a multiprocessor pays where each has many rows.
@@ -246,12 +238,10 @@ Status check(const NormBackward& p, Workspace workspace) {
   if (p.dbias) {
     if (Status s = check_vector(op, "dbias", *p.dbias, p.h); !s) return s;
   }
-  if (workspace.bytes < norm_backward_workspace(p)) {
-    return invalid(std::string("[") + op + "] expected a workspace of " +
-                   std::to_string(norm_backward_workspace(p)) + " bytes, got " +
-                   std::to_string(workspace.bytes) + "; try backward_workspace()");
-  }
-  return {};
+  if (Status s = check_workspace(op, norm_backward_workspace(p), workspace); !s) return s;
+  return check_memory(op, {{"dx", &p.dx, true}, {"dweight", p.dweight}, {"dbias", p.dbias}},
+                      {{"dy", &p.dy}, {"h", &p.h}, {"weight", p.weight}, {"dsum", p.dsum, true}},
+                      workspace);
 }
 
 }  // namespace

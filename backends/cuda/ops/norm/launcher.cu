@@ -1,4 +1,5 @@
 // The forward table of layer_norm and rms_norm: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "norm/common.hpp"
 #include "norm/kernels/norm_moments_sm80.cuh"
 #include "norm/kernels/norm_naive_any.cuh"
@@ -147,9 +148,11 @@ Status check(const NormForward& p) {
   }
   if (p.bias) {
     if (p.kind == Norm::rms) return invalid("[rmsnorm] expected no bias, got one; try layernorm");
-    return check_vector(op, "bias", *p.bias, p.x);
+    if (Status s = check_vector(op, "bias", *p.bias, p.x); !s) return s;
   }
-  return {};
+  return check_memory(
+      op, {{"y", &p.y, true}, {"sum", p.sum, true}},
+      {{"x", &p.x, true}, {"residual", p.residual, true}, {"weight", p.weight}, {"bias", p.bias}});
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // The table of optim: checks, choice and launches, 64 tensors each.
+#include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "optim/api.hpp"
 #include "optim/kernels/optim_any.cuh"
@@ -134,6 +135,12 @@ Status check(const Optim& p) {
       }
     }
   }
+  std::vector<Operand> results, operands{{"step", p.device_step}};
+  for (const OptimTensors& t : p.tensors) {
+    results.insert(results.end(), {{"param", &t.param}, {"m", t.m}, {"v", t.v}});
+    operands.push_back({"grad", &t.grad});
+  }
+  if (Status s = check_many_dense("optim", results, operands); !s) return s;
   if (p.device_step && (numel(*p.device_step) != 1 || (p.device_step->dtype != DType::i64 &&
                                                        p.device_step->dtype != DType::f32))) {
     return invalid("[optim] expected step of one element, int64 or float32, got another");

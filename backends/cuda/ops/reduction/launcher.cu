@@ -1,4 +1,5 @@
 // The table of reduction: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "_shim/launch_shim.hpp"
 #include "reduction/api.hpp"
 #include "reduction/kernels/reduction_any.cuh"
@@ -228,6 +229,8 @@ std::size_t reduction_workspace(const Reduction& p) {
 
 Status reduction(const Reduction& p, const char* kernel, Workspace workspace, Stream stream) {
   if (Status s = check(p); !s) return s;
+  if (Status s = check_workspace("reduction", 0, workspace); !s) return s;
+  if (Status s = check_memory("reduction", {{"y", &p.y}}, {{"x", &p.x}}, workspace); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<Reduction>* row = nullptr;
   if (Status s = select_row<Reduction>("reduction", kRows, p, kernel, &row); !s) return s;

@@ -1,4 +1,5 @@
 // The table of rope: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "rope/api.hpp"
 #include "rope/kernels/rope_any.cuh"
@@ -70,7 +71,8 @@ Status check(const Rope& p) {
           std::string(name_of(t->dtype)) + " of rank " + std::to_string(t->rank) + "; try expand");
     }
   }
-  return {};
+  return check_memory("rope", {{"y", &p.y, true}},
+                      {{"x", &p.x, true}, {"cos", &p.cos}, {"sin", &p.sin}});
 }
 
 }  // namespace

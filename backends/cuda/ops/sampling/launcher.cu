@@ -2,7 +2,8 @@
 #include <cfloat>
 #include <cmath>
 
-#include "_shim/dispatch_shim.hpp"
+#include "_shim/alias_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "sampling/api.hpp"
 #include "sampling/kernels/sampling_argmax_any.cuh"
 #include "sampling/kernels/sampling_draw_any.cuh"
@@ -52,18 +53,12 @@ std::int64_t blocks_of(const Sampling& p) {
 }
 
 template <class Kernel>
-Status launch_clusters(Kernel* kernel, const SamplingArgs& a, std::int64_t blocks, int threads,
-                       std::size_t shared, Stream stream) {
+Status launch_row_clusters(Kernel* kernel, const SamplingArgs& a, std::int64_t blocks, int threads,
+                           std::size_t shared, Stream stream) {
   if (Status s = allow_shared_memory("sampling", kernel, static_cast<int>(shared)); !s) return s;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(blocks);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid_of(blocks, a.rows), config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = stream, config.attrs = &cluster, config.numAttrs = 1;
-  config.dynamicSmemBytes = shared;
-  return cuda_status("sampling", cudaLaunchKernelEx(&config, kernel, a), "a launch without errors");
+  const Launch how{grid_of(blocks, a.rows), static_cast<unsigned>(threads), shared,
+                   static_cast<unsigned>(blocks)};
+  return launch("sampling", kernel, how, stream, a);
 }
 
 /// As many as leave two blocks a multiprocessor, each with two vectors a thread.
@@ -86,10 +81,10 @@ Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
   return dispatch_float(p.logits.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (a.scale == 0.0f && a.vectors) {
-      return launch_clusters(sample_largest<T>, a, argmax_blocks(p), kArgmaxThreads, 0, stream);
+      return launch_row_clusters(sample_largest<T>, a, argmax_blocks(p), kArgmaxThreads, 0, stream);
     }
-    return launch_clusters(sample_rows<T, SamplingOver::held>, a, blocks, kSamplingThreads,
-                           sizeof(SamplingShared) + held, stream);
+    return launch_row_clusters(sample_rows<T, SamplingOver::held>, a, blocks, kSamplingThreads,
+                               sizeof(SamplingShared) + held, stream);
   });
 }
 
@@ -107,8 +102,7 @@ const char* cluster_why_not(const Sampling& p) {
   if (p.logits.shape[1] > kSamplingThreads * kSamplingPer * kSamplingBlocks) {
     return "a row has more than 262144 elements";
   }
-  const int capability = compute_capability();
-  return capability != 0 && capability < 90 ? "the device has no clusters of blocks" : nullptr;
+  return sm90_why_not();
 }
 
 double row_us(const Sampling& p, int passes) {
@@ -155,7 +149,8 @@ Status check(const Sampling& p) {
         "0, "
         "got neither, both or another");
   }
-  return {};
+  return check_memory("sampling", {{"tokens", &p.tokens}, {"probability", p.probability}},
+                      {{"logits", &p.logits}, {"u", p.u}, {"rng", p.rng}});
 }
 
 }  // namespace

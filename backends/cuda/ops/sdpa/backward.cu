@@ -1,6 +1,8 @@
 // The gradient table of sdpa: checks, choice and launches.
 #include <tuple>
 
+#include "_shim/alias_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_backward_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_backward_naive_any.cuh"
@@ -116,15 +118,8 @@ Status launch_part(const SdpaGradArgs& a, const GradMaps& maps, Stream stream) {
   if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
   const dim3 grid(static_cast<unsigned>(ceil_div(kQueries ? a.f.rows : a.f.keys, Shape::kRows)),
                   static_cast<unsigned>(a.f.batch * (kQueries ? a.f.heads : a.f.groups)));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(Shape::kThreads);
-  config.dynamicSmemBytes = Shape::kMemory, config.stream = stream;
-  config.attrs = &early, config.numAttrs = kQueries ? 0 : 1;
-  return cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a, maps),
-                     "a launch without errors");
+  return launch("sdpa", kernel, {grid, Shape::kThreads, Shape::kMemory, 1, !kQueries}, stream, a,
+                maps);
 }
 
 template <class T, int kD>
@@ -163,11 +158,12 @@ Status launch_wgmma(const SdpaBackward& p, Workspace workspace, Stream stream) {
 const char* plain_tiles_why_not(const SdpaBackward& p) {
   if (p.f.q.shape[3] > 256) return "the head dim is above 256";
   if (p.f.q.shape[0] * p.f.q.shape[1] > 65535) return "more than 65535 heads";
-  return nullptr;
+  return shared_why_not(p.f.q.shape[3] <= 128 ? GradTilesShape<128>::kMemory
+                                              : GradTilesShape<256>::kMemory);
 }
 
 const char* f32_why_not(const SdpaBackward& p) {
-  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (const char* why = sm80_why_not()) return why;
   if (p.f.q.dtype != DType::f32) return "not float32";
   if (p.f.q.shape[3] > 128 || p.f.q.shape[3] % 4 != 0) {
     return "the head dim is not a multiple of 4 up to 128";
@@ -176,12 +172,13 @@ const char* f32_why_not(const SdpaBackward& p) {
     if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
   }
   if (p.f.q.shape[0] * p.f.q.shape[1] > 65535) return "more than 65535 heads";
-  return nullptr;
+  return shared_why_not(p.f.q.shape[3] <= 64 ? GradF32Shape<64>::kMemory
+                                             : GradF32Shape<128>::kMemory);
 }
 
 const char* wgmma_why_not(const SdpaBackward& p) {
   const Tensor& q = p.f.q;
-  if (compute_capability() != 90) return "the device is not sm_90";
+  if (const char* why = sm90a_why_not()) return why;
   if (q.dtype == DType::f32) return "float32: the tensor cores would round it";
   if (q.shape[3] > 256 || q.shape[3] % 8 != 0) {
     return "the head dim is not a multiple of 8 up to 256";
@@ -203,17 +200,17 @@ double flops(const SdpaBackward& p) {
 
 constexpr KernelRow<SdpaBackward> kRows[] = {
     {"sdpa_backward_wgmma_sm90a", "bfloat16, float16; D <= 256", wgmma_why_not,
-     [](const SdpaBackward& p) { return 20 + flops(p) / 300e6; }, launch_wgmma},
+     [](const SdpaBackward& p) { return 20 + flops(p) / compute_rate(300e6); }, launch_wgmma},
     {"sdpa_backward_f32_sm80", "float32; D <= 128", f32_why_not,
-     [](const SdpaBackward& p) { return 25 + flops(p) / 40e6; }, launch_f32},
+     [](const SdpaBackward& p) { return 25 + flops(p) / compute_rate(40e6); }, launch_f32},
     {"sdpa_backward_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not,
-     [](const SdpaBackward& p) { return 25 + flops(p) / 14e6; }, launch_tiles},
+     [](const SdpaBackward& p) { return 25 + flops(p) / compute_rate(14e6); }, launch_tiles},
     {"sdpa_backward_naive_any", "any problem with D <= 512",
      [](const SdpaBackward&) -> const char* { return nullptr; },
-     [](const SdpaBackward& p) { return 20 + flops(p) / 1e6; }, launch_naive},
+     [](const SdpaBackward& p) { return 20 + flops(p) / compute_rate(1e6); }, launch_naive},
 };
 
-Status check(const SdpaBackward& p) {
+Status check(const SdpaBackward& p, const Workspace& workspace) {
   if (Status s = check_sdpa(p.f); !s) return s;
   if (p.f.lse == nullptr) return invalid("[sdpa] expected the forward's lse, got none");
   const std::pair<const char*, const Tensor*> all[] = {
@@ -222,7 +219,16 @@ Status check(const SdpaBackward& p) {
     const bool key = t == &p.dk || t == &p.dv;
     if (Status s = check_sdpa_tensor(what, *t, p.f, key); !s) return s;
   }
-  return {};
+  return check_memory("sdpa", {{"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}},
+                      {{"d_o", &p.d_o},
+                       {"q", &p.f.q},
+                       {"k", &p.f.k},
+                       {"v", &p.f.v},
+                       {"o", &p.f.o},
+                       {"lse", p.f.lse},
+                       {"mask", p.f.mask},
+                       {"lengths", p.f.lengths}},
+                      workspace);
 }
 
 }  // namespace
@@ -237,12 +243,9 @@ std::size_t sdpa_backward_workspace(const SdpaBackward& p) {
 
 Status sdpa_backward(const SdpaBackward& p, const char* kernel, Workspace workspace,
                      Stream stream) {
-  if (Status s = check(p); !s) return s;
+  if (Status s = check(p, workspace); !s) return s;
   if (numel(p.dq) == 0 && numel(p.dk) == 0) return {};
-  if (const std::size_t wanted = sdpa_backward_workspace(p); workspace.bytes < wanted) {
-    return invalid("[sdpa] expected a workspace of " + std::to_string(wanted) + " bytes, got " +
-                   std::to_string(workspace.bytes) + "; try backward_workspace()");
-  }
+  if (Status s = check_workspace("sdpa", sdpa_backward_workspace(p), workspace); !s) return s;
   const KernelRow<SdpaBackward>* row = nullptr;
   if (Status s = select_row<SdpaBackward>("sdpa", kRows, p, kernel, &row); !s) return s;
   return row->launch(p, workspace, stream);

@@ -1,4 +1,6 @@
 // The table of sdpa: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_decode_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
@@ -8,6 +10,9 @@
 
 namespace rm::cuda_ops {
 namespace {
+
+/// What one decoding block reads at most, measured where few of them run.
+constexpr double kBlockBytesPerUs = 57e3;
 
 int padded_dim(const SdpaArgs& a) { return a.dim <= 64 ? 64 : a.dim <= 128 ? 128 : 256; }
 
@@ -19,26 +24,19 @@ struct Split {
 
 /// Clusters of n decoding blocks, each of which fills a multiprocessor, that run at once: fewer
 /// than their number suggests, for the multiprocessors of a cluster are of one of the card's parts.
-int clusters_at_once(int n) {
+int decode_clusters(int n) {
   if (n == 1) return std::max(1, multiprocessors());
   thread_local int known_device = -1, known[kDecodeCluster + 1] = {};
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  const int device = card().device;
   if (device != known_device) std::fill(std::begin(known), std::end(known), 0);
   known_device = device;
   if (known[n] > 0) return known[n];
   using Shape = DecodeShape<128, 8, 16, 3>;
   auto* kernel = sdpa_decode<__nv_bfloat16, Shape>;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(n), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(n)), config.blockDim = dim3(Shape::kThreads);
-  config.dynamicSmemBytes = Shape::kMemory, config.attrs = &cluster, config.numAttrs = 1;
+  const auto blocks = static_cast<unsigned>(n);
   int count = 0;
-  if (!allow_shared_memory("sdpa", kernel, Shape::kMemory) ||
-      cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) {
-    cudaGetLastError();  // a launch will say what is wrong
+  if (allow_shared_memory("sdpa", kernel, Shape::kMemory)) {
+    count = clusters_at_once(kernel, {blocks, Shape::kThreads, Shape::kMemory, blocks});
   }
   return known[n] = std::max(1, count);
 }
@@ -58,14 +56,31 @@ Split split_of(const SdpaArgs& a, bool is_f32) {
   Split best{1, true};
   double least = 0;
   for (int n = 1; n <= std::min<std::int64_t>(most, kDecodeCluster); ++n) {
-    const std::int64_t at_once = std::min<std::int64_t>(heads, clusters_at_once(n));
+    const std::int64_t at_once = std::min<std::int64_t>(heads, decode_clusters(n));
     // Bytes a microsecond of a block: its share of the memory's, or what one multiprocessor reads.
-    const double speed = std::min(57e3, 4.4e6 / static_cast<double>(at_once * n));
+    const double speed = std::min(block_rate(kBlockBytesPerUs),
+                                  memory_rate(4.4e6) / static_cast<double>(at_once * n));
     const double us = static_cast<double>(ceil_div(heads, at_once)) *
                       (1.5 + static_cast<double>(bytes) / n / speed);
     if (n == 1 || us <= least) least = us, best.blocks = n;
   }
   return best;
+}
+
+/// fn of the shape for a head dim, the smaller one where a block has less shared memory.
+template <class Fn>
+auto with_decode_shape(std::int64_t dim, Fn&& fn) {
+  if (dim <= 64) return with_fitting<DecodeShape<64, 8, 32, 3>, DecodeShape<64, 4, 32, 2>>(fn);
+  if (dim <= 128) return with_fitting<DecodeShape<128, 8, 16, 3>, DecodeShape<128, 4, 16, 2>>(fn);
+  return with_fitting<DecodeShape<256, 4, 16, 3>, DecodeShape<256, 2, 16, 2>>(fn);
+}
+template <int kRows, class Fn>
+auto with_decode_f32_shape(std::int64_t dim, Fn&& fn) {
+  if (dim <= 64) return with_fitting<DecodeF32Shape<64, kRows>, DecodeF32Shape<64, kRows, 2>>(fn);
+  if (dim <= 128) {
+    return with_fitting<DecodeF32Shape<128, kRows>, DecodeF32Shape<128, kRows, 2>>(fn);
+  }
+  return with_fitting<DecodeF32Shape<256, kRows>, DecodeF32Shape<256, kRows, 2>>(fn);
 }
 
 std::size_t partial_bytes(const SdpaArgs& a, Split split) {
@@ -75,7 +90,7 @@ std::size_t partial_bytes(const SdpaArgs& a, Split split) {
 }
 
 const char* tensor_why_not(const Sdpa& p, int longest) {
-  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (const char* why = sm80_why_not()) return why;
   if (p.q.dtype == DType::f32) return "float32: the tensor cores would round it";
   if (p.q.shape[3] > longest || p.q.shape[3] % 8 != 0) {
     return "the head dim is not a multiple of 8 within its range";
@@ -91,11 +106,13 @@ const char* decode_why_not(const Sdpa& p) {
   if (p.q.shape[2] * (p.q.shape[1] / p.k.shape[1]) > kDecodeRows) {
     return "more than 16 query rows a key head";
   }
-  return tensor_why_not(p, 256);
+  if (const char* why = tensor_why_not(p, 256)) return why;
+  return with_decode_shape(p.q.shape[3],
+                           [](auto shape) { return shared_why_not(decltype(shape)::kMemory); });
 }
 
 const char* decode_f32_why_not(const Sdpa& p) {
-  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (const char* why = sm80_why_not()) return why;
   if (p.q.dtype != DType::f32) return "not float32";
   if (p.q.shape[2] * (p.q.shape[1] / p.k.shape[1]) > kDecodeRows) {
     return "more than 16 query rows a key head";
@@ -105,49 +122,42 @@ const char* decode_f32_why_not(const Sdpa& p) {
   }
   if (!rows_aligned(p.k) || !rows_aligned(p.v)) return "rows are not 16-byte aligned";
   if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
-  return nullptr;
+  return with_decode_f32_shape<kDecodeF32Rows>(
+      p.q.shape[3], [](auto shape) { return shared_why_not(decltype(shape)::kMemory); });
 }
 
-const char* flash_why_not(const Sdpa& p) { return tensor_why_not(p, 256); }
+const char* flash_why_not(const Sdpa& p) {
+  if (const char* why = tensor_why_not(p, 256)) return why;
+  using T = __nv_bfloat16;  // float16 takes as much
+  return shared_why_not(p.q.shape[3] <= 64    ? FlashShape<Flash16<T, 64>>::kMemory
+                        : p.q.shape[3] <= 128 ? FlashShape<Flash16<T, 128>>::kMemory
+                                              : FlashShape<Flash16<T, 256>>::kMemory);
+}
 
 template <class T, class Shape, class Kernel>
 Status launch_decode_shape(Kernel* kernel, SdpaArgs a, bool overlap, Workspace workspace,
                            Stream stream) {
   constexpr bool kF32 = std::is_same_v<T, float>;
   const Split split = split_of(a, kF32);
-  if (workspace.bytes < partial_bytes(a, split)) {
-    return invalid("[sdpa] expected a workspace of " + std::to_string(partial_bytes(a, split)) +
-                   " bytes, got " + std::to_string(workspace.bytes) + "; try workspace()");
+  if (Status s = check_workspace("sdpa", partial_bytes(a, split), workspace, "workspace()"); !s) {
+    return s;
   }
   a.splits = split.blocks, a.cluster = split.cluster;
   a.partial = static_cast<float*>(workspace.data);
   if (Status s = allow_shared_memory("sdpa", kernel, Shape::kMemory); !s) return s;
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[2] = {};
+  a.early = overlap;
   const std::int64_t parts = kF32 ? ceil_div(a.ratio * a.rows, kDecodeF32Rows) : 1;
-  config.gridDim = dim3(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.batch * a.groups),
-                        static_cast<unsigned>(parts));
-  config.blockDim = dim3(Shape::kThreads);
-  config.dynamicSmemBytes = Shape::kMemory, config.stream = stream, config.attrs = attributes;
-  if (overlap) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (a.cluster) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(a.splits), 1, 1};
-  }
-  const char* expected = "a launch without errors";
-  if (Status s = cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a), expected);
+  const auto splits = static_cast<unsigned>(a.splits);
+  const auto heads = static_cast<unsigned>(a.batch * a.groups);
+  const Launch blocks{dim3(splits, heads, static_cast<unsigned>(parts)), Shape::kThreads,
+                      Shape::kMemory, a.cluster ? splits : 1u, overlap};
+  if (Status s = rm::cuda_ops::launch("sdpa", kernel, blocks, stream, a);
       !s || a.splits == 1 || a.cluster) {
     return s;
   }
-  config.gridDim = dim3(static_cast<unsigned>(a.ratio * a.rows), config.gridDim.y);
-  config.blockDim = dim3(Shape::kD / 2);
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  config.dynamicSmemBytes = 0, config.numAttrs = 1;
-  return cuda_status("sdpa", cudaLaunchKernelEx(&config, sdpa_join<T, Shape::kD>, a), expected);
+  const Launch rows{dim3(static_cast<unsigned>(a.ratio * a.rows), heads), Shape::kD / 2, 0, 1,
+                    true};
+  return rm::cuda_ops::launch("sdpa", sdpa_join<T, Shape::kD>, rows, stream, a);
 }
 
 template <class Warp>
@@ -164,13 +174,10 @@ Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto launch = [&](auto shape) {
+    return with_decode_shape(a.dim, [&](auto shape) {
       using Shape = decltype(shape);
       return launch_decode_shape<T, Shape>(sdpa_decode<T, Shape>, a, p.overlap, workspace, stream);
-    };
-    if (a.dim <= 64) return launch(DecodeShape<64, 8, 32, 3>{});
-    if (a.dim <= 128) return launch(DecodeShape<128, 8, 16, 3>{});
-    return launch(DecodeShape<256, 4, 16, 3>{});
+    });
   });
 }
 
@@ -181,14 +188,8 @@ Status launch_decode_f32(const Sdpa& p, Workspace workspace, Stream stream) {
     return launch_decode_shape<float, Shape>(sdpa_decode_f32<Shape>, a, p.overlap, workspace,
                                              stream);
   };
-  if (a.ratio * a.rows == 1) {
-    if (a.dim <= 64) return launch(DecodeF32Shape<64, 1>{});
-    if (a.dim <= 128) return launch(DecodeF32Shape<128, 1>{});
-    return launch(DecodeF32Shape<256, 1>{});
-  }
-  if (a.dim <= 64) return launch(DecodeF32Shape<64, kDecodeF32Rows>{});
-  if (a.dim <= 128) return launch(DecodeF32Shape<128, kDecodeF32Rows>{});
-  return launch(DecodeF32Shape<256, kDecodeF32Rows>{});
+  return a.ratio * a.rows == 1 ? with_decode_f32_shape<1>(a.dim, launch)
+                               : with_decode_f32_shape<kDecodeF32Rows>(a.dim, launch);
 }
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
@@ -237,7 +238,7 @@ Status launch_tiles(const Sdpa& p, Workspace, Stream stream) {
 }
 
 const char* flash_f32_why_not(const Sdpa& p) {
-  if (compute_capability() < 80) return "the device is older than sm_80";
+  if (const char* why = sm80_why_not()) return why;
   if (p.q.dtype != DType::f32) return "not float32";
   if (p.q.shape[3] > 128 || p.q.shape[3] % 4 != 0) {
     return "the head dim is not a multiple of 4 up to 128";
@@ -246,13 +247,14 @@ const char* flash_f32_why_not(const Sdpa& p) {
     if (!rows_aligned(*t)) return "rows are not 16-byte aligned";
   }
   if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
-  return nullptr;
+  return shared_why_not(p.q.shape[3] <= 64 ? FlashShape<FlashF32<64>>::kMemory
+                                           : FlashShape<FlashF32<128>>::kMemory);
 }
 
 const char* plain_tiles_why_not(const Sdpa& p) {
   if (p.q.shape[3] > 256) return "the head dim is above 256";
   if (p.q.shape[0] * p.q.shape[1] > 65535) return "more than 65535 heads";
-  return nullptr;
+  return shared_why_not(tiles_memory(p.q.shape[3] <= 64 ? 64 : p.q.shape[3] <= 128 ? 128 : 256));
 }
 
 double key_bytes(const Sdpa& p) { return static_cast<double>(numel(p.k)) * 2 * size_of(p.k.dtype); }
@@ -267,11 +269,12 @@ double plain_us(const Sdpa& p, int tile, double flops_per_us) {
   const double one = 4.0 * tile * static_cast<double>(p.k.shape[2] * p.q.shape[3]);
   return 10 + static_cast<double>(turns) * one / flops_per_us;
 }
-double tiles_us(const Sdpa& p) { return plain_us(p, kTilesRows, 24e6 / 132); }
-double flash_f32_us(const Sdpa& p) { return plain_us(p, 128, 60e6 / 132); }
+double tiles_us(const Sdpa& p) { return plain_us(p, kTilesRows, multiprocessor_rate(24e6)); }
+double flash_f32_us(const Sdpa& p) { return plain_us(p, 128, multiprocessor_rate(60e6)); }
 /// A warp goes through all keys of a query row by itself.
 double naive_us(const Sdpa& p) {
-  return 20 + std::max(flops(p) / 1e6, static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
+  return 20 + std::max(flops(p) / compute_rate(1e6),
+                       static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
 }
 
 constexpr KernelRow<Sdpa> kRows[] = {
@@ -281,10 +284,14 @@ constexpr KernelRow<Sdpa> kRows[] = {
      decode_f32_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); },
      launch_decode_f32},
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
-     [](const Sdpa& p) { return 8 + std::max(flops(p) / 500e6, 4 * move_us(key_bytes(p))); },
+     [](const Sdpa& p) {
+       return 8 + std::max(flops(p) / compute_rate(500e6), 4 * move_us(key_bytes(p)));
+     },
      launch_wgmma},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,
-     [](const Sdpa& p) { return 8 + std::max(flops(p) / 300e6, 4 * move_us(key_bytes(p))); },
+     [](const Sdpa& p) {
+       return 8 + std::max(flops(p) / compute_rate(300e6), 4 * move_us(key_bytes(p)));
+     },
      launch_flash},
     {"sdpa_flash_f32_sm80", "float32; D <= 128", flash_f32_why_not, flash_f32_us, launch_flash_f32},
     {"sdpa_tiles_any", "D <= 256, by multiply-adds", plain_tiles_why_not, tiles_us, launch_tiles},
@@ -307,6 +314,14 @@ std::size_t sdpa_workspace(const Sdpa& p) {
 
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream) {
   if (Status s = check_sdpa(p); !s) return s;
+  if (Status s = check_memory(
+          "sdpa", {{"o", &p.o}, {"lse", p.lse}},
+          {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"mask", p.mask}, {"lengths", p.lengths}},
+          workspace);
+      !s) {
+    return s;
+  }
+  if (Status s = check_workspace("sdpa", 0, workspace); !s) return s;
   if (numel(p.o) == 0) return {};
   const KernelRow<Sdpa>* row = nullptr;
   if (Status s = select_row<Sdpa>("sdpa", kRows, p, kernel, &row); !s) return s;

@@ -3,6 +3,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "_shim/launch_shim.hpp"
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_wgmma_sm90a.cuh"
 #include "sdpa/tensor_map.hpp"
@@ -130,20 +131,13 @@ Status launch_shape(const Sdpa& p, Stream stream) {
   if constexpr (!std::is_void_v<Shared>) {
     if (a.rows > order.pieces_from) {
       order.pieces = static_cast<int>(ceil_div(a.rows - order.pieces_from, 64));
-      const int blocks = order.total > 0 ? 1 : 0;  // a kernel before this one
+      const bool after_another = order.total > 0;
       order.total = order.pieces * heads;
       auto* kernel = sdpa_wgmma<T, Shared>;
       if (Status s = allow_shared_memory("sdpa", kernel, Shared::kMemory); !s) return s;
-      cudaLaunchAttribute early{};
-      early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      early.val.programmaticStreamSerializationAllowed = 1;
-      cudaLaunchConfig_t config{};
-      config.gridDim = dim3(static_cast<unsigned>(order.total));
-      config.blockDim = dim3(Shared::kThreads);
-      config.dynamicSmemBytes = Shared::kMemory, config.stream = stream;
-      config.attrs = &early, config.numAttrs = static_cast<unsigned>(blocks);
-      return cuda_status("sdpa", cudaLaunchKernelEx(&config, kernel, a, order, q, k, v),
-                         "a launch without errors");
+      const Launch how{static_cast<unsigned>(order.total), Shared::kThreads, Shared::kMemory, 1,
+                       after_another};
+      return launch("sdpa", kernel, how, stream, a, order, q, k, v);
     }
   }
   return {};
@@ -152,7 +146,7 @@ Status launch_shape(const Sdpa& p, Stream stream) {
 }  // namespace
 
 const char* wgmma_why_not(const Sdpa& p) {
-  if (compute_capability() != 90) return "the device is not sm_90";
+  if (const char* why = sm90a_why_not()) return why;
   if (p.q.dtype == DType::f32) return "float32: the tensor cores would round it";
   if (p.q.shape[3] > 256 || p.q.shape[3] % 8 != 0) {
     return "the head dim is not a multiple of 8 up to 256";

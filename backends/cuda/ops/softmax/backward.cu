@@ -1,4 +1,5 @@
 // The gradient table of softmax: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "softmax/common.hpp"
 #include "softmax/kernels/softmax_naive_any.cuh"
 #include "softmax/kernels/softmax_vector_sm80.cuh"
@@ -73,6 +74,11 @@ Status softmax_backward(const SoftmaxBackward& p, const char* kernel, Stream str
   if (Status s = check_softmax("y", p.y, p.y); !s) return s;
   if (Status s = check_softmax("dy", p.dy, p.y); !s) return s;
   if (Status s = check_softmax("dx", p.dx, p.y); !s) return s;
+  if (Status s =
+          check_memory("softmax", {{"dx", &p.dx, true}}, {{"y", &p.y, true}, {"dy", &p.dy, true}});
+      !s) {
+    return s;
+  }
   if (numel(p.y) == 0) return {};
   const KernelRow<SoftmaxBackward>* row = nullptr;
   if (Status s = select_row<SoftmaxBackward>("softmax", kRows, p, kernel, &row); !s) return s;

@@ -1,4 +1,5 @@
 // The forward table of softmax: checks, choice and launches.
+#include "_shim/alias_shim.hpp"
 #include "softmax/common.hpp"
 #include "softmax/kernels/softmax_naive_any.cuh"
 #include "softmax/kernels/softmax_vector_sm80.cuh"
@@ -64,6 +65,7 @@ std::span<const KernelRow<SoftmaxForward>> softmax_forward_rows() { return kRows
 Status softmax_forward(const SoftmaxForward& p, const char* kernel, Stream stream) {
   if (Status s = check_softmax("x", p.x, p.x); !s) return s;
   if (Status s = check_softmax("y", p.y, p.x); !s) return s;
+  if (Status s = check_memory("softmax", {{"y", &p.y, true}}, {{"x", &p.x, true}}); !s) return s;
   if (numel(p.x) == 0) return {};
   const KernelRow<SoftmaxForward>* row = nullptr;
   if (Status s = select_row<SoftmaxForward>("softmax", kRows, p, kernel, &row); !s) return s;

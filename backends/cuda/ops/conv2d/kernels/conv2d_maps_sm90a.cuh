@@ -110,6 +110,8 @@ __global__ void __launch_bounds__(2 * kM + 32, 2)
   }
   named_barrier(1, kThreads);
   conv_store_tile<T, kM, kN, kThreads>(p, result, m0, n0, g, split);
+#else
+  __trap();  // why_not keeps other architectures away
 #endif
 }
 

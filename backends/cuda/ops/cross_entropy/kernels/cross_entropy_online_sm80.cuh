@@ -11,23 +11,28 @@ namespace rm::cuda_ops {
 struct Online {
   float top = Max::kIdentity, total = 0.0f;
 
+  /// What is subtracted where the maximum is m: exp(-inf - 0) is 0, where -inf - -inf is NaN. Never
+  /// the maximum itself: later values may be far below 0.
+  __device__ __forceinline__ static float base_of(float m) {
+    return m == Max::kIdentity ? 0.0f : m;
+  }
+
   template <int V>
   __device__ __forceinline__ void add(const float (&x)[V]) {
     float m = top;
 #pragma unroll
     for (int j = 0; j < V; ++j) m = fmaxf(m, x[j]);
-    if (m == Max::kIdentity) m = 0.0f;  // all -inf so far: exp(-inf - 0) = 0, no NaN
+    const float base = base_of(m);
     float s = 0.0f;
 #pragma unroll
-    for (int j = 0; j < V; ++j) s += __expf(x[j] - m);  // a NaN arrives here
-    total = total * __expf(top - m) + s;
+    for (int j = 0; j < V; ++j) s += __expf(x[j] - base);  // a NaN arrives here
+    total = total * __expf(top - base) + s;
     top = m;
   }
 
   __device__ __forceinline__ Online over_block() const {
-    float m = block_reduce<Max>(top);
-    if (m == Max::kIdentity) m = 0.0f;
-    return {m, block_reduce<Sum>(total * __expf(top - m))};
+    const float m = block_reduce<Max>(top);
+    return {m, block_reduce<Sum>(total * __expf(top - base_of(m)))};
   }
 };
 
@@ -69,8 +74,8 @@ __global__ void cross_entropy_join(const CrossEntropyArgs p) {
   const float* part = p.partial + 2 * row * p.chunks;
   float top = Max::kIdentity, total = 0.0f;
   for (int c = 0; c < p.chunks; ++c) {
-    const float m = Max{}(top, part[2 * c]);
-    total = total * expf(top - m) + part[2 * c + 1] * expf(part[2 * c] - m);
+    const float m = Max{}(top, part[2 * c]), base = Online::base_of(m);
+    total = total * expf(top - base) + part[2 * c + 1] * expf(part[2 * c] - base);
     top = m;
   }
   const float lse = top + logf(total);

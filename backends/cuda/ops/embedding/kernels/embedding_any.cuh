@@ -12,6 +12,7 @@ struct EmbeddingArgs {
   void* y;                  // backward: dtable
   int* next;                // backward: [count] the next occurrence of the same id, or -1
   int* head;                // backward: [count] 1 where the id occurs first
+  int* out_of_range;        // set to 1 where an id is none of the table's; or null
   std::int64_t count, vocabulary, table_pitch;
   int n;
   FastDivisor by_row;  // forward: packs of a row; count times these is below 2^31
@@ -43,6 +44,7 @@ __global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
     } else {
 #pragma unroll
       for (int j = 0; j < kV; ++j) v[u].v[j] = from_float<T>(__int_as_float(0x7fffffff));
+      if (p.out_of_range) *p.out_of_range = 1;
     }
   }
   // y is dense: its packs lie as they are counted
@@ -60,6 +62,7 @@ __global__ void __launch_bounds__(256) embedding_links(const EmbeddingArgs p) {
   const int lane = threadIdx.x % 32;
   const std::int64_t id = id_of(p, i);
   bool first = id >= 0 && id < p.vocabulary;
+  if (!first && lane == 0 && p.out_of_range) *p.out_of_range = 1;
   for (std::int64_t j = 0; first && j < i; j += 32) {
     first = !__any_sync(0xffffffffu, j + lane < i && id_of(p, j + lane) == id);
   }

@@ -261,19 +261,19 @@ __device__ inline std::int64_t apply_int(int op, std::int64_t a, std::int64_t b,
 template <class F>
 __device__ F apply_float(int op, F a, F b, F c) {
   switch (op) {
-#define RM_CASE(name) \
-  case name:          \
-    return apply1<name>(a);
+#define RM_CASE(id, ...) \
+  case k##id:            \
+    return apply1<k##id>(a);
     RM_EWISE_UNARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name) \
-  case name:          \
-    return apply2<name>(a, b);
+#define RM_CASE(id, ...) \
+  case k##id:            \
+    return apply2<k##id>(a, b);
     RM_EWISE_BINARY(RM_CASE)
 #undef RM_CASE
-#define RM_CASE(name) \
-  case name:          \
-    return apply3<name>(a, b, c);
+#define RM_CASE(id, ...) \
+  case k##id:            \
+    return apply3<k##id>(a, b, c);
     RM_EWISE_TERNARY(RM_CASE)
 #undef RM_CASE
     default:

@@ -22,6 +22,11 @@ struct ColumnSums {
   int columns, count;
 };
 
+/// out[i] = sum over j < count of in[i / rows * batch + i % rows * outer + j * inner], i < results.
+struct GemmSums {
+  std::int64_t results, count, rows, batch, outer, inner;
+};
+
 /// dt = dc * activation'(aux), and the columns' sums of blocks of rows.
 struct GemmSlopeArgs {
   const void *dc, *aux;

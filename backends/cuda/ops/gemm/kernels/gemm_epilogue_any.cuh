@@ -24,16 +24,11 @@ __global__ void __launch_bounds__(256) gemm_epilogue(const GemmArgs p) {
   }
 }
 
-/// Blocks of 32 x 8 threads: 32 * kV columns by p.block_rows rows. The order of sums is fixed.
+/// One share of gemm_slope's rows.
 template <class T, int kV>
-__global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
-  __shared__ float part[8][32 * kV + 1];
-#if __CUDA_ARCH__ >= 900
-  wait_for_previous();
-  launch_dependents();
-#endif
-  const std::int64_t n = (blockIdx.x * 32ll + threadIdx.x) * kV;
-  const std::int64_t first = blockIdx.y * static_cast<std::int64_t>(p.block_rows);
+__device__ __forceinline__ void slope_share(const GemmSlopeArgs& p, std::int64_t n,
+                                            std::int64_t share, float (&part)[8][32 * kV + 1]) {
+  const std::int64_t first = share * p.block_rows;
   float sum[kV] = {};
   if (n < p.n) {
 #pragma unroll 4
@@ -54,6 +49,7 @@ __global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
     }
   }
   if (p.partial == nullptr) return;
+  __syncthreads();  // the sums of the share before have been read
 #pragma unroll
   for (int j = 0; j < kV; ++j) part[threadIdx.y][threadIdx.x * kV + j] = sum[j];
   __syncthreads();
@@ -63,21 +59,32 @@ __global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
     float total = 0.0f;
 #pragma unroll
     for (int r = 0; r < 8; ++r) total += part[r][i];
-    p.partial[blockIdx.y * p.n + column] = total;
+    p.partial[share * p.n + column] = total;
   }
 }
 
-/// out[i] = sum over j of in[i * outer + j * inner], one warp an i, j < count.
-template <class In, class T>
-__global__ void __launch_bounds__(256)
-    gemm_sums(const In* in, T* out, std::int64_t results, std::int64_t count, std::int64_t outer,
-              std::int64_t inner) {
-  const std::int64_t i = blockIdx.x * 8ll + threadIdx.x / 32;
-  if (i >= results) return;
-  float sum = 0.0f;
-  for (std::int64_t j = threadIdx.x % 32; j < count; j += 32) {
-    sum += to_float(in[i * outer + j * inner]);
+/// Blocks of 32 x 8 threads: 32 * kV columns by p.block_rows rows, and every gridDim.y-th such
+/// share of the rows after them. The order of sums is fixed.
+template <class T, int kV>
+__global__ void __launch_bounds__(256) gemm_slope(const GemmSlopeArgs p) {
+  __shared__ float part[8][32 * kV + 1];
+  wait_for_previous();
+  launch_dependents();
+  const std::int64_t n = (blockIdx.x * 32ll + threadIdx.x) * kV;
+  const std::int64_t shares = (p.rows + p.block_rows - 1) / p.block_rows;
+  for (std::int64_t share = blockIdx.y; share < shares; share += gridDim.y) {
+    slope_share<T, kV>(p, n, share, part);
   }
+}
+
+/// One warp a sum.
+template <class In, class T>
+__global__ void __launch_bounds__(256) gemm_sums(const In* in, T* out, const GemmSums p) {
+  const std::int64_t i = blockIdx.x * 8ll + threadIdx.x / 32;
+  if (i >= p.results) return;
+  in += i / p.rows * p.batch + i % p.rows * p.outer;
+  float sum = 0.0f;
+  for (std::int64_t j = threadIdx.x % 32; j < p.count; j += 32) sum += to_float(in[j * p.inner]);
   sum = warp_reduce<Sum>(sum);
   if (threadIdx.x % 32 == 0) out[i] = from_float<T>(sum);
 }

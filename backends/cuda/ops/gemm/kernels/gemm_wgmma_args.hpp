@@ -19,9 +19,10 @@ struct WgmmaProblem {
   bool split;                         // the cluster's blocks each take a part of K
   bool trans_a, trans_b;              // the stored matrix is dense along M, N
   bool a_batched, b_batched;
-  bool c_lines, aux_lines;  // rows lie on 16 bytes
-  bool plain;               // the epilogue's short way: see finish_plain
-  bool pairs;               // c, residual and aux may be accessed in pairs
+  bool c_lines;    // c leaves by the copy engine: rows on 16 bytes, columns in eights
+  bool aux_lines;  // rows lie on 16 bytes
+  bool plain;      // the epilogue's short way: see finish_plain
+  bool pairs;      // c, residual and aux may be accessed in pairs
   void* c;
   std::int64_t c_pitch, c_batch;
   EpilogueArgs epilogue;

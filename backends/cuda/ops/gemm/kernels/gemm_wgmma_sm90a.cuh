@@ -41,7 +41,7 @@ __device__ __forceinline__ void wgmma_column_sums(const ColumnSums& sums) {
 template <class T, int kN, WgmmaMode kMode>
 __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
     gemm_wgmma(const __grid_constant__ WgmmaArgs args) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // elsewhere why_not says that it does not run
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using L = WgmmaLayout<kN, kMode>;
   extern __shared__ __align__(1024) unsigned char memory[];
   const std::uint32_t shared = shared_address(memory);
@@ -229,6 +229,8 @@ __global__ void __launch_bounds__(WgmmaLayout<kN, kMode>::kThreads, 1)
   if (warp < 8 && lane == 0) store_boxes_wait<0>();
   if (L::kSplit) meeting.write();
   if (cluster > 1) meeting.read();  // the other block may still write here
+#else
+  __trap();  // why_not keeps other architectures away
 #endif
 }
 

@@ -289,6 +289,7 @@ __device__ void gemv_run(const GemvArgs& p, const GemvMemory& s) {
 template <class T, int kBits, int kBlocks>
 __global__ void __launch_bounds__(kGemvMaxWarps * 32, 1)
     gemv_bulk(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   GemvMemory s;
   s.base = memory;
@@ -311,6 +312,9 @@ __global__ void __launch_bounds__(kGemvMaxWarps * 32, 1)
   }
   __syncthreads();
   gemv_run<T, kBits, kBlocks>(p, s);
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

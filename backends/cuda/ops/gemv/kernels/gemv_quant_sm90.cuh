@@ -183,6 +183,7 @@ __device__ __forceinline__ void gemv_quant_finish(const GemvArgs& p, const unsig
 template <class T, int kBits, int kEights, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     gemv_quant(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = gemv_quant_rows(kEights), kSums = gemv_quant_sums(kRows);
   const int warp = uniform_warp(), lane = threadIdx.x % 32, step = gridDim.x * kRows;
@@ -230,6 +231,9 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     if (row0 >= p.n) break;
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

@@ -72,6 +72,7 @@ __device__ __forceinline__ void gemv_rows_ask(const GemvArgs& p, const GemvTile&
 template <class T, int kRows>
 __global__ void __launch_bounds__(kGemvMaxWarps * 32, 1)
     gemv_rows_bulk(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   GemvMemory s;
   s.base = memory, s.full = shared_address(memory), s.sums = 1024, s.x = 1024 + p.sums_bytes;
@@ -127,6 +128,9 @@ __global__ void __launch_bounds__(kGemvMaxWarps * 32, 1)
     }
     tile = following;
   }
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

@@ -80,6 +80,7 @@ __device__ __forceinline__ void gemv_tensor_join(const GemvArgs& p, const GemvMe
 template <class T, int kBits>
 __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
     gemv_tensor(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   launch_dependents();
   GemvMemory s;
@@ -133,6 +134,9 @@ __global__ void __launch_bounds__(32 * gemv_tensor_warps(kBits), 1)
     }
     tile = following;
   }
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

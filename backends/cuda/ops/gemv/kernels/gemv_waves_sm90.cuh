@@ -111,6 +111,7 @@ __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float
 template <class T, int kPairs, int kSegments>
 __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
     gemv_waves(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
   constexpr int kHeld = kPairs >= 8 ? 2 : kPairs == 4 ? 4 : 8;  // steps of x that a warp holds
@@ -146,6 +147,9 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
     if (row0 >= p.n) return;
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 inline constexpr int kGemvOnceRows = 16, kGemvOnceBytes = 512 * kGemvWavesWarps;  // of a row
@@ -155,6 +159,7 @@ inline constexpr int kGemvOnceRows = 16, kGemvOnceBytes = 512 * kGemvWavesWarps;
 template <class T>
 __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
     gemv_once(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = kGemvOnceRows, kPairs = kRows / 2;
   const int warp = uniform_warp(), lane = threadIdx.x % 32;
@@ -193,6 +198,9 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   gemv_waves_store<kPairs, 8>(all + warp * kRows * 8, sum);
   __syncthreads();
   gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

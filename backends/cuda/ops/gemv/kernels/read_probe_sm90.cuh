@@ -10,6 +10,7 @@ inline constexpr int kProbePiece = 16 * 1024, kProbeStages = 12;
 
 __global__ void __launch_bounds__(32)
     read_probe_bulk(const unsigned char* data, std::int64_t pieces) {
+#if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) unsigned char memory[];
   const std::uint32_t bars = shared_address(memory), ring = bars + 1024;
   if (threadIdx.x != 0) return;
@@ -28,6 +29,9 @@ __global__ void __launch_bounds__(32)
     if (asked < pieces) ask(stage);
     if (++stage == kProbeStages) stage = 0, parity ^= 1;
   }
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
 }
 
 }  // namespace rm::cuda_ops

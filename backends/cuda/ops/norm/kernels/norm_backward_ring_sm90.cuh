@@ -249,6 +249,8 @@ __global__ void __launch_bounds__(norm_ring_threads(kPer), 1)
   }
   norm_share<T, kPer>(p, reinterpret_cast<float4*>(ring_memory + kRingHead), team, plan.teams,
                       thread, threads, dw, db);
+#else
+  __trap();  // why_not keeps older architectures away
 #endif
 }
 

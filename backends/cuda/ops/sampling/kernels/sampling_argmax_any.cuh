@@ -11,10 +11,10 @@ inline constexpr int kArgmaxThreads = 512;
 
 template <class T>
 __global__ void __launch_bounds__(kArgmaxThreads) sample_largest(const SamplingArgs p) {
+#if __CUDA_ARCH__ >= 900
   using Team = SamplingTeam<true>;
   constexpr int V = kVec<T>, kLoads = 4;
   __shared__ Mass warp_best[kArgmaxThreads / 32], block_best;
-#if __CUDA_ARCH__ >= 900
   const std::int64_t row = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * gridDim.y;
   if (row >= p.rows) return;  // all blocks of the cluster
   const T* x = static_cast<const T*>(p.logits) + row * p.pitch;
@@ -62,6 +62,8 @@ __global__ void __launch_bounds__(kArgmaxThreads) sample_largest(const SamplingA
     }
   }
   Team::sync();  // no block leaves while others read it
+#else
+  __trap();  // why_not keeps older architectures away
 #endif
 }
 

@@ -98,10 +98,7 @@ __device__ void sample_row(Sampler<T, kOver>& sampler, const SamplingArgs& p, st
 }
 
 template <class T, SamplingOver kOver>
-__global__ void __launch_bounds__(kSamplingThreads, 1) sample_rows(const SamplingArgs p) {
-#if __CUDA_ARCH__ < 900
-  if constexpr (kOver == SamplingOver::held) return;
-#endif
+__device__ __forceinline__ void sample_row_of_block(const SamplingArgs& p) {
   extern __shared__ uint4 sampling_room[];
   auto& s = *reinterpret_cast<SamplingShared*>(sampling_room);
   const std::int64_t row = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * gridDim.y;
@@ -111,6 +108,19 @@ __global__ void __launch_bounds__(kSamplingThreads, 1) sample_rows(const Samplin
   sample_row(sampler, p, row);
   // no block leaves while others read it
   if constexpr (kOver == SamplingOver::held) SamplingTeam<true>::sync();
+}
+
+template <class T, SamplingOver kOver>
+__global__ void __launch_bounds__(kSamplingThreads, 1) sample_rows(const SamplingArgs p) {
+#if __CUDA_ARCH__ >= 900
+  sample_row_of_block<T, kOver>(p);
+#else
+  if constexpr (kOver == SamplingOver::held) {
+    __trap();  // why_not keeps older architectures away: they have no clusters
+  } else {
+    sample_row_of_block<T, kOver>(p);
+  }
+#endif
 }
 
 }  // namespace rm::cuda_ops

@@ -38,31 +38,29 @@ struct alignas(16) SamplingShared {
 /// candidates.
 enum class SamplingOver { memory, held, candidates };
 
-/// The blocks of a row: a cluster, or one block.
+/// The blocks of a row: one block, or a cluster.
 template <bool kCluster>
 struct SamplingTeam {
-  __device__ static unsigned rank() {
-    if constexpr (kCluster) return cooperative_groups::this_cluster().block_rank();
-    return 0;
-  }
-  __device__ static unsigned blocks() {
-    if constexpr (kCluster) return cooperative_groups::this_cluster().num_blocks();
-    return 1;
-  }
-  __device__ static void sync() {
-    if constexpr (kCluster) {
-      cooperative_groups::this_cluster().sync();
-    } else {
-      __syncthreads();
-    }
-  }
+  __device__ static unsigned rank() { return 0; }
+  __device__ static unsigned blocks() { return 1; }
+  __device__ static void sync() { __syncthreads(); }
   template <class P>
-  __device__ static P* of(P* shared, unsigned block) {
-    if constexpr (kCluster)
-      return cooperative_groups::this_cluster().map_shared_rank(shared, block);
+  __device__ static P* of(P* shared, unsigned) {
     return shared;
   }
 };
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+template <>
+struct SamplingTeam<true> {
+  __device__ static unsigned rank() { return cooperative_groups::this_cluster().block_rank(); }
+  __device__ static unsigned blocks() { return cooperative_groups::this_cluster().num_blocks(); }
+  __device__ static void sync() { cooperative_groups::this_cluster().sync(); }
+  template <class P>
+  __device__ static P* of(P* shared, unsigned block) {
+    return cooperative_groups::this_cluster().map_shared_rank(shared, block);
+  }
+};
+#endif
 
 template <class T, SamplingOver kOver>
 struct SamplingRow {

@@ -16,6 +16,7 @@ struct SdpaArgs {
   std::int64_t causal_offset;
   int batch, heads, groups, rows, keys, dim, ratio;  // ratio: heads / groups
   int mask_is_bool, lengths_are_64, causal, splits, cluster;
+  int early;  // the launch overlaps the stream's previous kernel
   float scale;
 };
 

@@ -277,6 +277,8 @@ __global__ void __launch_bounds__(GradShape<kD, kPart>::kThreads, 1)
     // Who waits for the last part waits for all.
     if constexpr (kPart != GradPart::queries) wait_for_previous();
   }
+#else
+  __trap();  // why_not keeps other architectures away
 #endif
 }
 

@@ -18,6 +18,17 @@ __device__ __forceinline__ int keys_of(const SdpaArgs& p, int batch) {
   return static_cast<int>(n < 0 ? 0 : n < p.keys ? n : p.keys);
 }
 
+/// The tiles of `tile_keys` keys that a decoding block takes of a batch's keys.
+struct DecodeSpan {
+  int keys, begin, end;
+  __device__ __forceinline__ DecodeSpan(const SdpaArgs& p, int batch, int tile_keys) {
+    keys = keys_of(p, batch);
+    const int tiles = (keys + tile_keys - 1) / tile_keys;
+    const int each = (tiles + p.splits - 1) / p.splits;
+    begin = static_cast<int>(blockIdx.x) * each, end = min(tiles, begin + each);
+  }
+};
+
 /// Keys that row s of a batch with `keys` keys sees by causality.
 __device__ __forceinline__ int visible_keys(const SdpaArgs& p, int keys, int s) {
   if (!p.causal) return keys;

@@ -11,10 +11,10 @@ namespace rm::cuda_ops {
 inline constexpr int kDecodeF32Rows = 4;
 
 /// kAtOnce: rows of a block, 1 or kDecodeF32Rows.
-template <int kHeadDim, int kAtOnce>
+template <int kHeadDim, int kAtOnce, int kRing = 5>
 struct DecodeF32Shape
-    : DecodeMemory<kHeadDim, 8, 5 * 2 * kHeadDim / (kHeadDim == 256 ? 64 : 32) * 256 * 16> {
-  static constexpr int kRows = kAtOnce, kStages = 5;
+    : DecodeMemory<kHeadDim, 8, kRing * 2 * kHeadDim / (kHeadDim == 256 ? 64 : 32) * 256 * 16> {
+  static constexpr int kRows = kAtOnce, kStages = kRing;
   static constexpr int kLanes = kHeadDim == 256 ? 16 : 8,
                        kQuads = kHeadDim / kLanes / 4;  // of a key; of a lane
   static constexpr int kKeys = 32 / kLanes;             // of a warp's step
@@ -61,11 +61,20 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups;
   const int row0 = blockIdx.z * kRows, rows = min(kRows, p.ratio * p.rows - row0);
   decode_join_begin<Shape>(p, rows, shared_address(&received));
-  const int keys = keys_of(p, b), tiles = (keys + kKeys - 1) / kKeys;
-  const int all = (tiles + p.splits - 1) / p.splits;
-  const int begin = blockIdx.x * all, end = min(tiles, begin + all);
   const float* k = static_cast<const float*>(p.k) + b * p.k_batch + g * p.k_head;
   const float* v = static_cast<const float*>(p.v) + b * p.v_batch + g * p.v_head;
+  if (p.early) {  // by the lengths of before, which only choose what to ask for
+    const DecodeSpan guess(p, b, kKeys);
+    for (int i = 0, tile = guess.begin + warp; i < kStages - 1 && tile < guess.end;
+         ++i, tile += kWarps) {
+      const int first = tile * kKeys, count = min(kKeys, guess.keys - first), bytes = p.dim * 4;
+      decode_ask_rows(k, p.k_row * 4, first, count, bytes, lane);
+      decode_ask_rows(v, p.v_row * 4, first, count, bytes, lane);
+    }
+  }
+  wait_for_previous();  // from here on everything that earlier work wrote is there
+  const DecodeSpan span(p, b, kKeys);
+  const int keys = span.keys, begin = span.begin, end = span.end;
   const auto slot = [&](int stage, int i) {  // i: pieces of k, then of v
     return ((stage * 2 * kQuads + i) * Shape::kThreads + static_cast<int>(threadIdx.x)) * 16;
   };
@@ -86,7 +95,6 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
 #pragma unroll
   for (int i = 0; i < kStages - 1; ++i) ask(begin + warp + i * kWarps, i);
 
-  wait_for_previous();  // q is written by the kernel before
   DecodeF32Row<kQuads> row[kRows];
   int query[kRows], head[kRows], seen[kRows];
 #pragma unroll

@@ -1,7 +1,7 @@
-// How decoding adds up what its warps and then its blocks have of the same rows. The blocks of a
-// head are a cluster (sm_90): each sends every other one its sums of that one's columns, which
-// arrive in shared memory and are counted there, so that no block waits for a barrier of all; or a
-// second kernel joins what they left in device memory.
+// How decoding adds up what its warps and then its blocks have of the same rows. From sm_90 on the
+// blocks of a head may be a cluster: each sends every other one its sums of that one's columns,
+// which arrive in shared memory and are counted there, so that no block waits for a barrier of all;
+// or a second kernel joins what they left in device memory.
 #pragma once
 
 #include "sdpa/kernels/sdpa_common.cuh"
@@ -49,7 +49,7 @@ struct DecodeShare {
 /// Before anything else of a block: its barrier learns what will come, and the others that it runs.
 template <class Shape>
 __device__ __forceinline__ void decode_join_begin(const SdpaArgs& p, int rows, std::uint32_t bar) {
-  if (!p.cluster || p.splits == 1) return;
+  if (!kSm90 || !p.cluster || p.splits == 1) return;
   if (threadIdx.x == 0) {
     const DecodeShare share(rows, Shape::kD, p.splits);
     barrier_init(bar, 1);
@@ -57,6 +57,20 @@ __device__ __forceinline__ void decode_join_begin(const SdpaArgs& p, int rows, s
     barrier_expect(bar, p.splits * (share.count + rows) * 8);
   }
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+
+/// Brings rows of k or v as far as the L2 cache, before the wait for the stream's previous kernel:
+/// its writes arrive there too, so nothing old is read later. A warp asks for `count` rows from
+/// `first` on, each of `bytes`, a line of 128 a lane: one instruction for many rows, where bulk
+/// prefetches are one each.
+__device__ __forceinline__ void decode_ask_rows(const void* base, std::int64_t row_bytes, int first,
+                                                int count, int bytes, int lane) {
+  const int lines = (bytes + 127) / 128;
+  for (int i = lane; i < count * lines; i += 32) {
+    const int row = i / lines;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(
+        static_cast<const char*>(base) + (first + row) * row_bytes + (i - row * lines) * 128));
+  }
 }
 
 /// Two neighbouring columns of a row of o from their sums, and its log-sum-exp.
@@ -127,12 +141,12 @@ __device__ __forceinline__ void decode_join(const SdpaArgs& p, int b, int g, int
                                             unsigned char* memory, std::uint32_t bar) {
   constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kPairs = kD / 2;
   const DecodeShare share(rows, kD, p.splits);
-  const bool cluster = p.splits > 1 && p.cluster;
+  const bool cluster = kSm90 && p.splits > 1 && p.cluster;
   const std::uint32_t reciprocal = 0xffffffffu / share.each + 1;  // each is 2 at least
-  float* partial = p.partial + row0 * (kD + 2) +
-                   (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * Shape::kFloats;
   const std::uint32_t mine =
       shared_address(memory) + Shape::kReceived + blockIdx.x * (share.each + rows) * 8;
+  float* partial = p.partial + row0 * (kD + 2) +
+                   (static_cast<std::int64_t>(blockIdx.y) * p.splits + blockIdx.x) * Shape::kFloats;
   __syncthreads();
   if (cluster) asm volatile("barrier.cluster.wait;" ::: "memory");  // all have their barriers
   for (int i = threadIdx.x; i < share.pairs; i += Shape::kThreads) {

@@ -1,7 +1,8 @@
 // Few query rows: up to 16 rows (queries of all heads that share a key head) against a part of the
 // keys a block. Each warp streams its own tiles of 16 keys through its own ring, without block
-// barriers; then warps and blocks add up (see sdpa_decode_join_sm80.cuh). The tiles are asked for
-// before the stream's previous kernel has ended. Bound: reading k and v once.
+// barriers; then warps and blocks add up (see sdpa_decode_join_sm80.cuh). Before the stream's
+// previous kernel has ended the first tiles come as far as the L2 cache; nothing is read until
+// then. Bound: reading k and v once.
 #pragma once
 
 #include "sdpa/kernels/sdpa_decode_join_sm80.cuh"
@@ -27,11 +28,20 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups, rows = p.ratio * p.rows;
   decode_join_begin<Shape>(p, rows, shared_address(&received));
-  const int keys = keys_of(p, b), tiles = (keys + kKeys - 1) / kKeys;
-  const int all = (tiles + p.splits - 1) / p.splits;
-  const int begin = blockIdx.x * all, end = min(tiles, begin + all);
   const T* k = static_cast<const T*>(p.k) + b * p.k_batch + g * p.k_head;
   const T* v = static_cast<const T*>(p.v) + b * p.v_batch + g * p.v_head;
+  if (p.early) {  // by the lengths of before, which only choose what to ask for
+    const DecodeSpan guess(p, b, kKeys);
+    for (int i = 0, tile = guess.begin + warp; i < kStages && tile < guess.end;
+         ++i, tile += kWarps) {
+      const int first = tile * kKeys, count = min(kKeys, guess.keys - first), bytes = p.dim * 2;
+      decode_ask_rows(k, p.k_row * 2, first, count, bytes, lane);
+      decode_ask_rows(v, p.v_row * 2, first, count, bytes, lane);
+    }
+  }
+  wait_for_previous();  // from here on everything that earlier work wrote is there
+  const DecodeSpan span(p, b, kKeys);
+  const int keys = span.keys, begin = span.begin, end = span.end;
   const std::uint32_t ring = shared_address(memory) + warp * kStages * 2 * kTile;
 
   const auto ask = [&](int tile, int stage) {
@@ -47,7 +57,6 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
 #pragma unroll
   for (int i = 0; i < kStages; ++i) ask(begin + warp + i * kWarps, i);
 
-  // What does not need q comes before the wait: nothing overlaps with what follows it.
   int row_query[2], row_head[2], seen[2];  // of rows g and g + 8: query, head, keys it sees
   const T* q_row[2];
 #pragma unroll
@@ -57,7 +66,6 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
     row_query[half] = s, row_head[half] = h, seen[half] = r < rows ? visible_keys(p, keys, s) : 0;
     q_row[half] = static_cast<const T*>(p.q) + b * p.q_batch + h * p.q_head + s * p.q_row;
   }
-  wait_for_previous();  // q is written by the kernel before
   std::uint32_t query[kD / 16][4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -273,6 +273,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   }
   // Who waits for the second kernel waits for the first one too.
   if constexpr (Shape::kShare) wait_for_previous();
+#else
+  __trap();  // why_not keeps other architectures away
 #endif
 }
 

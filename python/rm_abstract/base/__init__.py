@@ -1,0 +1,1 @@
+"""What every other package may use: errors, reasons, options, ``disabled()``, entry records."""

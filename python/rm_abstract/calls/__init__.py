@@ -1,0 +1,1 @@
+"""A call of a module as flat tensors, completed where a program needs more than it has."""

@@ -1,0 +1,1 @@
+"""Ways to switch rm_abstract on besides ``init()``: the environment, torch.compile, IPython."""

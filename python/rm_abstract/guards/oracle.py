@@ -1,0 +1,107 @@
+"""A second opinion on what a user's forward reads: torch's own dynamo.
+
+Dynamo traces the forward and names a source for everything it would have to guard. A source that
+the search of guards/sources.py did not find is a hole in that search: such a forward is not
+compiled. What dynamo cannot trace as a whole says nothing; the search alone decides then.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rm_abstract.guards import sources
+from rm_abstract.guards.packages import is_user_file
+from rm_abstract.guards.sources import Sources
+
+# Tracing takes some milliseconds for each module: larger trees are left to the search alone.
+MAX_MODULES = 64
+_MODULE = "__import_"  # dynamo's name for a Python module: dots are written out
+_OF_FUNCTIONS = frozenset({"fget", "fset", "fdel", "func", "cell_contents"})
+_LOG = logging.getLogger("torch._dynamo")
+
+
+class _Enough(Exception):
+    """Stops dynamo once the guards are known: nothing is run."""
+
+
+def uncovered(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: Sources
+) -> str:
+    """The first thing that forward reads, by dynamo's account, and `found` lacks; empty: none."""
+    if sum(1 for _ in module.modules()) > MAX_MODULES:
+        return ""
+    for source in _sources_of(module, args, kwargs):
+        names = list(_names(source))
+        if any(_is_missing(name, found) for name in names):
+            return _text(source)
+    return ""
+
+
+def _sources_of(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """What dynamo would guard; empty when it cannot trace the call."""
+    from torch._dynamo.eval_frame import optimize
+
+    seen: list[Any] = []
+
+    def take(guards: Any) -> None:
+        seen.extend(guard.originating_source for guard in guards)
+        raise _Enough
+
+    # A function of its own: what dynamo remembers is attached to its code, not to the user's.
+    probe = types.FunctionType(_probe.__code__.replace(), {"__builtins__": builtins})
+    level = _LOG.level
+    _LOG.setLevel(logging.CRITICAL)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = optimize(lambda graph, _: graph.forward, nopython=True, guard_export_fn=take)
+            traced(probe)(module, args, kwargs)
+    except Exception:  # of many types: _Enough comes wrapped in one of dynamo's own
+        return [source for source in seen if source is not None]
+    finally:
+        _LOG.setLevel(level)
+    return []
+
+
+def _probe(module: Any, args: Any, kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
+
+
+def _text(source: Any) -> str:
+    return str(source.name if isinstance(source.name, str) else source.name())
+
+
+def _is_missing(name: str, found: Sources) -> bool:
+    return not (name in sources.BOOKKEEPING or name.startswith("__") or found.may_read(name))
+
+
+def _names(source: Any) -> Iterator[str]:
+    """Names on the path of a source that starts at the module or at the user's globals."""
+    names: list[str] = []
+    while getattr(source, "base", None) is not None:
+        member = getattr(source, "member", None)
+        if member is None and "__dict__" in _text(source.base):  # a class attribute
+            member = getattr(source, "index", None)
+        if isinstance(member, str) and member not in _OF_FUNCTIONS:
+            names.append(member)
+        source = source.base
+    root = getattr(source, "local_name", None)
+    variable = getattr(source, "global_name", None)
+    if root == "module":
+        yield from names
+    elif isinstance(variable, str) and variable.startswith(_MODULE):
+        place = variable.removeprefix(_MODULE).replace("_dot_", ".")
+        if is_user_file(getattr(sys.modules.get(place), "__file__", None)):
+            yield from names
+    elif isinstance(variable, str) and not variable.startswith("__"):
+        yield from (variable, *names)

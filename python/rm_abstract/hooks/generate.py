@@ -1,0 +1,165 @@
+"""Where generation meets transformers: the cache an armed model's `generate` starts with.
+
+`GenerationMixin._prepare_cache_for_generation` runs once a call of generate, after transformers has
+resolved the configuration. An empty DynamicCache it made becomes a DeviceCache; everything else,
+and every cache of the user's, stays what it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.host import HookHost
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.engine import TokenStream
+    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.kv.device_cache import CacheNotes
+    from rm_abstract.kv.residence import LayerShape
+
+# Rooms for this many tokens beyond the prompt are made at once; buffers grow when it is not enough.
+_FIRST_ROOM = 256
+
+
+def preparing_cache(host: HookHost, original: Any) -> Any:
+    """The replacement of `_prepare_cache_for_generation`."""
+    notes: weakref.WeakKeyDictionary[Any, CacheNotes] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def prepare(
+        self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        given = model_kwargs.get("past_key_values")
+        result = original(self, generation_config, model_kwargs, *args, **kwargs)
+        made = model_kwargs.get("past_key_values")
+        if not host.active:
+            return result
+        armed = armed_of(self)
+        if given is None and armed is not None and armed.session is host:
+            away = _kept_away(host)
+            if away or _planned(host):
+                _replace(self, generation_config, model_kwargs, made, notes, away)
+        return result
+
+    return prepare
+
+
+def sampling(host: HookHost, original: Any) -> Any:
+    """The replacement of `_sample`, where greedy and sampled decoding happen."""
+
+    @functools.wraps(original)
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if host.active:
+            armed = armed_of(self)
+            if armed is not None and armed.session is host:
+                stream = _stream(armed, original, self, args, kwargs)
+                if stream is not None:
+                    for _ in stream:  # the tokens are in the result
+                        pass
+                    return stream.result()
+        return original(self, *args, **kwargs)
+
+    return sample
+
+
+def _stream(
+    armed: ArmedModel, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TokenStream | None:
+    """This call of `_sample` as the token loop's; None: transformers' own loop runs it."""
+    try:
+        from rm_abstract.generation.request import GenerationRequest
+        from rm_abstract.generation.token_loop import TokenLoopEngine
+
+        engine = TokenLoopEngine(armed)
+        request = GenerationRequest.of(original, model, args, kwargs)
+        declined = engine.eligible(request)
+    except (ImportError, TypeError, KeyError, AttributeError):
+        declined = "this version of transformers"
+    if declined:
+        armed.generation.decline(declined)
+        return None
+    return engine.start(request)
+
+
+def _planned(host: HookHost) -> bool:
+    """True when our compiler plans the session's programs: only those append in place."""
+    from rm_abstract.engines import registry
+
+    engine = host.settings.text("inference_engine")
+    return engine == "native" or (engine == "auto" and registry.has_kernels(host.resolved))
+
+
+def _kept_away(host: HookHost) -> bool:
+    """True when the session's device compiles whole programs and keeps states between them."""
+    from rm_abstract.engines import registry
+
+    engine = host.settings.text("inference_engine")
+    return engine in ("whole_program", "auto", "native") and registry.keeps_states(host.resolved)
+
+
+def _replace(
+    model: Any,
+    generation_config: Any,
+    model_kwargs: dict[str, Any],
+    made: Any,
+    notes: weakref.WeakKeyDictionary[Any, CacheNotes],
+    away: bool,
+) -> None:
+    pair = _plain(made, "EncoderDecoderCache")
+    own = made.self_attention_cache if pair else made
+    if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
+        return
+    if pair and away:
+        return  # the encoder's half does not change: such a device is given both with every step
+    from rm_abstract.kv.device_cache import CacheNotes, DevicePair, from_dynamic
+
+    shape = _shape(model)
+    if shape is None:
+        return
+    if pair:
+        _drop_encoder_layers(model, made)
+    longest = int(getattr(generation_config, "max_length", None) or 0)
+    mask = model_kwargs.get("decoder_attention_mask" if pair else "attention_mask")
+    prompt = int(mask.shape[-1]) if mask is not None else 0
+    reserve = min(longest, prompt + _FIRST_ROOM) if longest else 0
+    found = notes.setdefault(model, CacheNotes())
+    cache: Any = from_dynamic(own, shape, reserve, found, away)
+    if cache is not None:
+        cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
+        model_kwargs["past_key_values"] = cache
+
+
+def _plain(value: Any, name: str) -> bool:
+    kind = type(value)
+    return kind.__name__ == name and kind.__module__ == "transformers.cache_utils"
+
+
+def _drop_encoder_layers(model: Any, pair: Any) -> None:
+    """Where a configuration's number of layers is the encoder's, caches have too many (Whisper)."""
+    count = getattr(model.config, "decoder_layers", None)
+    if isinstance(count, int):
+        for half in (pair.self_attention_cache, pair.cross_attention_cache):
+            del half.layers[count:]
+
+
+def _fits(model: Any, generation_config: Any) -> bool:
+    """Models written for static caches (positions and masks from tensors), on the CPU."""
+    return (
+        bool(getattr(model, "_can_compile_fullgraph", False))
+        and not getattr(generation_config, "is_assistant", False)
+        and model.device.type == "cpu"
+    )
+
+
+def _shape(model: Any) -> LayerShape | None:
+    """Heads, sizes and type of keys and values by the configuration; None when it does not say."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or heads < 1:
+        return None
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return (int(kv_heads), int(size), int(size), model.dtype)

@@ -1,0 +1,1 @@
+"""Caches of keys, values and states: as transformers' objects, as tensors, on a device."""

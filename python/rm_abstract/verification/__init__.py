@@ -1,0 +1,1 @@
+"""The parity gate: a program's results against eager's, and the reference it is measured with."""

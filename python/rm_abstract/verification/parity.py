@@ -1,0 +1,166 @@
+"""The parity gate: does a compiled artefact give what the original gave on the same inputs?
+
+Structure, dtypes, shapes, NaN and infinity positions must be equal, integers and bools exactly;
+floats within a tolerance of the tensor's own largest magnitude. The tolerance belongs to the
+lowest precision the model computes in, not to the dtype of one output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from rm_abstract.kv import kv_cache
+
+GATE_VERSION = 2  # raise it with every change of what passes: older verdicts are not used then
+
+# Largest error relative to the largest magnitude of a tensor. f32: sums of a few thousand products
+# in another order stay below 1e-5 a layer; half formats: a few units in the last place a layer.
+TOLERANCES = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+MIN_COSINE = {
+    torch.float64: 1 - 1e-9,
+    torch.float32: 1 - 1e-6,
+    torch.float16: 0.9999,
+    torch.bfloat16: 0.999,
+}
+# Kernels on quantised weights round activations too, to 15 bits and a sign in blocks of 32: a
+# relative error of 2^-16 a product in f32. The half formats' own rounding is larger.
+ROUNDED_TOLERANCE = 1e-3
+ROUNDED_COSINE = 1 - 1e-5
+# The form that rounds them to 8 bits is compared with the one that does not: a product moves by
+# about 0.6 % of its size; at most 5.4 % of a tensor's largest and a cosine of 1 - 5.2e-4 were seen
+# (docs/decisions/0009-activations-of-8-bits.md). Leaving out one block of 32 in 768 is 20 %.
+COARSE_TOLERANCE = 0.15
+COARSE_COSINE = 1 - 5e-3
+_HUGE = 1e30  # mask fillers such as finfo.min: compared as themselves, not part of the scale
+
+
+@dataclass
+class Verdict:
+    """`passed`, the largest relative error seen, and what differs first when not passed."""
+
+    passed: bool = True
+    max_error: float = 0.0
+    detail: str = ""
+    tensors: int = 0
+
+    def fail(self, detail: str) -> None:
+        if self.passed:
+            self.passed, self.detail = False, detail
+
+
+def working_precision(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    """The floating type of the tensors with the widest tolerance; float32 when there is none."""
+    found = [t.dtype for t in tensors if t.dtype in TOLERANCES]
+    return max(found, key=lambda d: TOLERANCES[d], default=torch.float32)
+
+
+class Limits(NamedTuple):
+    """What may differ: relative to the largest magnitude, in direction; below `tiny` is nothing."""
+
+    tolerance: float
+    cosine: float
+    tiny: float
+
+
+def limits_of(precision: torch.dtype, activation_bits: int = 0) -> Limits:
+    """`activation_bits`: what kernels round activations to, 16 or 8; 0: they do not."""
+    tolerance, cosine = TOLERANCES[precision], MIN_COSINE[precision]
+    if activation_bits == 16:
+        tolerance, cosine = max(tolerance, ROUNDED_TOLERANCE), min(cosine, ROUNDED_COSINE)
+    elif activation_bits == 8:
+        tolerance, cosine = max(tolerance, COARSE_TOLERANCE), min(cosine, COARSE_COSINE)
+    return Limits(tolerance, cosine, torch.finfo(precision).tiny)
+
+
+def compare(
+    expected: Any,
+    actual: Any,
+    precision: torch.dtype = torch.float32,
+    activation_bits: int = 0,
+) -> Verdict:
+    """Compares two outputs of any nesting of containers, ModelOutput and caches."""
+    verdict = Verdict()
+    with torch.no_grad():
+        _walk(expected, actual, "output", limits_of(precision, activation_bits), verdict)
+    return verdict
+
+
+def _walk(a: Any, b: Any, path: str, limits: Limits, verdict: Verdict) -> None:
+    if not verdict.passed:
+        return
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        _tensors(a, b, path, limits, verdict)
+    elif type(a) is not type(b):
+        verdict.fail(f"{path} is {type(b).__name__}, expected {type(a).__name__}")
+    elif isinstance(a, dict):
+        if list(a.keys()) != list(b.keys()):
+            verdict.fail(f"{path} has keys {list(b.keys())}, expected {list(a.keys())}")
+            return
+        for key in a:
+            _walk(a[key], b[key], f"{path}.{key}", limits, verdict)
+    elif isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            verdict.fail(f"{path} has {len(b)} items, expected {len(a)}")
+            return
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            _walk(x, y, f"{path}[{i}]", limits, verdict)
+    elif kv_cache.is_cache(a):
+        _walk(kv_cache.read(a), kv_cache.read(b), f"{path}.layers", limits, verdict)
+    elif a != b:
+        verdict.fail(f"{path} is {b!r}, expected {a!r}")
+
+
+def _tensors(a: torch.Tensor, b: torch.Tensor, path: str, limits: Limits, verdict: Verdict) -> None:
+    verdict.tensors += 1
+    if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
+        verdict.fail(
+            f"{path} is {b.dtype} {list(b.shape)} on {b.device}, expected {a.dtype} "
+            f"{list(a.shape)} on {a.device}"
+        )
+        return
+    if not a.is_floating_point():
+        if not torch.equal(a, b):
+            verdict.fail(f"{path} differs in {int((a != b).sum())} of {a.numel()} integers")
+        return
+    if a.numel() == 0:
+        return
+    x, y = a.detach().double(), b.detach().double()
+    ordinary = x.abs() < _HUGE  # False for NaN and infinities
+    if not bool((ordinary == (y.abs() < _HUGE)).all()):
+        verdict.fail(f"{path} has NaN, infinite or huge values elsewhere than the original")
+        return
+    if not bool(ordinary.all()):
+        strange_x, strange_y = x[~ordinary], y[~ordinary]
+        if not torch.allclose(strange_x, strange_y, rtol=1e-2, atol=0, equal_nan=True):
+            verdict.fail(f"{path} differs in NaN, infinite or huge values")
+            return
+        x, y = x[ordinary], y[ordinary]
+    _floats(x.reshape(-1), y.reshape(-1), path, limits, verdict)
+
+
+def _floats(x: torch.Tensor, y: torch.Tensor, path: str, limits: Limits, verdict: Verdict) -> None:
+    if x.numel() == 0:
+        return
+    scale = float(x.abs().max())
+    difference = float((x - y).abs().max())
+    # Values all below the smallest normal of the type carry no relative information.
+    error = difference / max(scale, limits.tiny)
+    verdict.max_error = max(verdict.max_error, error)
+    if error > limits.tolerance:
+        verdict.fail(
+            f"{path} differs by {error:.2e} of its largest magnitude {scale:.3g}, tolerance "
+            f"{limits.tolerance:.0e}"
+        )
+        return
+    norms = float(x.norm()) * float(y.norm())
+    if norms > 0 and float(x @ y) / norms < limits.cosine:
+        verdict.fail(f"{path} has cosine {float(x @ y) / norms:.7f} to the original")

@@ -1,0 +1,151 @@
+// Substitute the shape, split off constants, lower, select, plan, verify, pack.
+#include "engine/instance.hpp"
+
+#include <chrono>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "engine/bind_symbols.hpp"
+#include "engine/constant_expressions.hpp"
+#include "ir/byte_count.hpp"
+#include "ops/registry.hpp"
+#include "plan/lower.hpp"
+
+namespace rm::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+// Inputs and needed constants as the lowering sees them. `used` gets the constants by index.
+std::vector<plan::External> externals_of(const ir::Graph& graph, const ConstantAnalysis& analysis,
+                                         const std::vector<ir::Layout>& inputs,
+                                         const std::vector<runtime::ConstantPtr>& constants,
+                                         plan::LowerRequest& request,
+                                         std::vector<runtime::ConstantPtr>& used) {
+  std::vector<plan::External> externals(graph.num_values());
+  request.externals.assign(graph.num_values(), nullptr);
+  auto declare = [&](ir::ValueId v, plan::External e) {
+    externals[static_cast<size_t>(v)] = std::move(e);
+    request.externals[static_cast<size_t>(v)] = &externals[static_cast<size_t>(v)];
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    declare(graph.inputs()[i], {plan::BufferKind::kInput, static_cast<int32_t>(i), inputs[i],
+                                extent_bytes(inputs[i]), graph.value(graph.inputs()[i]).donated});
+  }
+  for (ir::ValueId v : analysis.needed) {
+    const auto& c = constants[static_cast<size_t>(v)];
+    declare(v,
+            {plan::BufferKind::kConstant, static_cast<int32_t>(used.size()), c->layout, c->bytes});
+    used.push_back(c);
+  }
+  return externals;
+}
+
+void describe_outputs(Instance& instance) {
+  for (const auto& r : instance.plan->outputs) {
+    const plan::Buffer& b = instance.plan->buffers[static_cast<size_t>(r.buffer)];
+    instance.outputs.push_back(r.layout);
+    instance.output_input.push_back(b.kind == plan::BufferKind::kInput ? b.index : -1);
+  }
+}
+
+void count_flops(Instance& instance, const ir::Graph& graph, const std::vector<int32_t>& body) {
+  for (int32_t n : body) {
+    const ir::Node& node = graph.nodes[static_cast<size_t>(n)];
+    const double flops = ops::cost(graph, node).flops;
+    instance.flops += flops;
+    if (!ops::get(node.op).is(ops::kOpaque)) instance.native_flops += flops;
+  }
+}
+
+void log_instance(const Instance& instance) {
+  log_debug(LogTopic::kPlan, [&] {
+    return "instance: " + std::to_string(instance.plan->steps.size()) + " steps, arena " +
+           std::to_string(instance.plan->arena_bytes) + " bytes (lower bound " +
+           std::to_string(instance.plan->lower_bound_bytes) + "), " +
+           std::to_string(instance.milliseconds) + " ms";
+  });
+}
+
+}  // namespace
+
+int64_t extent_bytes(const ir::Layout& layout) {
+  if (layout.is_empty()) return 0;
+  int64_t elements = 1;
+  bool fits = true;
+  for (size_t i = 0; i < layout.dims.size(); ++i) {
+    int64_t reach = 0;
+    fits = fits && !__builtin_mul_overflow(layout.dims[i] - 1, layout.strides[i], &reach) &&
+           !__builtin_add_overflow(elements, reach, &elements) && elements <= ir::kMaxBytes;
+  }
+  if (!fits || elements < 1) {
+    throw_invalid("[layout] expected strides within 2^47 elements and none before the first, got others");
+  }
+  return elements * static_cast<int64_t>(ir::size_bytes(layout.dtype));
+}
+
+std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
+                                        std::vector<ir::Layout> inputs) {
+  const auto start = Clock::now();
+  ir::Graph graph = ir::substitute(wanted.graph, bind_symbols(wanted.graph, inputs));
+  ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
+  ConstantAnalysis analysis = analyse_constants(graph);
+  std::vector<runtime::ConstantPtr> constants =
+      materialise_constants(graph, analysis, wanted.kernels, *wanted.store);
+
+  plan::LowerRequest request;
+  request.graph = &graph;
+  request.nodes = analysis.body;
+  request.results = graph.outputs;
+  request.repeated = wanted.repeated;
+  std::vector<runtime::ConstantPtr> used;
+  const auto externals = externals_of(graph, analysis, inputs, constants, request, used);
+  auto plan = std::make_shared<plan::Plan>(
+      plan::bind_kernels(plan::lower(request), wanted.kernels, wanted.now));
+  plan::plan_memory(*plan);
+  plan::verify_plan(*plan);
+
+  auto out = std::make_shared<Instance>();
+  out->inputs = std::move(inputs);
+  out->store = wanted.store;
+  out->constants = std::make_shared<runtime::BoundConstants>(
+      runtime::bind_constants(*plan, std::move(used), *wanted.store));
+  out->can_pack = plan::can_repack(*plan, wanted.later);
+  out->plan = std::move(plan);
+  describe_outputs(*out);
+  count_flops(*out, graph, analysis.body);
+  out->milliseconds = milliseconds_since(start);
+  log_instance(*out);
+  return out;
+}
+
+std::shared_ptr<Instance> repack(const Instance& from, select::PreparedCache& kernels,
+                                 select::PackRule rule, const JobControl& control) {
+  const auto start = Clock::now();
+  auto plan = std::make_shared<plan::Plan>(
+      plan::repack(*from.plan, kernels, rule, [&] { control.checkpoint(); }));
+  plan::verify_plan(*plan);
+  auto out = std::make_shared<Instance>();
+  out->inputs = from.inputs;
+  out->store = from.store;
+  out->constants = std::make_shared<runtime::BoundConstants>(
+      runtime::bind_constants(*plan, from.constants->constants, *from.store,
+                              [&](const std::function<void()>& copy) {
+                                control.checkpoint();
+                                control.run_unguarded(copy);
+                              }));
+  out->plan = std::move(plan);
+  out->outputs = from.outputs;
+  out->output_input = from.output_input;
+  out->flops = from.flops;
+  out->native_flops = from.native_flops;
+  out->milliseconds = milliseconds_since(start);
+  log_instance(*out);
+  return out;
+}
+
+}  // namespace rm::engine

@@ -1,0 +1,52 @@
+// One concrete shape of a program: its plan, the constants it holds and the contexts that run it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "engine/background.hpp"
+#include "ir/graph.hpp"
+#include "plan/plan.hpp"
+#include "runtime/constant_store.hpp"
+#include "runtime/execution_context.hpp"
+
+namespace rm::engine {
+
+struct Instance {
+  std::vector<ir::Layout> inputs;  // the shape: dtypes, dims and strides of all inputs
+  /// The generation of weights it was made from. An instance of another generation than the
+  /// program's is never kept.
+  std::shared_ptr<runtime::ConstantStore> store;
+  std::shared_ptr<const plan::Plan> plan;
+  std::shared_ptr<const runtime::BoundConstants> constants;
+  std::vector<ir::Layout> outputs;
+  std::vector<int32_t> output_input;  // by output: the donated input that holds it, or -1
+  double flops = 0, native_flops = 0, milliseconds = 0;
+  bool can_pack = false;  // packing would serve it: it reads weights unpacked that need not be
+  std::atomic<int> calls{0};
+  std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;  // guarded by the program's mutex
+};
+
+struct InstanceRequest {
+  const ir::Graph& graph;                     // symbolic
+  const std::vector<ir::Ints>& repeated;      // LowerRequest::repeated
+  select::PreparedCache& kernels;
+  std::shared_ptr<runtime::ConstantStore> store;
+  select::PackRule now = select::PackRule::kAll;  // which weights are packed
+  select::PackRule later = select::PackRule::kAll;  // which may be packed by `repack`
+};
+
+/// Throws rm::Error (RM105) when the inputs do not fit the graph.
+std::shared_ptr<Instance> make_instance(const InstanceRequest& request,
+                                        std::vector<ir::Layout> inputs);
+
+/// The same instance with weights packed under `rule`. It takes no lock but those of `kernels` and
+/// the store, and shares every kernel that packing does not change.
+std::shared_ptr<Instance> repack(const Instance& from, select::PreparedCache& kernels,
+                                 select::PackRule rule, const JobControl& control);
+
+/// Bytes from the first element of a tensor to behind its last one.
+int64_t extent_bytes(const ir::Layout& layout);
+
+}  // namespace rm::engine

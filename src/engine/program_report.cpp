@@ -1,0 +1,117 @@
+// What a program says about itself: counts, steps, times.
+#include <algorithm>
+#include <cstring>
+
+#include "engine/program.hpp"
+#include "engine/program_state.hpp"
+#include "runtime/aligned_memory.hpp"
+
+namespace rm::engine {
+namespace {
+
+// Moving data is not counted as compute; every other step is a node of the report.
+bool is_compute(const plan::Step& step) { return step.op != "copy"; }
+
+std::string text(const plan::Ref& r) {
+  if (!r.present()) return "_";
+  std::string s(ir::name(r.layout.dtype));
+  for (size_t i = 0; i < r.layout.dims.size(); ++i) {
+    s += (i == 0 ? "[" : ",") + std::to_string(r.layout.dims[i]);
+  }
+  return s + (r.layout.dims.empty() ? "[]" : "]") + "@" + std::to_string(r.buffer);
+}
+
+std::string text(const plan::PlannedStep& p) {
+  std::string out = p.step.op + " (";
+  for (const auto& r : p.step.inputs) out += " " + text(r);
+  out += " ) ->";
+  for (const auto& r : p.step.outputs) out += " " + text(r);
+  return out + "  " + std::string(p.kernel->row->name());
+}
+
+// Memory of a run that nobody else sees: outputs, and copies of the inputs that a step may write.
+std::vector<std::shared_ptr<void>> bind_private(runtime::ExecutionContext& context,
+                                                const Instance& instance, const ir::Graph& graph,
+                                                const std::vector<TensorView>& inputs) {
+  std::vector<std::shared_ptr<void>> memory;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const void* data = inputs[i].data;
+    if (graph.value(graph.inputs()[i]).donated) {
+      const auto bytes = static_cast<size_t>(extent_bytes(inputs[i].layout));
+      memory.push_back(runtime::allocate_host(bytes));
+      if (bytes != 0) std::memcpy(memory.back().get(), data, bytes);
+      data = memory.back().get();
+    }
+    context.bind_input(i, data);
+  }
+  for (size_t i = 0; i < instance.outputs.size(); ++i) {
+    if (instance.output_input[i] >= 0) continue;
+    memory.push_back(
+        runtime::allocate_host(static_cast<size_t>(instance.outputs[i].num_bytes())));
+    context.bind_output(i, memory.back().get());
+  }
+  return memory;
+}
+
+}  // namespace
+
+ProgramReport Program::report() const {
+  ProgramReport r;
+  std::shared_ptr<runtime::ConstantStore> store;
+  {
+    std::lock_guard lock(state_->mutex);
+    store = state_->store;
+    r.instances = static_cast<int64_t>(state_->instances.size());
+    r.free_arena_bytes = state_->arenas.free_bytes();
+    if (const Instance* newest = state_->instances.newest()) {
+      const plan::Plan& plan = *newest->plan;
+      for (const auto& p : plan.steps) {
+        ++r.kernels[p.kernel->row->backend + "/" + std::string(p.kernel->row->name())];
+        if (!is_compute(p.step)) continue;
+        ++r.nodes;
+        r.native_nodes += p.kernel->row->is_bridge() ? 0 : 1;
+      }
+      r.flops = newest->flops;
+      r.native_flops = newest->native_flops;
+      r.arena_bytes = plan.arena_bytes;
+      r.arena_lower_bound_bytes = plan.lower_bound_bytes;
+      r.last_instantiate_ms = newest->milliseconds;
+    }
+  }
+  r.packed_bytes = store->packed_bytes();
+  r.derived_bytes = store->derived_bytes();
+  return r;
+}
+
+std::string Program::describe(const std::vector<ir::Layout>& inputs) {
+  std::vector<TensorView> views;
+  for (const auto& l : inputs) views.push_back({nullptr, l});
+  std::shared_ptr<Instance> inst = instance(views);
+  std::string out;
+  for (const auto& p : inst->plan->steps) out += text(p) + "\n";
+  return out;
+}
+
+std::vector<std::pair<std::string, double>> Program::profile(const std::vector<TensorView>& inputs,
+                                                             int rounds) {
+  Run run = start(inputs);
+  const std::shared_ptr<Instance> inst = run.instance;
+  const auto memory = bind_private(*run.context, *inst, state_->graph, inputs);
+  run.context->run();  // warm
+  std::vector<std::vector<int64_t>> samples(inst->plan->steps.size());
+  for (int r = 0; r < rounds; ++r) {
+    std::vector<int64_t> ns;
+    run.context->run_timed(ns);
+    for (size_t s = 0; s < ns.size(); ++s) samples[s].push_back(ns[s]);
+  }
+  finish(std::move(run));
+  std::vector<std::pair<std::string, double>> out;
+  for (size_t s = 0; s < samples.size(); ++s) {
+    auto middle = samples[s].begin() + static_cast<std::ptrdiff_t>(samples[s].size() / 2);
+    std::nth_element(samples[s].begin(), middle, samples[s].end());
+    out.emplace_back(text(inst->plan->steps[s]), static_cast<double>(*middle));
+  }
+  return out;
+}
+
+}  // namespace rm::engine

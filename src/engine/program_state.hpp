@@ -1,0 +1,32 @@
+// Internal to src/engine: what a program and its background jobs share.
+#pragma once
+
+#include "engine/program.hpp"
+
+namespace rm::engine {
+
+struct Program::State {
+  State(ir::Graph g, std::shared_ptr<const select::KernelTable> table, std::string forced,
+        Packing p)
+      : graph(std::move(g)), packing(p), kernels(std::move(table), std::move(forced)) {}
+
+  const ir::Graph graph;
+  const Packing packing;
+  std::vector<ir::Ints> repeated;
+  select::PreparedCache kernels;
+
+  mutable std::mutex mutex;  // guards what follows; never held while anything slow runs
+  std::shared_ptr<runtime::ConstantStore> store = std::make_shared<runtime::ConstantStore>();
+  InstanceCache instances;
+  runtime::ArenaPool arenas;
+  bool packed_once = false;  // the packed weights exist: new shapes use them from the start
+};
+
+/// What one run has for itself.
+struct Program::Run {
+  std::shared_ptr<Instance> instance;
+  std::unique_ptr<runtime::ExecutionContext> context;
+  runtime::Arena arena;
+};
+
+}  // namespace rm::engine

@@ -1,0 +1,159 @@
+// The guard of an armed module tree: is it still the tree the entries were made from?
+//
+// A snapshot holds every dictionary of every module in the tree with the version CPython gave it,
+// and every tensor with its data pointer, layout and in-place version.  A check is a walk over flat
+// arrays; only a dictionary whose version moved is compared entry by entry.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "router/torch.hpp"
+
+namespace rm::router {
+
+class Guard {
+ public:
+  Guard() = default;
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+  ~Guard() { clear(); }
+
+  /// Walks the tree below `root` (an nn.Module).  Throws pybind11 errors.  kModule: it holds
+  /// something that cannot be watched, no snapshot was taken (`detail()` says what); else check().
+  ///
+  /// `sources` lists what forward may read beside the tree: the fields of guards/sources.py's
+  /// `Sources` in order.  None: every attribute of every module counts, nothing beside the tree.
+  Reason snapshot(PyObject* root, const TorchFacts& facts, PyObject* sources);
+
+  /// Nothing changed since snapshot()?  Cheap; never raises.
+  Reason check(PyObject* root, const TorchFacts& facts);
+
+  /// True when a tracked tensor requires grad.
+  bool any_requires_grad(const TorchFacts& facts) noexcept;
+
+  void clear();
+  bool taken() const noexcept { return taken_; }
+  /// What the last verdict was about: a path such as "encoder.layer.0.weight".
+  std::string detail() const { return detail_; }
+  std::size_t weights() const noexcept { return weights_.size(); }
+  std::size_t modules() const noexcept { return modules_.size(); }
+
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  enum class Kind : std::uint8_t {
+    kExact,       // a registry: the same objects
+    kHooks,       // no hooks of the user's
+    kAttributes,  // a module's __dict__: the entries that forward may read, and no others of them
+    kReached,     // another object's __dict__, the same way
+    kNamed,       // some entries, those that are missing too
+    kWhole,       // every entry, and no others
+  };
+  struct Item {
+    PyRef key, value;  // no value: there is no such entry
+  };
+  struct Dict {
+    PyRef object;  // empty for the root's own __dict__: holding it would be a cycle
+    std::uint64_t tag = UINT64_MAX;  // no dict has this one: the first check compares
+    Kind kind = Kind::kExact;
+    std::uint32_t module = 0;
+    std::vector<Item> items;
+    std::string place;  // of all kinds but a module's own
+  };
+  struct Held {  // a list, another sequence, a set (its copy is the one item), or a cell
+    PyRef object;
+    std::vector<PyRef> items;
+    std::string place;
+  };
+  struct Array {  // NumPy's, by content
+    PyRef object;
+    std::string content, place;
+  };
+  struct Object {  // of this very class, with these values in its slots
+    PyRef object, type;
+    std::vector<Item> slots;
+    std::string place;
+  };
+  struct Class {  // what each name that forward may read finds on it
+    PyRef type;
+    unsigned version = 0;  // CPython's own; 0: unknown, the names are looked up
+    std::vector<PyRef> found;
+  };
+  struct Function {
+    PyRef function, code, defaults, keyword_defaults;
+  };
+  struct Module {
+    PyRef object;  // empty for the root
+    PyTypeObject* type = nullptr;
+    std::string path;
+  };
+  struct Weight {
+    PyRef tensor;
+    const void* data = nullptr;
+    std::int64_t version = 0;
+    std::uint32_t dims_at = 0;
+    std::uint32_t module = 0;
+    std::int32_t ndim = 0;
+    DLDataType dtype{};
+    PyRef key;
+    RawTensor raw;
+    bool has_raw = false;
+    std::string
+        place;  // not empty: beside the tree, part of the program and not one of its weights
+  };
+
+  void add_module(PyObject* module, bool is_root, const std::string& path);
+  void add_dict(PyObject* dict, bool is_root, Kind kind, std::uint32_t module);
+  Reason add_weights(PyObject* dict, std::uint32_t module, const TorchFacts& facts);
+  Reason add_weight(PyObject* key, PyObject* value, std::uint32_t module, const char* place,
+                    const TorchFacts& facts);
+  Reason add_sources(PyObject* root, PyObject* sources, const TorchFacts& facts);
+  void add_entries(PyObject* dict, bool is_root, PyObject* names, std::string place);
+  void add_held(PyObject* object, std::string place);
+  void add_object(PyObject* object, PyObject* slots, std::string place);
+  void add_class(PyObject* type);
+  void add_function(PyObject* function);
+  bool counts(Kind kind, PyObject* key) const noexcept;
+  void set_names(PyObject* names, bool every);
+  bool check_entries(const Dict& dict, PyObject* object);
+  bool check_held(const Held& held);
+  bool check_array(const Array& array);
+  bool check_object(const Object& object);
+  bool check_class(Class& known);
+  bool check_function(const Function& known);
+  bool check_beside();
+  Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
+  PyObject* added_entry(const Dict& dict, PyObject* object) const noexcept;
+  Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
+  bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
+  Reason moved(const Weight& weight, const char* how);
+  Reason check_writes();
+  std::string path_of(std::uint32_t module, PyObject* key) const;
+
+  std::vector<Module> modules_;
+  std::vector<Class> classes_;
+  std::vector<Dict> dicts_;
+  std::vector<Held> held_;
+  std::vector<Array> arrays_;
+  std::vector<Object> objects_;
+  std::vector<Function> functions_;
+  PyRef names_;                    // a frozenset: what the code that forward reaches may read
+  std::vector<PyRef> names_list_;  // the same, in one order
+  bool every_name_ = true;         // it may read any attribute
+  std::vector<Weight> weights_;
+  std::vector<std::int64_t> dims_;  // shape then strides of each weight
+  PyRef default_dtype_;  // torch's, at the snapshot
+  std::shared_ptr<SilentWrites> writes_;
+  std::uint64_t clock_ = 0;      // of writes_, at the snapshot
+  std::size_t lent_ = SIZE_MAX;  // a weight whose .data was held at the snapshot
+  std::size_t grad_hint_ = 0;    // the weight that required grad last time
+  std::string detail_;
+  bool taken_ = false;
+};
+
+}  // namespace rm::router

@@ -1,0 +1,565 @@
+// Route: the object behind one armed module.  Checks a call, runs its entry, or lets eager serve.
+//
+// Invariant: an entry runs only after every check of docs/architecture.md (routing) held for this
+// very call; whatever fails, the caller gets exactly what the stock module would have given.
+#include "router/router.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "router/guard.hpp"
+#include "router/key.hpp"
+#include "router/kinds.hpp"
+#include "router/torch.hpp"
+
+namespace py = pybind11;
+
+namespace rm::router {
+namespace {
+
+constexpr std::size_t kMaxKeys = 256;
+// A refused kind of call is looked at again this often: the module may have changed.  In between
+// the tree is not compared, which would cost a short forward more than the refusal is worth.
+constexpr std::uint32_t kRefusalsBetweenChecks = 16;
+
+struct Entry {
+  PyRef run;  // empty: this kind of call is refused
+  std::string code;
+  std::string detail;
+  std::uint32_t refusals = 0;
+};
+
+struct Tally {
+  std::uint64_t calls = 0;
+  std::string detail;  // of the latest call
+};
+
+struct State {
+  std::shared_ptr<TorchFacts> facts;
+  PyRef module_ref, failure_type;
+  PyRef error_types;  // a tuple: what an entry's own failures are; the first is raised by strict
+  CallShape shape;
+  std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
+  std::unordered_map<KeyWords, Entry, KeyHash> table;
+  std::uint64_t routed = 0;
+  bool original = false;  // the entry that runs now had the original serve the call
+  std::map<std::string, Tally, std::less<>> declined;
+  std::string retired;  // a code: every call stays eager
+  std::string pause_code;
+  Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
+  std::uint64_t pause = 0;
+  std::uint64_t refused = 0;  // refusals in the table, at least
+  bool strict = false;        // raise instead of serving by eager
+  bool gradients = false;     // calls that need gradients are the slow path's, not eager's
+
+  State(PyObject* names, std::size_t positional) : shape(names, positional) {}
+};
+
+struct RouteObject {
+  PyObject_HEAD State* state;
+};
+
+State& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
+
+void count(State& s, std::string_view code, std::string_view detail) {
+  auto found = s.declined.find(code);
+  if (found == s.declined.end()) found = s.declined.emplace(code, Tally{}).first;
+  ++found->second.calls;
+  if (!detail.empty() && found->second.detail != detail) found->second.detail = detail;
+}
+
+/// The module whose __call__ is running, or null when the slot was called by hand.  The slot gets
+/// no `self`; copies made by copying __dict__ share it, so the caller's frame is the only witness.
+PyRef calling_module() {
+  static PyObject* const self_name = PyUnicode_InternFromString("self");
+  static PyObject* const call_name = PyUnicode_InternFromString("_wrapped_call_impl");
+  PyFrameObject* shim = PyEval_GetFrame();
+  if (shim == nullptr) return {};
+  const PyRef frame = PyRef::steal(reinterpret_cast<PyObject*>(PyFrame_GetBack(shim)));
+  if (!frame) return {};
+  auto* raw = reinterpret_cast<PyFrameObject*>(frame.get());
+  const PyRef code = PyRef::steal(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+  if (PyUnicode_Compare(reinterpret_cast<PyCodeObject*>(code.get())->co_name, call_name) != 0) {
+    return {};
+  }
+#if PY_VERSION_HEX >= 0x030C0000
+  PyObject* module = PyFrame_GetVar(raw, self_name);
+#else
+  static PyObject* const locals_name = PyUnicode_InternFromString("f_locals");
+  const PyRef locals = PyRef::steal(PyObject_GetAttr(frame.get(), locals_name));
+  PyObject* module = locals ? PyDict_GetItem(locals.get(), self_name) : nullptr;
+  Py_XINCREF(module);
+#endif
+  if (module == nullptr) PyErr_Clear();
+  return PyRef::steal(module);
+}
+
+PyObject* call_eager(PyObject* module, PyObject* args, PyObject* kwargs) {
+  static PyObject* const name = PyUnicode_InternFromString("_call_impl");
+  const PyRef eager = PyRef::steal(PyObject_GetAttr(module, name));
+  return eager ? PyObject_Call(eager.get(), args, kwargs) : nullptr;
+}
+
+const char* code_of(Reason reason) { return kReasonCodes[static_cast<std::size_t>(reason)]; }
+
+/// Tracing, disabled(), the user's own compilation: somebody asked for the original.  While
+/// another thread compiles, the original serves in passing.  None is a failure to accelerate.
+bool asked_for(std::string_view code) {
+  return code == code_of(Reason::kTracing) || code == code_of(Reason::kDisabled) ||
+         code == code_of(Reason::kForeign) || code == code_of(Reason::kCompiling);
+}
+
+PyObject* decline(State& s, std::string_view code, std::string_view detail, PyObject* module,
+                  PyObject* args, PyObject* kwargs) {
+  count(s, code, detail);
+  if (!s.strict || asked_for(code)) return call_eager(module, args, kwargs);
+  const std::string text = "[route] expected a routed call, got " + std::string(code) +
+                           (detail.empty() ? "" : ": " + std::string(detail)) +
+                           "; try fallback='warn'";
+  const py::handle type = PyTuple_GET_ITEM(s.error_types.get(), 0);
+  const py::object error = type(text, py::arg("code") = std::string(code));
+  PyErr_SetObject(type.ptr(), error.ptr());
+  return nullptr;
+}
+
+PyObject* decline(State& s, Reason reason, std::string_view detail, PyObject* module,
+                  PyObject* args, PyObject* kwargs) {
+  return decline(s, code_of(reason), detail, module, args, kwargs);
+}
+
+bool root_is_training(PyObject* module) {
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  const PyRef flag = PyRef::steal(PyObject_GetAttr(module, name));
+  if (!flag) PyErr_Clear();
+  return flag.get() != Py_False;
+}
+
+/// Everything that may speak against routing before the arguments are looked at.  kNone: go on;
+/// `miss` is set when only the slow path can decide.
+Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool* miss) {
+  if (root_is_training(module)) {
+    *detail = "the module is in training mode";
+    return Reason::kTraining;
+  }
+  const std::shared_ptr<Guard> guard = s.guard;
+  *miss = !guard->taken();
+  if (*miss) return Reason::kNone;
+  const Reason verdict = guard->check(module, *s.facts);
+  if (verdict == Reason::kWeights || verdict == Reason::kStructure) {
+    s.stale = verdict;
+    *miss = true;
+    return Reason::kNone;
+  }
+  if (verdict != Reason::kNone) {
+    *detail = guard->detail();
+    return verdict;
+  }
+  if (grad && guard->any_requires_grad(*s.facts)) {
+    *detail = "gradients are enabled and weights require them; try torch.no_grad()";
+    return Reason::kGradients;
+  }
+  return Reason::kNone;
+}
+
+/// Runs an entry.  Null with an error set, or null without one when it declined before any effect.
+PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, std::string* code,
+                    std::string* detail) {
+  const PyRef run = entry.run;  // the table may change while Python code runs
+  const PyRef flat = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(call.flat.size())));
+  if (!flat) return nullptr;
+  for (std::size_t i = 0; i < call.flat.size(); ++i) {
+    Py_INCREF(call.flat[i]);
+    PyTuple_SET_ITEM(flat.get(), static_cast<Py_ssize_t>(i), call.flat[i]);
+  }
+  PyObject* output = PyObject_CallOneArg(run.get(), flat.get());
+  const bool original = std::exchange(s.original, false);
+  if (output != nullptr) {
+    if (!original) ++s.routed;
+    return output;
+  }
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace != nullptr) PyException_SetTraceback(value, trace);
+  const PyRef holders[] = {PyRef::steal(type), PyRef::steal(value), PyRef::steal(trace)};
+  if (PyErr_GivenExceptionMatches(value, s.facts->decline_type())) {
+    const py::handle decline(value);
+    *code = py::str(decline.attr("code")).cast<std::string>();
+    *detail = py::str(decline.attr("detail")).cast<std::string>();
+    return nullptr;
+  }
+  if (PyErr_GivenExceptionMatches(value, s.error_types.get())) {
+    // Only failures of the entry itself travel under this type: the shim's policy decides.
+    const PyRef failure = PyRef::steal(PyObject_CallOneArg(s.failure_type.get(), value));
+    if (failure) PyErr_SetObject(s.failure_type.get(), failure.get());
+    return nullptr;
+  }
+  PyErr_SetObject(holders[0].get(), value);
+  return nullptr;
+}
+
+PyObject* route_checked(State& s, PyObject* module, PyObject* args, PyObject* kwargs) {
+  const char* mode_detail = "";
+  if (!s.retired.empty()) return decline(s, s.retired, "", module, args, kwargs);
+  if (Reason mode = s.facts->modes(&mode_detail); mode != Reason::kNone) {
+    return decline(s, mode, mode_detail, module, args, kwargs);
+  }
+  if (s.pause > 0) {
+    --s.pause;
+    return decline(s, s.pause_code, "", module, args, kwargs);
+  }
+  const bool grad = s.facts->grad_enabled();
+  CallShape::Call call;
+  if (s.refused > 0 && s.guard->taken() && !root_is_training(module)) {
+    const Reason odd = s.shape.describe(args, kwargs, *s.facts, grad, &call);
+    const auto known = odd == Reason::kNone ? s.table.find(call.key) : s.table.end();
+    if (known != s.table.end() && !known->second.run &&
+        ++known->second.refusals % kRefusalsBetweenChecks != 0) {
+      return decline(s, known->second.code, known->second.detail, module, args, kwargs);
+    }
+  }
+  std::string detail;
+  bool miss = false;
+  Reason reason = eligible(s, module, grad, &detail, &miss);
+  if (reason == Reason::kGradients && s.gradients) Py_RETURN_NOTIMPLEMENTED;
+  if (reason != Reason::kNone) return decline(s, reason, detail, module, args, kwargs);
+  if (miss) Py_RETURN_NOTIMPLEMENTED;
+  reason = s.shape.describe(args, kwargs, *s.facts, grad, &call);
+  if (reason == Reason::kGradients && s.gradients) Py_RETURN_NOTIMPLEMENTED;
+  if (reason != Reason::kNone) return decline(s, reason, call.detail, module, args, kwargs);
+  const auto found = s.table.find(call.key);
+  if (found == s.table.end()) {
+    if (s.table.size() < kMaxKeys) Py_RETURN_NOTIMPLEMENTED;
+    return decline(s, Reason::kShape, "too many different signatures", module, args, kwargs);
+  }
+  const Entry& entry = found->second;
+  if (!entry.run) return decline(s, entry.code, entry.detail, module, args, kwargs);
+  std::string code;
+  PyObject* output = run_entry(s, entry, call, &code, &detail);
+  if (output != nullptr || PyErr_Occurred() != nullptr) return output;
+  return decline(s, code, detail, module, args, kwargs);
+}
+
+// ---- methods -------------------------------------------------------------------------------
+
+/// route(args, kwargs): the output, or NotImplemented when the slow path must look at the call.
+PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
+  if (nargs != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "[router] expected try_route(args: tuple, kwargs: dict)");
+    return nullptr;
+  }
+  State& s = state_of(self);
+  const PyRef keep = PyRef::borrow(self);  // the call may drop the module and with it the route
+  PyObject* armed = PyWeakref_GetObject(s.module_ref.get());
+  const PyRef caller = calling_module();
+  try {
+    if (caller && caller.get() != armed) {
+      return decline(s, Reason::kForeign, "the slot was copied to another module", caller.get(),
+                     args[0], args[1]);
+    }
+    if (armed == Py_None) {
+      PyErr_SetString(PyExc_ReferenceError, "[router] the armed module no longer exists");
+      return nullptr;
+    }
+    const PyRef module = PyRef::borrow(armed);
+    return route_checked(s, module.get(), args[0], args[1]);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+void route_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  delete reinterpret_cast<RouteObject*>(self)->state;
+  PyObject_GC_Del(self);
+  Py_DECREF(type);
+}
+
+int route_traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const State* s = reinterpret_cast<RouteObject*>(self)->state;
+  if (s == nullptr) return 0;
+  Py_VISIT(s->module_ref.get());
+  for (const auto& [key, entry] : s->table) Py_VISIT(entry.run.get());
+  if (const int stop = s->shape.traverse(visit, arg); stop != 0) return stop;
+  return s->guard->traverse(visit, arg);
+}
+
+int route_clear(PyObject* self) {
+  State& s = state_of(self);
+  s.refused = 0;
+  auto table = std::move(s.table);  // dropping entries runs Python code: detach them first
+  s.table.clear();
+  const std::shared_ptr<Guard> guard = std::exchange(s.guard, std::make_shared<Guard>());
+  return 0;
+}
+
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    return py::object(body()).release().ptr();
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+py::tuple verdict(Reason reason, const std::string& detail) {
+  return py::make_tuple(code_of(reason), detail);
+}
+
+KeyWords words_of(const py::bytes& key) {
+  const std::string raw = key;
+  KeyWords words(raw.size() / sizeof(std::uint64_t));
+  std::copy(raw.begin(), raw.end(), reinterpret_cast<char*>(words.data()));
+  return words;
+}
+
+PyObject* route_snapshot(PyObject* self, PyObject* sources) {
+  return guarded([&] {
+    State& s = state_of(self);
+    const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
+    auto guard = std::make_shared<Guard>();
+    const Reason reason = guard->snapshot(module.get(), *s.facts, sources);
+    s.guard = guard;
+    s.stale = Reason::kNone;
+    const bool wanted =
+        reason == Reason::kNone && s.facts->grad_enabled() && guard->any_requires_grad(*s.facts);
+    if (wanted) return verdict(Reason::kGradients, "gradients are enabled and weights require them");
+    return verdict(reason, guard->detail());
+  });
+}
+
+PyObject* route_describe(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    State& s = state_of(self);
+    const auto call_args = py::reinterpret_borrow<py::tuple>(packed);
+    CallShape::Call call;
+    const Reason reason = s.shape.describe(call_args[0].ptr(), call_args[1].ptr(), *s.facts,
+                                           s.facts->grad_enabled(), &call);
+    if (reason != Reason::kNone) return verdict(reason, call.detail);
+    py::tuple flat(call.flat.size());
+    for (std::size_t i = 0; i < call.flat.size(); ++i) {
+      flat[i] = py::reinterpret_borrow<py::object>(call.flat[i]);
+    }
+    const auto* raw = reinterpret_cast<const char*>(call.key.data());
+    return py::make_tuple("", py::bytes(raw, call.key.size() * sizeof(std::uint64_t)), flat);
+  });
+}
+
+PyObject* route_bind(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    if (a.size() != 2) throw py::type_error("[router] expected bind(key, run)");
+    Entry entry;
+    entry.run = PyRef::borrow(a[1].ptr());
+    state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
+    return py::none();
+  });
+}
+
+PyObject* route_refuse(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    if (a.size() != 3) throw py::type_error("[router] expected refuse(key, code, detail)");
+    Entry entry;
+    entry.code = a[1].cast<std::string>();
+    entry.detail = a[2].cast<std::string>();
+    ++state_of(self).refused;
+    state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
+    return py::none();
+  });
+}
+
+PyObject* route_count(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    count(state_of(self), a[0].cast<std::string>(), a[1].cast<std::string>());
+    return py::none();
+  });
+}
+
+PyObject* route_unrouted(PyObject* self, PyObject*) {
+  state_of(self).original = true;
+  Py_RETURN_NONE;
+}
+
+PyObject* route_uncount(PyObject* self, PyObject* calls) {
+  return guarded([&]() -> py::object {
+    State& s = state_of(self);
+    s.routed -= std::min(s.routed, py::handle(calls).cast<std::uint64_t>());
+    return py::none();
+  });
+}
+
+PyObject* route_pause(PyObject* self, PyObject* packed) {
+  return guarded([&]() -> py::object {
+    const auto a = py::reinterpret_borrow<py::tuple>(packed);
+    state_of(self).pause_code = a[0].cast<std::string>();
+    state_of(self).pause = a[1].cast<std::uint64_t>();
+    return py::none();
+  });
+}
+
+PyObject* route_retire(PyObject* self, PyObject* code) {
+  return guarded([&]() -> py::object {
+    state_of(self).retired = py::handle(code).cast<std::string>();
+    return py::none();
+  });
+}
+
+PyObject* route_strict(PyObject* self, PyObject* on) {
+  state_of(self).strict = on == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject* route_gradients(PyObject* self, PyObject* on) {
+  state_of(self).gradients = on == Py_True;
+  Py_RETURN_NONE;
+}
+
+PyObject* route_routed(PyObject* self, PyObject*) {
+  return PyLong_FromUnsignedLongLong(state_of(self).routed);
+}
+
+PyObject* route_drop(PyObject* self, PyObject*) {
+  route_clear(self);
+  state_of(self).stale = Reason::kNone;
+  Py_RETURN_NONE;
+}
+
+/// What the last check found changed: "", "weights" or "structure", and where.
+PyObject* route_stale(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const State& s = state_of(self);
+    const char* what = s.stale == Reason::kWeights     ? "weights"
+                       : s.stale == Reason::kStructure ? "structure"
+                                                       : "";
+    return py::make_tuple(what, s.guard->detail());
+  });
+}
+
+PyObject* route_stats(PyObject* self, PyObject*) {
+  return guarded([&] {
+    const State& s = state_of(self);
+    py::dict declined;
+    for (const auto& [code, tally] : s.declined) {
+      declined[py::str(code)] = py::make_tuple(tally.calls, tally.detail);
+    }
+    py::dict out;
+    out["routed"] = s.routed;
+    out["declined"] = declined;
+    out["keys"] = s.table.size();
+    out["weights"] = s.guard->weights();
+    out["modules"] = s.guard->modules();
+    return out;
+  });
+}
+
+PyMethodDef kMethods[] = {
+    {"try_route", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(route_try)), METH_FASTCALL,
+     "try_route(args, kwargs): the output, or NotImplemented: the slow path must decide"},
+    {"snapshot", route_snapshot, METH_O,
+     "snapshot(sources) -> (code, detail); code '' when clean; sources: guards/sources.py's rows"},
+    {"describe", route_describe, METH_VARARGS,
+     "describe(args, kwargs) -> ('', key, flat_inputs) or (code, detail)"},
+    {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
+    {"refuse", route_refuse, METH_VARARGS,
+     "refuse(key, code, detail): calls of this key stay eager"},
+    {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
+    {"unrouted", route_unrouted, METH_NOARGS,
+     "unrouted(): the entry that runs now has the original serve its call"},
+    {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
+    {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
+    {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
+    {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},
+    {"gradients", route_gradients, METH_O,
+     "gradients(on): try_route gives NotImplemented for calls that need gradients"},
+    {"routed", route_routed, METH_NOARGS, "routed() -> calls that an entry served"},
+    {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
+    {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
+    {"stats", route_stats, METH_NOARGS, "stats() -> dict of counters"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot kSlots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(route_dealloc)},
+                        {Py_tp_traverse, reinterpret_cast<void*>(route_traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(route_clear)},
+                        {Py_tp_methods, kMethods},
+                        {0, nullptr}};
+
+PyType_Spec kSpec = {"rm_abstract._core.router.Route", sizeof(RouteObject), 0,
+                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                     kSlots};
+
+py::object make_route(PyTypeObject* type, std::shared_ptr<TorchFacts> facts, py::handle module,
+                      const py::tuple& names, std::size_t positional, const py::tuple& error_types,
+                      py::handle failure_type) {
+  auto state = std::make_unique<State>(names.ptr(), positional);
+  state->facts = std::move(facts);
+  state->module_ref = PyRef::steal(PyWeakref_NewRef(module.ptr(), nullptr));
+  if (!state->module_ref) throw py::error_already_set();
+  state->error_types = PyRef::borrow(error_types.ptr());
+  state->failure_type = PyRef::borrow(failure_type.ptr());
+  auto* route = PyObject_GC_New(RouteObject, type);
+  if (route == nullptr) throw py::error_already_set();
+  route->state = state.release();
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(route));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(route));
+}
+
+}  // namespace
+
+void bind_router(py::module_& module) {
+  py::module_ router = module.def_submodule("router", "The per-call router of armed modules.");
+  const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
+  if (!type) throw py::error_already_set();
+  router.attr("Route") = type;
+  bind_silent_writes(router);
+  router.def(
+      "kind_of", [](const py::object& value) { return name_of(kind_of(value.ptr())); },
+      py::arg("value"),
+      "How values of this kind are compared: 'plain' by value; 'fixed' (one object a value) and "
+      "'scalar' (immutable) by identity; 'tuple', 'list', 'dict', 'set' by what they hold; 'other': "
+      "unknown");
+  router.def(
+      "same_value",
+      [](const py::object& before, const py::object& now) {
+        return same_value(before.ptr(), now.ptr());
+      },
+      py::arg("before"), py::arg("now"), "Whether the guard would find two values the same");
+  py::class_<TorchFacts, std::shared_ptr<TorchFacts>>(router, "Facts")
+      .def(py::init([](py::object torch, py::object disabled, py::object decline,
+                       std::shared_ptr<SilentWrites> writes) {
+             return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr(),
+                                                 std::move(writes));
+           }),
+           py::arg("torch"), py::arg("disabled_var"), py::arg("decline_type"), py::arg("writes"))
+      .def("ignore_training",
+           [](TorchFacts& facts, py::type type) { facts.ignore_training(type.ptr()); })
+      .def("add_quiet_variable",
+           [](TorchFacts& facts, py::object var) { facts.add_quiet_variable(var.ptr()); })
+      .def_property_readonly("fast_versions", &TorchFacts::fast_versions)
+      .def("version", [](TorchFacts& facts, py::object t) { return facts.version(t.ptr()); });
+  router.def(
+      "make_route",
+      [type](std::shared_ptr<TorchFacts> facts, py::object target, const py::tuple& names,
+             std::size_t positional, const py::tuple& error_types, py::object failure_type) {
+        return make_route(reinterpret_cast<PyTypeObject*>(type.ptr()), std::move(facts), target,
+                          names, positional, error_types, failure_type);
+      },
+      py::arg("facts"), py::arg("module"), py::arg("names"), py::arg("positional"),
+      py::arg("error_types"), py::arg("failure_type"));
+}
+
+}  // namespace rm::router

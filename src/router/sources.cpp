@@ -1,0 +1,303 @@
+// The part of the guard that watches what lies beside a module tree: containers and objects held in
+// attributes, classes, functions, globals and captured variables.
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+
+#include "router/guard.hpp"
+#include "router/kinds.hpp"
+
+namespace py = pybind11;
+
+// Private before 3.13 only by its name; the public ways take a string and search every time.
+extern "C" PyAPI_FUNC(PyObject*) _PyType_Lookup(PyTypeObject*, PyObject*);
+
+namespace rm::router {
+namespace {
+
+/// A number that CPython changes with every change of a class or of one of its bases; 0: none now.
+unsigned version_of(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030C0000
+  if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+  return type->tp_version_tag;
+}
+
+/// A list, or another sequence that is not a tuple.
+bool same_items(const std::vector<PyRef>& before, PyObject* now) {
+  if (PyList_CheckExact(now)) {  // mostly the same objects: a look at each, no reference taken
+    const auto count = static_cast<std::size_t>(PyList_GET_SIZE(now));
+    bool same = count == before.size();
+    for (std::size_t i = 0; same && i < count; ++i) {
+      PyObject* item = PyList_GET_ITEM(now, static_cast<Py_ssize_t>(i));
+      same = item == before[i].get() || same_value(before[i].get(), item);
+    }
+    return same;
+  }
+  const Py_ssize_t size = PySequence_Size(now);
+  if (size < 0) PyErr_Clear();
+  if (size != static_cast<Py_ssize_t>(before.size())) return false;
+  for (Py_ssize_t i = 0; i < size; ++i) {
+    const PyRef item = PyRef::steal(PySequence_GetItem(now, i));
+    if (!item) PyErr_Clear();
+    if (!same_value(before[static_cast<std::size_t>(i)].get(), item.get())) return false;
+  }
+  return true;
+}
+
+std::string text_of(PyObject* value) {
+  const char* text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : nullptr;
+  if (text == nullptr) PyErr_Clear();
+  return text != nullptr ? text : "?";
+}
+
+/// Shape, type and bytes of a C-contiguous array; empty when it does not show them.
+std::string content_of(PyObject* array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return {};
+  }
+  std::string content = view.format != nullptr ? view.format : "B";
+  content.push_back('\0');
+  content.append(reinterpret_cast<const char*>(view.shape),
+                 static_cast<std::size_t>(view.ndim) * sizeof(Py_ssize_t));
+  content.append(static_cast<const char*>(view.buf), static_cast<std::size_t>(view.len));
+  PyBuffer_Release(&view);
+  return content;
+}
+
+/// An ordered dictionary that was put in another order keeps its version.
+bool same_order(const std::vector<PyRef>& before, PyObject* dict) {
+  const PyRef keys = PyRef::steal(PySequence_List(dict));
+  if (!keys) PyErr_Clear();
+  return keys && same_items(before, keys.get());
+}
+
+/// A slot of an object: read by C's own descriptor, past any __getattribute__ of the user's.
+PyRef slot_of(PyObject* object, PyObject* name) {
+  PyObject* value = PyObject_GenericGetAttr(object, name);
+  if (value == nullptr) PyErr_Clear();  // never filled
+  return PyRef::steal(value);
+}
+
+}  // namespace
+
+void Guard::set_names(PyObject* names, bool every) {
+  names_ = PyRef::borrow(names);
+  every_name_ = every;
+  for (const py::handle name : py::reinterpret_borrow<py::iterable>(names)) {
+    names_list_.push_back(PyRef::borrow(name.ptr()));
+  }
+}
+
+void Guard::add_entries(PyObject* dict, bool is_root, PyObject* names, std::string place) {
+  Dict record;
+  if (!is_root) record.object = PyRef::borrow(dict);
+  record.kind = names == Py_None   ? Kind::kWhole
+                : names == Py_True ? Kind::kReached
+                                   : Kind::kNamed;
+  record.place = std::move(place);
+  if (record.kind == Kind::kNamed) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
+      PyObject* key = PyTuple_GET_ITEM(names, i);
+      record.items.push_back({PyRef::borrow(key), PyRef::borrow(PyDict_GetItem(dict, key))});
+    }
+  } else {
+    PyObject *key = nullptr, *value = nullptr;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(dict, &position, &key, &value)) {
+      if (record.kind == Kind::kWhole || counts(record.kind, key)) {
+        record.items.push_back({PyRef::borrow(key), PyRef::borrow(value)});
+      }
+    }
+  }
+  dicts_.push_back(std::move(record));
+}
+
+void Guard::add_held(PyObject* object, std::string place) {
+  Held record;
+  record.object = PyRef::borrow(object);
+  record.place = std::move(place);
+  if (PyCell_Check(object)) {
+    record.items.push_back(PyRef::borrow(PyCell_GET(object)));
+  } else if (PyAnySet_Check(object)) {
+    record.items.push_back(PyRef::steal(PyFrozenSet_New(object)));
+    if (!record.items[0]) throw py::error_already_set();
+  } else {  // of an ordered dictionary, its keys
+    for (const py::handle item : py::reinterpret_borrow<py::iterable>(object)) {
+      record.items.push_back(PyRef::borrow(item.ptr()));
+    }
+  }
+  held_.push_back(std::move(record));
+}
+
+void Guard::add_object(PyObject* object, PyObject* slots, std::string place) {
+  Object record;
+  record.object = PyRef::borrow(object);
+  record.type = PyRef::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object)));
+  record.place = std::move(place);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(slots); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(slots, i);
+    record.slots.push_back({PyRef::borrow(name), slot_of(object, name)});
+  }
+  objects_.push_back(std::move(record));
+}
+
+void Guard::add_class(PyObject* type) {
+  Class record;
+  record.type = PyRef::borrow(type);
+  record.found.reserve(names_list_.size());
+  auto* kind = reinterpret_cast<PyTypeObject*>(type);
+  for (const PyRef& name : names_list_) {
+    record.found.push_back(PyRef::borrow(_PyType_Lookup(kind, name.get())));
+  }
+  record.version = version_of(kind);
+  classes_.push_back(std::move(record));
+}
+
+void Guard::add_function(PyObject* function) {
+  if (!PyFunction_Check(function)) throw py::type_error("[guard] expected a Python function");
+  functions_.push_back({PyRef::borrow(function), PyRef::borrow(PyFunction_GET_CODE(function)),
+                        PyRef::borrow(PyFunction_GET_DEFAULTS(function)),
+                        PyRef::borrow(PyFunction_GET_KW_DEFAULTS(function))});
+}
+
+Reason Guard::add_sources(PyObject* root, PyObject* sources, const TorchFacts& facts) {
+  if (sources == Py_None) return Reason::kNone;
+  const auto fields = py::reinterpret_borrow<py::tuple>(sources);
+  const auto root_dict = py::reinterpret_borrow<py::object>(root).attr("__dict__");
+  const auto rows = [&](std::size_t at) { return fields[at].cast<py::list>(); };
+  for (const py::handle row : rows(2)) {
+    const auto [dict, names, place] = row.cast<std::tuple<py::object, py::object, std::string>>();
+    const bool is_root = dict.is_none();
+    add_entries(is_root ? root_dict.ptr() : dict.ptr(), is_root, names.ptr(), place);
+  }
+  for (const py::handle row : rows(3)) {
+    const auto [object, place] = row.cast<std::tuple<py::object, std::string>>();
+    add_held(object.ptr(), place);
+  }
+  for (const py::handle row : rows(4)) {
+    const auto [object, slots, place] = row.cast<std::tuple<py::object, py::tuple, std::string>>();
+    add_object(object.ptr(), slots.ptr(), place);
+  }
+  for (const py::handle row : rows(5)) {
+    const auto [array, place] = row.cast<std::tuple<py::object, std::string>>();
+    std::string content = content_of(array.ptr());
+    if (content.empty()) {
+      detail_ = place + ": an array whose memory cannot be compared";
+      return Reason::kArgument;
+    }
+    arrays_.push_back({PyRef::borrow(array.ptr()), std::move(content), place});
+  }
+  for (const py::handle type : rows(6)) add_class(type.ptr());
+  for (const py::handle function : rows(7)) add_function(function.ptr());
+  for (const py::handle row : rows(8)) {
+    const auto [tensor, place] = row.cast<std::tuple<py::object, std::string>>();
+    const Reason bad = add_weight(nullptr, tensor.ptr(), 0, place.c_str(), facts);
+    if (bad != Reason::kNone) return bad;
+  }
+  return Reason::kNone;
+}
+
+bool Guard::check_entries(const Dict& dict, PyObject* object) {
+  const std::string prefix = dict.place.empty() ? "" : dict.place + ".";
+  if (dict.kind == Kind::kWhole &&
+      PyDict_GET_SIZE(object) != static_cast<Py_ssize_t>(dict.items.size())) {
+    detail_ = dict.place + ": entries were added or removed";
+    return false;
+  }
+  for (const Item& item : dict.items) {
+    if (same_value(item.value.get(), PyDict_GetItem(object, item.key.get()))) continue;
+    detail_ = prefix + text_of(item.key.get()) + ": changed";
+    return false;
+  }
+  if (dict.kind != Kind::kReached) return true;
+  PyObject* added = added_entry(dict, object);
+  if (added != nullptr) detail_ = prefix + text_of(added) + ": added";
+  return added == nullptr;
+}
+
+bool Guard::check_held(const Held& held) {
+  PyObject* object = held.object.get();
+  bool same = true;
+  if (PyCell_Check(object)) {
+    same = same_value(held.items[0].get(), PyCell_GET(object));
+  } else if (PyAnySet_Check(object)) {  // of plain and fixed values only: C compares them
+    same = PyObject_RichCompareBool(object, held.items[0].get(), Py_EQ) == 1;
+    if (!same) PyErr_Clear();
+  } else if (PyDict_Check(object)) {
+    same = same_order(held.items, object);
+  } else {
+    same = same_items(held.items, object);
+  }
+  if (!same) detail_ = held.place + ": changed";
+  return same;
+}
+
+bool Guard::check_array(const Array& array) {
+  if (content_of(array.object.get()) == array.content) return true;
+  detail_ = array.place + ": changed";
+  return false;
+}
+
+bool Guard::check_object(const Object& known) {
+  PyObject* object = known.object.get();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != known.type.get()) {
+    detail_ = known.place + ": another class";
+    return false;
+  }
+  for (const Item& slot : known.slots) {
+    if (same_value(slot.value.get(), slot_of(object, slot.key.get()).get())) continue;
+    detail_ = known.place + "." + text_of(slot.key.get()) + ": changed";
+    return false;
+  }
+  return true;
+}
+
+bool Guard::check_class(Class& known) {
+  auto* type = reinterpret_cast<PyTypeObject*>(known.type.get());
+  const unsigned version = version_of(type);
+  if (version != 0 && version == known.version) return true;
+  for (std::size_t i = 0; i < names_list_.size(); ++i) {
+    PyObject* name = names_list_[i].get();
+    if (_PyType_Lookup(type, name) == known.found[i].get()) continue;
+    detail_ = std::string(type->tp_name) + "." + text_of(name) + ": replaced on the class";
+    return false;
+  }
+  known.version = version_of(type);  // the look-ups gave it a new one
+  return true;
+}
+
+bool Guard::check_function(const Function& known) {
+  PyObject* function = known.function.get();
+  if (PyFunction_GET_CODE(function) == known.code.get() &&
+      PyFunction_GET_DEFAULTS(function) == known.defaults.get() &&
+      PyFunction_GET_KW_DEFAULTS(function) == known.keyword_defaults.get()) {
+    return true;
+  }
+  const char* name =
+      PyUnicode_AsUTF8(reinterpret_cast<PyFunctionObject*>(function)->func_qualname);
+  if (name == nullptr) PyErr_Clear();
+  detail_ = std::string(name != nullptr ? name : "a function") + ": its code or defaults changed";
+  return false;
+}
+
+/// Everything beside the tree that has no version of its own in a dictionary.
+bool Guard::check_beside() {
+  for (Class& known : classes_) {
+    if (!check_class(known)) return false;
+  }
+  for (const Function& known : functions_) {
+    if (!check_function(known)) return false;
+  }
+  for (const Object& known : objects_) {
+    if (!check_object(known)) return false;
+  }
+  const auto same_held = [this](const Held& held) { return check_held(held); };
+  const auto same_array = [this](const Array& array) { return check_array(array); };
+  return std::all_of(held_.begin(), held_.end(), same_held) &&
+         std::all_of(arrays_.begin(), arrays_.end(), same_array);
+}
+
+}  // namespace rm::router

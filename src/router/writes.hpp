@@ -1,0 +1,53 @@
+// Writes that leave no trace in the tensor they change: through `tensor.data`, and by optimisers
+// whose fused kernels do not count versions.
+//
+// Invariant: whoever got `data` of a watched tensor may have written to it until that alias is
+// gone; a guard that watches the tensor hears of both.  The GIL is held wherever this is used.
+#pragma once
+
+#include <Python.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+namespace rm::router {
+
+class SilentWrites {
+ public:
+  SilentWrites() = default;
+  SilentWrites(const SilentWrites&) = delete;
+  SilentWrites& operator=(const SilentWrites&) = delete;
+  ~SilentWrites();
+
+  /// The tensor is kept alive by whoever watches it.
+  void watch(PyObject* tensor) { ++watched_[tensor].guards; }
+  void unwatch(PyObject* tensor) noexcept;
+
+  /// A watched tensor may have been written; `alias`, when there is one, may be as long as it
+  /// lives.  Others cost one look-up.
+  void note(PyObject* tensor, PyObject* alias) noexcept;
+
+  /// Moves with every note: a guard compares this before it looks at single tensors.
+  std::uint64_t clock() const noexcept { return clock_; }
+  std::uint64_t noted(PyObject* tensor) const noexcept;
+  /// Somebody still holds an alias.
+  bool lent(PyObject* tensor) noexcept;
+
+ private:
+  struct Row {
+    std::uint32_t guards = 0;
+    std::uint64_t at = 0;            // the clock of the last note
+    std::vector<PyObject*> aliases;  // weak references, owned
+  };
+  static void drop_dead(Row& row) noexcept;
+
+  std::unordered_map<PyObject*, Row> watched_;
+  std::uint64_t clock_ = 0;
+};
+
+void bind_silent_writes(pybind11::module_& router);
+
+}  // namespace rm::router

@@ -1,0 +1,3 @@
+// The doctest program of src/generation.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
