@@ -1,9 +1,11 @@
 """The structure of a module's output as JSON, and the way back.
 
 A structure is recorded while the module is traced and rebuilt on every routed call: ModelOutput
-classes by import path, tuples, lists, dicts, None, plain values, tensors by number, inputs that
-were passed through by number, also out of a ModelOutput, views of inputs and of other outputs by
-what they are views of, caches by the input they came in as. Data only, never pickled code.
+classes by import path, tuples, lists, dicts, classes that torch's pytree knows and dataclasses
+(`output_classes.py`), None, plain values, sizes as tensors of one integer, tensors by number,
+inputs that were passed through by number, also out of a ModelOutput, views of inputs and of other
+outputs by what they are views of, caches by the input they came in as. Data only, never pickled
+code.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rm_abstract.calls.call import PLAIN
+from rm_abstract.capture import output_classes
 from rm_abstract.capture.aliases import taker
 from rm_abstract.capture.errors import capture_error
 from rm_abstract.kv import kv_cache
@@ -50,6 +53,10 @@ class Recorder:
             return ["none"]
         if isinstance(value, PLAIN):
             return ["const", value]
+        if isinstance(value, torch.SymInt):  # a size: the program computes it for each call
+            return ["int", self._number(torch.full((), value, dtype=torch.int64))]
+        if type(value) is float:
+            return ["float", value.hex()]
         if id(value) in self.caches or kv_cache.is_cache(value):
             return self.cache(value, path)
         kind = type(value)
@@ -67,10 +74,14 @@ class Recorder:
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return ["named", kind.__module__, kind.__qualname__, *items]
+        taken = output_classes.take(value)
+        if taken is not None:
+            items = [self.record(v, f"{path}.{i}") for i, v in enumerate(taken.children)]
+            return ["node", taken.form, kind.__module__, kind.__qualname__, taken.context, *items]
         raise capture_error(
             "RM204",
-            f"expected outputs of tensors in tuples, lists, dicts and ModelOutput, got a "
-            f"{kind.__name__} at {path}",
+            f"expected outputs of tensors in tuples, lists, dicts, dataclasses and classes that "
+            f"torch.utils._pytree knows, got a {kind.__name__} at {path}",
             "returning plain tensors",
         )
 
@@ -134,6 +145,16 @@ def builder(structure: Structure) -> Build:
     if kind in ("none", "const"):
         value = structure[1] if kind == "const" else None
         return lambda tensors, leaves: value
+    if kind == "float":
+        number = float.fromhex(structure[1])
+        return lambda tensors, leaves: number
+    if kind == "int":
+        number = structure[1]
+        return lambda tensors, leaves: int(tensors[number])
+    if kind == "node":
+        make_node = output_classes.maker(*structure[1:5])
+        nodes = [builder(s) for s in structure[5:]]
+        return lambda tensors, leaves: make_node([b(tensors, leaves) for b in nodes])
     if kind == "cache":
         return _cache_builder(structure[1], structure[2])
     if kind == "caches":
@@ -183,16 +204,19 @@ def with_layouts(structure: Structure, turned: Mapping[int, list[int]]) -> Struc
     return _replaced(structure, put) if turned else structure
 
 
+_FRONT = {"class": 3, "named": 3, "torch": 2, "node": 5}  # where the parts begin
+
+
 def _replaced(structure: Structure, put: Callable[[int], Structure]) -> Structure:
     """The structure with put(number) where tensors were."""
     kind = structure[0]
-    if kind in ("input", "part", "none", "const", "cache", "caches"):
+    if kind in ("input", "part", "none", "const", "float", "int", "cache", "caches"):
         return structure
     if kind == "tensor":
         return put(structure[1])
     if kind == "alias":
         return [kind, structure[1], _replaced(structure[2], put), structure[3]]
-    front = 3 if kind in ("class", "named") else 2 if kind == "torch" else 1
+    front = _FRONT.get(kind, 1)
     pairs = kind in ("dict", "ordered", "class")
     items = [
         [item[0], _replaced(item[1], put)] if pairs else _replaced(item, put)

@@ -20,6 +20,7 @@ from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, Error, ParityError, from_core, internal
 from rm_abstract.calls.call import CallSpec, FlatCall, ForwardParameters, call_module, rebuild_args
 from rm_abstract.calls.step_call import StepCall
+from rm_abstract.capture import output_classes
 from rm_abstract.capture.export import call_tensors
 from rm_abstract.engines.context import Events
 from rm_abstract.engines.trial import Trial
@@ -79,7 +80,10 @@ def wants_gradients(output: Any) -> bool:
         return output.requires_grad
     if isinstance(output, dict):
         return any(map(wants_gradients, output.values()))
-    return isinstance(output, (list, tuple)) and any(map(wants_gradients, output))
+    if isinstance(output, (list, tuple)):
+        return any(map(wants_gradients, output))
+    parts = output_classes.take(output)
+    return parts is not None and any(map(wants_gradients, parts.children))
 
 
 def reported(error: Exception) -> Error | Decline:
