@@ -83,9 +83,7 @@ def rm_abstract(
     return call
 
 
-def _weights(
-    graph: torch.fx.GraphModule, example_inputs: Sequence[Any]
-) -> dict[int, torch.Tensor]:
+def _weights(graph: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Arguments that dynamo says keep their address: parameters and buffers of the module."""
     fixed: dict[int, torch.Tensor] = {}
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
