@@ -54,7 +54,8 @@ class Recorder:
         if isinstance(value, PLAIN):
             return ["const", value]
         if isinstance(value, torch.SymInt):  # a size: the program computes it for each call
-            return ["int", self._number(torch.full((), value, dtype=torch.int64))]
+            size: Any = value
+            return ["int", self._number(torch.full((), size, dtype=torch.int64))]
         if type(value) is float:
             return ["float", value.hex()]
         if id(value) in self.caches or kv_cache.is_cache(value):
