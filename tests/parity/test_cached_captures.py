@@ -14,7 +14,7 @@ import torch
 from architectures import ARCHITECTURES, make
 
 import rm_abstract as rm
-from rm_abstract.engines import native
+from rm_abstract.capture import export
 
 HERE = Path(__file__).parent
 CHILD = "import sys, json; sys.path.insert(0, {here!r}); import test_cached_captures as t; {run}"
@@ -23,13 +23,13 @@ CHILD = "import sys, json; sys.path.insert(0, {here!r}); import test_cached_capt
 def run(model_seed: int = 1, edit: Callable[[Any], None] | None = None) -> list[Any]:
     """One session: [captures made, error to eager, the entry's report]."""
     captures: list[int] = []
-    plain = native.capture_flat
+    plain = export.capture_flat
 
     def counted(*arguments: Any) -> Any:
         captures.append(1)
         return plain(*arguments)
 
-    native.capture_flat = counted
+    export.capture_flat = counted
     try:
         rm.init("cpu", fallback="error:capture,compile,correctness")
         with torch.no_grad():
@@ -46,7 +46,7 @@ def run(model_seed: int = 1, edit: Callable[[Any], None] | None = None) -> list[
             return [len(captures), error, entry]
     finally:
         rm.shutdown()
-        native.capture_flat = plain
+        export.capture_flat = plain
 
 
 def run_in_a_process() -> list[Any]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 
 from rm_abstract.capture.errors import capture_error
+
+if TYPE_CHECKING:  # a process that only runs programs imports this file for `taker`
+    from torch.export import ExportedProgram
 
 # Views whose sizes may be symbols: taken again with the sizes of the tensor the program computed.
 _BY_SHAPE = {
@@ -70,6 +71,8 @@ def find(program: ExportedProgram) -> dict[int, tuple[str, int, list[Step]]]:
 def _placeholders(
     program: ExportedProgram,
 ) -> tuple[dict[torch.fx.Node, int], dict[torch.fx.Node, str]]:
+    from torch.export.graph_signature import InputKind
+
     inputs: dict[torch.fx.Node, int] = {}
     weights: dict[torch.fx.Node, str] = {}
     nodes = [n for n in program.graph.nodes if n.op == "placeholder"]

@@ -28,6 +28,7 @@ from torch.export import _trace as trace_of_export
 from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
+from rm_abstract.calls.tensors import call_tensors, held_tensors
 from rm_abstract.capture import aliases, budget, layouts
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
@@ -93,7 +94,7 @@ class _Flattened(torch.nn.Module):
                 leaves.append(tensors[at])
                 at += 1
                 continue
-            count = len(_held(leaf))
+            count = len(held_tensors(leaf))
             cache = kv_cache.traced(leaf, tensors[at : at + count])
             at += count
             leaves.append(cache)
@@ -112,24 +113,6 @@ class _Flattened(torch.nn.Module):
         return list(recorder.tensors)
 
 
-def _held(cache: Any) -> list[torch.Tensor]:
-    held = kv_cache.read(cache)
-    if isinstance(held, Decline):
-        raise held
-    return held
-
-
-def call_tensors(call: FlatCall) -> list[torch.Tensor]:
-    """The IR's inputs for a call: its tensors, caches unfolded in place. Raises Decline."""
-    tensors: list[torch.Tensor] = []
-    for leaf in call.leaves:
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        else:
-            tensors += _held(leaf)
-    return tensors
-
-
 def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] | None]]:
     """(a, i, b, j, past): size i of tensor a equals size j of tensor b (+ the past length).
 
@@ -141,7 +124,7 @@ def relations(call: FlatCall) -> list[tuple[int, int, int, int, tuple[int, int] 
     is_past = [False] * len(tensors)
     at = 0
     for leaf in call.leaves:
-        count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+        count = 1 if isinstance(leaf, torch.Tensor) else len(held_tensors(leaf))
         is_past[at : at + count] = [
             kv_cache.is_cache(leaf) and not state_cache.is_states(leaf)
         ] * count
@@ -281,7 +264,7 @@ def _donated(call: FlatCall) -> set[int]:
     found: set[int] = set()
     at = 0
     for leaf in call.leaves:
-        count = 1 if isinstance(leaf, torch.Tensor) else len(_held(leaf))
+        count = 1 if isinstance(leaf, torch.Tensor) else len(held_tensors(leaf))
         cache = kv_cache.device_part(leaf)
         if cache is not None:
             found.update(range(at + 1, at + 1 + 2 * len(cache.layers)))
@@ -363,7 +346,7 @@ def _cached(call: FlatCall) -> list[bool]:
     """For each tensor of `call_tensors` whether it comes from a cache."""
     marks: list[bool] = []
     for leaf in call.leaves:
-        marks += [False] if isinstance(leaf, torch.Tensor) else [True] * len(_held(leaf))
+        marks += [False] if isinstance(leaf, torch.Tensor) else [True] * len(held_tensors(leaf))
     return marks
 
 

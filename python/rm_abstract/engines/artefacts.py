@@ -19,6 +19,7 @@ from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.variant import Record
 from rm_abstract.guards.identity import Unstable, describe
+from rm_abstract.guards.sources import Sources
 from rm_abstract.verification.parity import GATE_VERSION, Verdict
 from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
 
@@ -42,6 +43,14 @@ class Artefacts:
         """The module's structure or weights changed: what was derived from them is void."""
         self._identity = None
         self._bypass = ""
+
+    def identify(self, module: torch.nn.Module, found: Sources | None = None) -> None:
+        """Fixes the identity of the module as it is now, unless it is known."""
+        if self._identity is None and not self._bypass:
+            try:
+                self._identity = describe(module, _core.cache.digest, found)
+            except Unstable as error:
+                self._bypass = str(error)
 
     def backends(self) -> list[str]:
         """The session's backend and the torch bridge: their kernel rows are tried in this order."""
@@ -120,11 +129,7 @@ class Artefacts:
     ) -> Any:
         """The key of a capture, or with the sizes of a call that of its refusal."""
         builder = self.cache.new_key("front")
-        if self._identity is None and not self._bypass:
-            try:
-                self._identity = describe(module, _core.cache.digest)
-            except Unstable as error:
-                self._bypass = str(error)
+        self.identify(module)
         if self._bypass:
             builder.bypass(self._bypass)
         builder.set("front", self._identity or "")
@@ -234,7 +239,16 @@ def weights_digest(weights: dict[str, torch.Tensor]) -> bytes:
         flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
         return head + bytes(_core.cache.digest(flat.numpy()))
 
-    # Hashing leaves the GIL, so threads help: one a core up to where memory is the limit.
-    with ThreadPoolExecutor(min(torch.get_num_threads(), _HASH_THREADS)) as pool:
-        parts = list(pool.map(part, sorted(weights)))
-    return bytes(_core.cache.digest(b"".join(parts)))
+    # Hashing leaves the GIL, so threads help: one a core up to where memory is the limit. Each
+    # gets its share at once: handing out single tensors costs more than hashing small ones.
+    names = sorted(weights, key=lambda name: weights[name].numel(), reverse=True)
+    count = min(torch.get_num_threads(), _HASH_THREADS, len(names))
+    if count <= 1:
+        digests = {name: part(name) for name in names}
+    else:
+        with ThreadPoolExecutor(count) as pool:
+            shares = pool.map(
+                lambda first: [(name, part(name)) for name in names[first::count]], range(count)
+            )
+            digests = dict(pair for share in shares for pair in share)
+    return bytes(_core.cache.digest(b"".join(digests[name] for name in sorted(weights))))

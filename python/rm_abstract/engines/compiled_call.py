@@ -20,8 +20,8 @@ from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, Error, ParityError, from_core, internal
 from rm_abstract.calls.call import CallSpec, FlatCall, ForwardParameters, call_module, rebuild_args
 from rm_abstract.calls.step_call import StepCall
+from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.capture import output_classes
-from rm_abstract.capture.export import call_tensors
 from rm_abstract.engines.context import Events
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant

@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,17 +31,20 @@ from rm_abstract.calls.call import (
     leaf_count,
     rebuild_args,
 )
+from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.capture.errors import CaptureError
-from rm_abstract.capture.export import Captured, call_tensors, capture_flat
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
-from rm_abstract.guards import oracle, sources
+from rm_abstract.guards import sources
 from rm_abstract.kv import kv_cache
 from rm_abstract.verification import parity
 from rm_abstract.verification.quantised import OnQuantisedWeights, QuantisedWeight
+
+if TYPE_CHECKING:
+    from rm_abstract.capture.export import Captured
 
 # A module that lost against the original is left alone for good when its calls are so short that
 # even the router shows, or so simple that other sizes will hardly be another matter.
@@ -162,6 +165,9 @@ class NativeEngine:
         key = _call_key(call, pattern)
         if self._ties is None:  # every variant is looked for before it is made
             self._ties = _ties_of(self.module())
+            found = sources.of_module(self.module())  # takes milliseconds: once for both
+            self._user_code = found.user_code
+            self.artefacts.identify(self.module(), found)
         record = self.artefacts.find_record(self.module(), key, shapes, past)
         if record is None or not self._has_weights(record):
             return None
@@ -207,6 +213,8 @@ class NativeEngine:
             code, message = known
             message += " (found by an earlier capture; RM_CACHE_MODE=refresh tries again)"
             raise CaptureError(message, code=code)
+        from rm_abstract.capture.export import capture_flat  # torch.export: 0.2 s to import
+
         try:
             return capture_flat(module, call, self.parameters)
         except CaptureError as error:
@@ -292,6 +300,8 @@ class NativeEngine:
         """Raises Decline where dynamo sees a user's forward read what the guard does not watch."""
         if not self.runs_user_code() or not all(isinstance(x, torch.Tensor) for x in call.leaves):
             return
+        from rm_abstract.guards import oracle
+
         module = self.module()
         args, kwargs = rebuild_args(call.spec, call.leaves, self.parameters.positional)
         missing = oracle.uncovered(module, args, kwargs, sources.of_module(module))

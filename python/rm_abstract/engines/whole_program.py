@@ -18,7 +18,7 @@ from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.calls.call import FlatCall, call_module, flatten_call
 from rm_abstract.calls.explicit_masks import Explicit
-from rm_abstract.capture.export import call_tensors
+from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.context import EngineContext

@@ -31,13 +31,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _NOT_COMPUTED_WITH = frozenset({"_loss_function", "loss_function", "generation_config"})
 
 
-def describe(module: torch.nn.Module, digest: Callable[[bytes], bytes]) -> str:
-    """The module's identity as text. Raises Unstable."""
+def describe(
+    module: torch.nn.Module, digest: Callable[[bytes], bytes], found: Sources | None = None
+) -> str:
+    """The module's identity as text; ``found``: its sources, of this moment. Raises Unstable."""
     seen_tensors: dict[int, str] = {}
     seen_configs: dict[int, int] = {}
     files: set[str] = set()
     rows: list[Any] = []
-    found = sources.of_module(module)
+    found = sources.of_module(module) if found is None else found
     for name, sub in module.named_modules(remove_duplicate=False):
         kind = type(sub)
         files.update(_sources(kind))

@@ -57,6 +57,10 @@ class _EagerOnce:
         self._output: Any = None
         self.error: BaseException | None = None
 
+    @property
+    def ran(self) -> bool:
+        return self._done or self.error is not None
+
     def __call__(self) -> Any:
         if self.error is not None:
             raise self.error
@@ -386,8 +390,9 @@ class ArmedModel:
         finally:
             disabled_var.reset(token)
             self.compile_seconds += time.perf_counter() - start
-        # The eager run may have moved buffers: what counts is the state the entry serves from.
-        code, detail = self._snapshot()
+        # The eager run may have moved buffers: what counts is the state the entry serves from. A
+        # program alone changes nothing, and the snapshot of `_slow_path` holds.
+        code, detail = self._snapshot() if eager.ran else ("", "")
         if code:
             self._note(code, detail)
         else:
