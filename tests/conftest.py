@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = {"RM_SOAK", "RM_HEAVY", "RM_SEED", "RM_TEST_PLUGINS"}  # they choose tests, not behaviour
+KEPT = {
+    "RM_SOAK",
+    "RM_HEAVY",
+    "RM_SEED",
+    "RM_TEST_PLUGINS",
+    "RM_CPU_ISA",
+}  # they choose tests, not behaviour
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -39,8 +39,9 @@ class Resolved:
     notes: tuple[dict[str, str], ...] = field(default=())
 
 
-def load_plugins(search_path: str = "") -> None:
-    """Loads every plugin once; what fails is listed by ``backends()`` with its reason."""
+def load_plugins(search_path: str = "", cpu_isa: str = "") -> None:
+    """Loads every plugin once; what fails is listed by ``backends()`` with its reason. The CPU
+    plugin keeps the instruction sets it is loaded with: ``cpu_isa``, else those of RM_CPU_ISA."""
     from rm_abstract import _core
 
     with _loading:
@@ -49,7 +50,7 @@ def load_plugins(search_path: str = "") -> None:
                 continue
             _loaded_paths.add(path)
             try:
-                _core.backend.load_plugin(path, _plugin_options(path))
+                _core.backend.load_plugin(path, _plugin_options(path, cpu_isa))
             except _core.CoreError:
                 continue  # the core lists it with its reason; the others still load
         if "entry points" not in _loaded_paths:
@@ -96,16 +97,19 @@ def _package_plugins() -> list[str]:
     return [str(path) for folder in folders for path in sorted(folder.glob("rm_backend_*.so"))]
 
 
-def _plugin_options(path: str) -> list[tuple[str, str]]:
-    """What a plugin's initialize() is told. The CPU plugin: where oneDNN lies, which its wheel puts
-    in the environment's `lib/`; without it the plugin's own kernels serve."""
+def _plugin_options(path: str, cpu_isa: str) -> list[tuple[str, str]]:
+    """What a plugin's initialize() is told. The CPU plugin: its instruction sets, and where oneDNN
+    lies, which its wheel puts in the environment's `lib/`; without it the plugin's own kernels
+    serve."""
     from rm_abstract import _core
 
     if not path.endswith("rm_backend_cpu.so"):
         return []
     prefixes = [Path(sys.prefix), *list(Path(_core.__file__).resolve().parents)[4:5]]
     found = [lib for p in prefixes if (lib := p / "lib" / "libdnnl.so.3").is_file()]
-    return [("onednn_path", str(found[0]))] if found else []
+    sets = cpu_isa or os.environ.get("RM_CPU_ISA", "")
+    options = [("cpu_isa", sets)] if sets else []
+    return [*options, ("onednn_path", str(found[0]))] if found else options
 
 
 def import_torch_if_installed() -> bool:
@@ -153,7 +157,7 @@ def require_known(settings: Settings) -> None:
     """Raises ConfigError when the settings name a device of a plugin there is not."""
     from rm_abstract import _core
 
-    load_plugins(settings.text("backend_path"))
+    load_plugins(settings.text("backend_path"), settings.text("cpu_isa"))
     name = settings.text("device")
     try:
         if _core.control.parse_device(name)["plugin"]:

@@ -44,6 +44,7 @@ class Report:
     models: list[dict[str, Any]] = field(default_factory=list)
     not_intercepted: list[dict[str, str]] = field(default_factory=list)
     device_notes: list[dict[str, str]] = field(default_factory=list)
+    kernel_checks: dict[str, Any] = field(default_factory=dict)  # of rows, in this process
     quality: Quality | None = None  # of `rm-abstract compile --quality`
 
     @property
@@ -79,6 +80,7 @@ class Report:
             "models": self.models,
             "not_intercepted": self.not_intercepted,
             "device_notes": self.device_notes,
+            "kernel_checks": self.kernel_checks,
             "quality": self.quality.to_dict() if self.quality else None,
         }
 
@@ -94,6 +96,7 @@ class Report:
             lines.append(f"{row['class']}: not intercepted, {row['code']}: {row['why']}")
         if not self.models and not self.not_intercepted:
             lines.append("  no model was armed: load one after init(), or use accelerate(model)")
+        lines += _check_lines(self.kernel_checks)
         if self.quality:
             lines.append(str(self.quality))
         return "\n".join(lines)
@@ -104,7 +107,11 @@ class Report:
 def build(session: Session, model: Any = None) -> Report:
     """The report of one armed model (a module), or of everything the session saw."""
     notes = [*session.resolved.notes, *_cache_notes(session)]
-    report = Report(device=session.device, device_notes=notes)
+    report = Report(
+        device=session.device,
+        device_notes=notes,
+        kernel_checks=session.kernel_check_report(),
+    )
     armed = [] if session.closed else session.armed()
     if model is not None:
         armed = [found for found in armed if found.module_ref() is model]
@@ -134,6 +141,16 @@ def never_served(models: list[dict[str, Any]], calls: int = 20) -> list[str]:
             f"{most['code']}: {detail}; {most['remedy']}"
         )
     return lines
+
+
+def _check_lines(checks: dict[str, Any]) -> list[str]:
+    if not checks:
+        return []
+    return [
+        f"kernels: {checks['checked']} checked in {checks['milliseconds']:.1f} ms, "
+        f"{checks['remembered']} known from earlier processes, {len(checks['refused'])} refused",
+        *(f"  RM510 {line}" for line in checks["refused"]),
+    ]
 
 
 def _cache_notes(session: Session) -> list[dict[str, str]]:

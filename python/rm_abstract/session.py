@@ -77,6 +77,7 @@ class Session:
         self._facts: Any = None
         self._collector_known = False
         self._compile_cache: Any = None
+        self._kernel_checks: Any = None
         self._workers: dict[str, WorkerPool] = {}
 
     @property
@@ -92,6 +93,7 @@ class Session:
         """Takes other settings; what is armed compiles again for them."""
         self.settings, self._resolved = settings, resolved
         self._compile_cache = None
+        self._kernel_checks = None
         for armed in self.armed():
             armed.reset()
         aside, self.aside = self.aside, {}
@@ -213,7 +215,7 @@ class Session:
         from rm_abstract import engines
 
         # Again: torch is in the process now, so the bridge to it can be loaded.
-        devices.load_plugins(self.settings.text("backend_path"))
+        devices.load_plugins(self.settings.text("backend_path"), self.settings.text("cpu_isa"))
         name = self.settings.text("inference_engine")
         return engines.create(name, module, self.engine_context(events))
 
@@ -221,7 +223,14 @@ class Session:
         """The settings and services of this session for one engine."""
         from rm_abstract.engines.context import EngineContext
 
-        return EngineContext(self.settings, self.resolved, self.compile_cache, self.workers, events)
+        return EngineContext(
+            self.settings,
+            self.resolved,
+            self.compile_cache,
+            self.kernel_checks,
+            self.workers,
+            events,
+        )
 
     def compile_cache(self) -> Any:
         """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
@@ -230,6 +239,18 @@ class Session:
                 options = {name: text for name, (text, _) in self.settings.values.items()}
                 self._compile_cache = _core.cache.CompileCache(options)
         return self._compile_cache
+
+    def kernel_checks(self) -> Any:
+        """The session's judge of kernel rows (``_core.SelfCheck``), made on first use."""
+        cache = self.compile_cache()
+        with _lock:
+            if self._kernel_checks is None:
+                self._kernel_checks = _core.SelfCheck(self.settings.text("self_check"), cache)
+        return self._kernel_checks
+
+    def kernel_check_report(self) -> dict[str, Any]:
+        """What the judge did so far; empty before the first program."""
+        return {} if self._kernel_checks is None else dict(self._kernel_checks.report())
 
     def cache_problem(self) -> str:
         """Why nothing is kept on disk; empty when it is, or when nothing was to be kept yet."""

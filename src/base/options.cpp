@@ -97,6 +97,10 @@ constexpr OptionSpec kTable[] = {
     // Looking inside
     {"force_kernel", "RM_FORCE_KERNEL", kDebug, kText, "", "op:kernel", true,
      "use this kernel for every operation of this operator that the kernel supports"},
+    {"self_check", "RM_SELF_CHECK", kDebug, kChoice, "auto", "auto|off|always", false,
+     "whether a kernel is run on random numbers and compared with its operator's reference before it is used: auto once for each machine and kind of problem (the verdict is kept in the cache folder), always once for each process, off never; a kernel that is known to be wrong is never used"},
+    {"cpu_isa", "RM_CPU_ISA", kDebug, kText, "auto", "auto, or one set of the machine as rm-abstract devices names it, such as baseline, avx2, avx512, avx512+vnni", false,
+     "the instruction sets that kernels on the CPU may use; read when the first plugin is loaded"},
     {"log", "RM_LOG", kDebug, kLogSpec, "", "topic[=level],...", false,
      "which topics to log to stderr, and at which level"},
     {"dump_ir", "RM_DUMP_IR", kDebug, kPath, "", "a directory", false,

@@ -12,6 +12,7 @@
 #include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
+#include "selfcheck/self_check.hpp"
 
 namespace rm::bindings {
 namespace {
@@ -20,8 +21,9 @@ namespace py = pybind11;
 
 // The kernel rows of every usable backend, in the order given; made anew for each program, so a
 // backend loaded later serves later programs.
-std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>& backends) {
-  auto table = std::make_shared<select::KernelTable>();
+std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>& backends,
+                                                  std::shared_ptr<select::RowJudge> judge) {
+  auto table = std::make_shared<select::KernelTable>(std::move(judge));
   for (const auto& name : backends) {
     Backend* backend = backend::registry().find(name);
     std::string why;
@@ -55,9 +57,11 @@ class PyProgram {
   PyProgram(const std::string& text, const py::dict& weights,
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
-            std::vector<std::vector<int64_t>> repeated)
+            std::vector<std::vector<int64_t>> repeated,
+            std::shared_ptr<selfcheck::SelfCheck> checks)
       : api_(exchange::exchange_api(py::module_::import("torch").attr("Tensor"))),
-        program_(checked(text), kernel_table(backends), force_kernel, packing_of(packing)) {
+        program_(checked(text), kernel_table(backends, std::move(checks)), force_kernel,
+                 packing_of(packing)) {
     program_.repeat_outputs(std::move(repeated));
     update_weights(weights, std::move(shared));
   }
@@ -264,10 +268,12 @@ void bind_program(py::module_& m) {
                         "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
-                    std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>>(),
+                    std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>,
+                    std::shared_ptr<selfcheck::SelfCheck>>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first", py::arg("shared") = nullptr,
-           py::arg("repeated") = std::vector<std::vector<int64_t>>{},
+           py::arg("repeated") = std::vector<std::vector<int64_t>>{}, py::arg("checks") = nullptr,
+           "checks: the judge of kernel rows; None trusts all of them.\n"
            "repeated: by output, the axes along which it may come with stride 0.\n"
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")

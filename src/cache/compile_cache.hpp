@@ -92,6 +92,10 @@ class CompileCache {
   /// The directory in use, or that would have been.
   const std::string& directory() const { return settings_.directory; }
   const std::string& disk_problem() const { return disk_problem_; }
+  /// A folder for records beside the entries; empty where nothing is kept on disk.
+  std::string folder(std::string_view name) const {
+    return local_ ? local_->directory(name) : std::string();
+  }
 
   /// A builder with the salt and the digest of the core library set.
   KeyBuilder new_key(ArtefactKind kind) const;

@@ -17,6 +17,7 @@
 #include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
+#include "selfcheck/self_check.hpp"
 #include "passes/pass.hpp"
 
 struct rm_host_program {
@@ -113,13 +114,16 @@ rm_status* guard(Body&& body) noexcept {
   }
 }
 
-std::shared_ptr<const select::KernelTable> cpu_kernels() {
+// One judge for all programs of the process: workers live long, and have no cache folder.
+std::shared_ptr<const select::KernelTable> cpu_kernels(const Options& options) {
+  static const auto judge = std::make_shared<selfcheck::SelfCheck>(
+      selfcheck::Settings{selfcheck::mode_from(options.text("self_check"))});
   Backend* cpu = backend::registry().find("cpu");
   std::string why;
   if (cpu == nullptr || !cpu->is_available(&why)) {
     throw Error(RM_UNAVAILABLE, "[host_executor] expected the cpu backend, got none " + why);
   }
-  auto table = std::make_shared<select::KernelTable>();
+  auto table = std::make_shared<select::KernelTable>(judge);
   for (const rm_kernel& kernel : cpu->kernels())
     table->add("cpu", &kernel, &cpu->get_device_info(0));
   return table;
@@ -154,7 +158,8 @@ rm_status* prepare(const rm_program* program, rm_constants constants, rm_options
     const auto* code = static_cast<const char*>(program->code.data);
     ir::Graph graph = ir::parse({code, program->code.size});
     ops::infer_and_check(graph);
-    passes::PassContext context = passes::context_from(options_of(options));
+    const Options given = options_of(options);
+    passes::PassContext context = passes::context_from(given);
     context.weight_bits = 0;  // a device's gate compares with the weights as they are
     passes::run_pipeline(graph, passes::inference_pipeline(), context);
     auto made = std::make_unique<rm_host_program>();
@@ -168,7 +173,7 @@ rm_status* prepare(const rm_program* program, rm_constants constants, rm_options
       }
       return true;  // the plugin's program may use fewer than it was given
     });
-    made->program = std::make_unique<engine::Program>(std::move(graph), cpu_kernels());
+    made->program = std::make_unique<engine::Program>(std::move(graph), cpu_kernels(given));
     made->program->set_weights(views);
     *out = made.release();
   });

@@ -31,7 +31,7 @@ std::vector<const Row*> KernelTable::candidates(std::string_view op) const {
 bool KernelTable::has_rows(std::string_view op) const { return !candidates(op).empty(); }
 
 Selection KernelTable::select(const Problem& problem, std::string_view forced,
-                             const std::vector<const Row*>& refused) const {
+                             const std::vector<Refusal>& refused) const {
   Selection best;
   double best_cost = std::numeric_limits<double>::infinity();
   std::string_view op(problem.c().op.data, problem.c().op.size);
@@ -39,8 +39,10 @@ Selection KernelTable::select(const Problem& problem, std::string_view forced,
     const rm_kernel* k = row->kernel;
     rm_str why{"", 0};
     std::string label = row->backend + "/" + std::string(row->name());
-    if (std::find(refused.begin(), refused.end(), row) != refused.end()) {
-      best.reasons.push_back(label + ": no, it could not be prepared");
+    const auto refusal = std::find_if(refused.begin(), refused.end(),
+                                      [&](const Refusal& r) { return r.row == row; });
+    if (refusal != refused.end()) {
+      best.reasons.push_back(label + ": no, " + refusal->why);
       continue;
     }
     if (k->supports != nullptr && k->supports(&problem.c(), row->device, &why) == 0) {
@@ -68,7 +70,9 @@ Selection KernelTable::select(const Problem& problem, std::string_view forced,
   if (best.row == nullptr) {
     std::string message = "[select] expected a kernel for " + problem.str() + ", got none";
     for (const auto& r : best.reasons) message += "; " + r;
-    throw Error(RM_UNIMPLEMENTED, message, "RM202");
+    const bool faulty = std::any_of(refused.begin(), refused.end(),
+                                    [](const Refusal& r) { return r.judged; });
+    throw Error(RM_UNIMPLEMENTED, message, faulty ? "RM510" : "RM202");
   }
   return best;
 }

@@ -13,6 +13,7 @@
 
 #include "rm/kernels.h"
 #include "select/problem.hpp"
+#include "select/row_judge.hpp"
 
 namespace rm::select {
 
@@ -31,14 +32,24 @@ struct Selection {
   std::vector<std::string> reasons;  // "gemm_onednn_cpu: oneDNN not found", in table order
 };
 
+/// A row that was chosen and turned out not to serve.
+struct Refusal {
+  const Row* row;
+  std::string why;
+  bool judged = false;  // by the judge: a fault of the row
+};
+
 class KernelTable {
  public:
+  /// `judge` is asked before a row is used; none: every row is trusted.
+  explicit KernelTable(std::shared_ptr<RowJudge> judge = nullptr) : judge_(std::move(judge)) {}
   /// Appends a row; `kernel` and `device` must outlive the table (plugins are never unloaded).
   void add(std::string backend, const rm_kernel* kernel, const rm_device_info* device);
   /// Throws rm::Error(RM_UNIMPLEMENTED) with the reasons when no row supports the problem.
-  /// Rows in `refused` (their `prepare` failed for this problem) are passed over.
+  /// Rows in `refused` are passed over.
   Selection select(const Problem& problem, std::string_view forced = {},
-                   const std::vector<const Row*>& refused = {}) const;
+                   const std::vector<Refusal>& refused = {}) const;
+  RowJudge* judge() const { return judge_.get(); }
   bool has_rows(std::string_view op) const;
   /// "backend/name" and digest of every row: goes into the cache key of what is compiled with it.
   std::string fingerprint() const;
@@ -46,6 +57,7 @@ class KernelTable {
  private:
   std::vector<const Row*> candidates(std::string_view op) const;
 
+  std::shared_ptr<RowJudge> judge_;
   std::vector<std::unique_ptr<Row>> rows_;
   std::multimap<std::string, const Row*, std::less<>> by_op_;
 };

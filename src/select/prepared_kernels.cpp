@@ -29,9 +29,16 @@ std::shared_ptr<const Prepared> PreparedCache::prepare(const Problem& problem) c
   auto prepared = std::make_shared<Prepared>();
   rm_kernel_state* state = nullptr;
   Selection choice;
-  // A library may refuse only when asked to build its code: then the next row serves.
-  for (std::vector<const Row*> refused;; refused.push_back(choice.row)) {
+  std::string why;
+  // A library may refuse only when asked to build its code, and a row may fail its check: then the
+  // next row serves.
+  for (std::vector<Refusal> refused;;) {
     choice = table_->select(problem, forced, refused);
+    if (RowJudge* judge = table_->judge()) why = judge->refusal(*choice.row, choice.config, problem);
+    if (!why.empty()) {
+      refused.push_back({choice.row, why, true});
+      continue;
+    }
     try {
       backend::check(
           choice.row->kernel->prepare(&problem.c(), choice.row->device, choice.config, &state),
@@ -40,6 +47,7 @@ std::shared_ptr<const Prepared> PreparedCache::prepare(const Problem& problem) c
     } catch (const Error& error) {
       if ((choice.row->kernel->traits & RM_KERNEL_FALLBACK) != 0) throw;
       log_info(LogTopic::kSelect, std::string(error.what()));
+      refused.push_back({choice.row, "it could not be prepared"});
     }
   }
   const rm_kernel* kernel = choice.row->kernel;

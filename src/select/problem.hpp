@@ -26,6 +26,7 @@ class Problem {
 
   const rm_problem& c() const { return problem_; }
   const rm_tensor& input(size_t i) const { return *problem_.inputs[i]; }
+  const ir::Attrs& attrs() const { return attr_storage_; }
   /// Equal keys mean equal problems (shapes, strides, attributes, which operands are constant).
   const std::string& key() const { return key_; }
   /// One line for logs: "gemm f32[8,384] f32[1536,384] -> f32[8,1536]".

@@ -38,5 +38,6 @@ class EngineContext:
     settings: Settings
     device: Resolved
     open_cache: Callable[[], Any]  # -> _core.cache.CompileCache, opened on first use
+    kernel_checks: Callable[[], Any]  # -> _core.SelfCheck, made on first use
     workers: Callable[[str, bytes], Any]  # (backend, fingerprint) -> WorkerPool
     events: Events

@@ -52,6 +52,7 @@ class DeviceCompiler:
             raise from_core(error, DeviceUnavailableError) from error
         self.pool = context.workers(self.backend, self._fingerprint)
         self._settings = context.settings
+        self.kernel_checks = context.kernel_checks
         self._artefacts = artefacts
         self._label = label
         self._shared: tuple[Any, Any] | None = None

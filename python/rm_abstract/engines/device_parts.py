@@ -56,14 +56,15 @@ def support_of(backend: str, device: int, text: str) -> Support:
 class HostPart:
     """A part our own compiler runs in this process."""
 
-    def __init__(self, text: str, weights: dict[str, torch.Tensor], wiring: Any) -> None:
+    def __init__(self, part: dict[str, Any], weights: dict[str, torch.Tensor], checks: Any) -> None:
+        text = part["text"]
         names = ir_text.parse(text).weights.values()
         rows = {row["name"] for row in _core.backend.backends() if row["available"]}
         backends = [name for name in HOST_BACKENDS if name in rows]
         self._names = list(names)
         optimised = _core.ir.run_passes(text, {"precision": "auto"})
-        self._program = _core.Program(optimised, self._mine(weights), backends)
-        self.wiring = wiring
+        self._program = _core.Program(optimised, self._mine(weights), backends, checks=checks)
+        self.wiring = part["inputs"]
 
     def _mine(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {name: weights[name] for name in self._names}

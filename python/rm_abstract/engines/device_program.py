@@ -83,7 +83,7 @@ class DeviceProgram:
                 device_part.prepare(self._weights)
                 self._parts.append(device_part)
             else:
-                self._parts.append(HostPart(part["text"], self._weights, part["inputs"]))
+                self._parts.append(HostPart(part, self._weights, self._compiler.kernel_checks()))
         self._surviving_a_crash(self._ensure_loaded)
 
     def _check_support(self) -> None:

@@ -252,6 +252,7 @@ class NativeEngine:
             packing=self._packing(call),
             shared=self._shared.of(weights),
             repeated=repeated,
+            checks=self._context.kernel_checks(),
         )
 
     def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:

@@ -154,6 +154,8 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"when_slower", "compiled"},
                                                     {"serve_gradients", "false"},
                                                     {"force_kernel", "gemm:x"},
+                                                    {"self_check", "off"},
+                                                    {"cpu_isa", "avx2"},
                                                     {"log", "cache"},
                                                     {"dump_ir", "/x"}};
   for (const rm::OptionSpec& spec : rm::option_table()) {

@@ -262,7 +262,7 @@ TEST_CASE("selection keeps the reasons and prefers the cheaper row") {
   CHECK(choice.row->name() == "fast");
   CHECK(choice.reasons[0] == "fake/refuses: no, too big");
   CHECK(table.select(problem, "slow").row->name() == "slow");
-  CHECK(table.select(problem, {}, {choice.row}).row->name() == "slow");
+  CHECK(table.select(problem, {}, {{choice.row, "refused"}}).row->name() == "slow");
   select::Problem other("softmax", {x}, {x}, {});
   CHECK_THROWS_AS(table.select(other), Error);
 }

@@ -1,0 +1,269 @@
+// Products are sampled so that every row and every column of the result is looked at: a fault of a
+// tile's edge, of a tail or of a stream shows in a whole row or a whole column.
+#include "selfcheck/expected.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ir/scalar.hpp"
+#include "ops/registry.hpp"
+
+namespace rm::selfcheck {
+namespace {
+
+using ir::DType;
+using ops::HostTensor;
+using Operands = std::vector<const HostTensor*>;
+using Places = std::vector<int64_t>;
+
+constexpr double kWholeProducts = 150e3;  // multiply-adds the reference does at once
+constexpr int64_t kQueries = 6;           // of sdpa
+
+Places iota(int64_t n) {
+  Places out(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) out[static_cast<size_t>(i)] = i;
+  return out;
+}
+
+/// The first, the last, and some between.
+Places spread(int64_t size, int64_t count) {
+  if (size <= count) return iota(size);
+  Places out;
+  for (int64_t i = 0; i < count; ++i) out.push_back(i * (size - 1) / (count - 1));
+  return out;
+}
+
+/// The places along one axis.
+HostTensor pick(const HostTensor& t, size_t axis, const Places& places) {
+  const ops::AxisSplit s = ops::split_at(t.type.dims, axis);
+  ir::TensorType type = t.type;
+  type.dims[axis] = static_cast<int64_t>(places.size());
+  HostTensor out = ops::zeros(type);
+  const size_t run = static_cast<size_t>(s.inner) * ir::size_bytes(type.dtype);
+  char* to = out.bytes.data();
+  for (int64_t o = 0; o < s.outer; ++o) {
+    for (int64_t at : places) {
+      std::memcpy(to, t.at((o * s.size + at) * s.inner), run);
+      to += run;
+    }
+  }
+  return out;
+}
+
+/// Elements of the whole result that `places` along `axis` are, row-major.
+Places elements_of(const ir::TensorType& whole, size_t axis, const Places& places) {
+  const ops::AxisSplit s = ops::split_at(whole.dims, axis);
+  Places out;
+  for (int64_t o = 0; o < s.outer; ++o) {
+    for (int64_t at : places) {
+      for (int64_t i = 0; i < s.inner; ++i) out.push_back((o * s.size + at) * s.inner + i);
+    }
+  }
+  return out;
+}
+
+ir::Node node_of(const Shape& shape) {
+  ir::Node node;
+  node.op = shape.op;
+  node.attrs = shape.attrs;
+  return node;
+}
+
+class Reference {
+ public:
+  Reference(const Shape& shape, const std::vector<Filled>& inputs, const std::vector<Filled>& before)
+      : shape_(shape), node_(node_of(shape)), before_(before) {
+    for (const Filled& f : inputs) operands_.push_back(f.memory != nullptr ? &f.values : nullptr);
+    // Trailing absent operands may be missing; references look at present ones only.
+    for (size_t i = 0; i < before.size(); ++i) {
+      if (before[i].memory != nullptr) types_.push_back(before[i].values.type);
+    }
+  }
+
+  std::vector<Part> run() {
+    if (shape_.op == "copy") return {{0, *operands_[0], iota(operands_[0]->size())}};
+    if (shape_.op == "gemm" && is_large()) return gemm();
+    if (shape_.op == "quant_linear" && is_large()) return quant_linear();
+    if (shape_.op == "sdpa") return sdpa();
+    if (shape_.op == "index_copy") {
+      Operands all{&before_[0].values};
+      all.insert(all.end(), operands_.begin(), operands_.end());
+      return whole(all);
+    }
+    return whole(operands_);
+  }
+
+ private:
+  const ir::TensorType& out() const { return types_[0]; }
+
+  bool is_large() const {
+    const auto k = static_cast<double>(operands_[0]->type.dims.back().value());
+    return out().rank() >= 2 && static_cast<double>(out().num_elements()) * k > kWholeProducts;
+  }
+
+  std::vector<Part> whole(const Operands& operands) const {
+    std::vector<HostTensor> results = ops::get(shape_.op).reference(node_, operands, types_);
+    std::vector<Part> parts;
+    for (size_t i = 0; i < results.size(); ++i) {
+      Places all = iota(results[i].size());
+      parts.push_back({i, std::move(results[i]), std::move(all)});
+    }
+    return parts;
+  }
+
+  /// The reference on operands cut along axes; nullptr in `cut` keeps an operand whole.
+  Part part(const std::vector<HostTensor>& cut, size_t axis, const Places& places) const {
+    Operands operands;
+    for (size_t i = 0; i < operands_.size(); ++i) {
+      const bool use = operands_[i] != nullptr && !cut[i].type.dims.empty();
+      operands.push_back(use ? &cut[i] : operands_[i]);
+    }
+    ir::TensorType type = out();
+    type.dims[axis] = static_cast<int64_t>(places.size());
+    return {0, ops::get(shape_.op).reference(node_, operands, {type})[0],
+            elements_of(out(), axis, places)};
+  }
+
+  bool has(size_t i) const { return i < operands_.size() && operands_[i] != nullptr; }
+
+  std::vector<Part> gemm() const {
+    const size_t m = out().rank() - 2, n = m + 1;
+    const Places rows = spread(out().dims[m].value(), 3), columns = spread(out().dims[n].value(), 3);
+    std::vector<HostTensor> by_row(operands_.size()), by_column(operands_.size());
+    by_row[0] = pick(*operands_[0], m, rows);
+    if (has(3)) by_row[3] = pick(*operands_[3], m, rows);
+    const size_t b_rank = operands_[1]->type.rank();
+    const bool transposed = node_.i_or("trans_b", 0) != 0;
+    by_column[1] = pick(*operands_[1], b_rank - (transposed ? 2 : 1), columns);
+    if (has(2)) by_column[2] = pick(*operands_[2], 0, columns);
+    if (has(3)) by_column[3] = pick(*operands_[3], n, columns);
+    return {part(by_row, m, rows), part(by_column, n, columns)};
+  }
+
+  /// Rows of the weight lie in tiles of 8: the first of them, and what is behind the last.
+  std::vector<Part> quant_linear() const {
+    const size_t m = out().rank() - 2, n = m + 1;
+    const int64_t width = out().dims[n].value();
+    const Places rows = spread(out().dims[m].value(), 3);
+    std::vector<HostTensor> by_row(operands_.size());
+    by_row[0] = pick(*operands_[0], m, rows);
+    if (has(5)) by_row[5] = pick(*operands_[5], m, rows);
+    std::vector<Part> parts{part(by_row, m, rows)};
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, std::min<int64_t>(8, width)},
+                                     std::pair<int64_t, int64_t>{width / 8 * 8, width}}) {
+      if (begin == end) continue;
+      Places columns;
+      for (int64_t j = begin; j < end; ++j) columns.push_back(j);
+      std::vector<HostTensor> cut(operands_.size());
+      for (size_t i : {size_t{1}, size_t{2}, size_t{3}, size_t{4}}) {
+        if (has(i)) cut[i] = pick(*operands_[i], 0, columns);
+      }
+      if (has(5)) cut[5] = pick(*operands_[5], n, columns);
+      parts.push_back(part(cut, n, columns));
+    }
+    return parts;
+  }
+
+  /// Some queries over all keys. Where the mask is causal, which keys a query sees is said by an
+  /// explicit mask: the position of a picked query is no longer its row.
+  std::vector<Part> sdpa() {
+    const int64_t s = out().dims[2].value(), t = operands_[1]->type.dims[2].value();
+    const Places rows = spread(s, kQueries);
+    if (static_cast<int64_t>(rows.size()) == s) return whole(operands_);
+    std::vector<HostTensor> cut(operands_.size());
+    cut[0] = pick(*operands_[0], 2, rows);
+    HostTensor mask;
+    if (has(3)) mask = pick(*operands_[3], 2, rows);
+    if (node_.i_or("is_causal", 0) != 0) {
+      if (!has(3)) {
+        mask = ops::zeros({DType::kBool, {out().dims[0], out().dims[1],
+                                          static_cast<int64_t>(rows.size()), t}});
+        std::fill(mask.bytes.begin(), mask.bytes.end(), '\1');
+      }
+      const auto count = static_cast<int64_t>(rows.size());
+      for (int64_t i = 0; i < mask.size(); ++i) {
+        if (i % t <= rows[static_cast<size_t>(i / t % count)]) continue;
+        ir::store_element(mask.type.dtype, mask.at(i), mask.type.dtype == DType::kBool ? 0 : -INFINITY);
+      }
+      node_.attrs["is_causal"] = int64_t{0};
+    }
+    Operands operands{&cut[0], operands_[1], operands_[2]};
+    if (!mask.type.dims.empty()) operands.push_back(&mask);
+    ir::TensorType type = out();
+    type.dims[2] = static_cast<int64_t>(rows.size());
+    return {{0, ops::get("sdpa").reference(node_, operands, {type})[0], elements_of(out(), 2, rows)}};
+  }
+
+  const Shape& shape_;
+  ir::Node node_;
+  const std::vector<Filled>& before_;
+  Operands operands_;
+  std::vector<ir::TensorType> types_;
+};
+
+double epsilon(DType dtype) {
+  switch (dtype) {
+    case DType::kF64: return 0x1p-52;
+    case DType::kF32: return 0x1p-23;
+    case DType::kF16: return 0x1p-10;
+    case DType::kBF16: return 0x1p-7;
+    default: return 0;
+  }
+}
+
+/// Operators that only move or choose elements give them bit for bit, quantize its integers too.
+bool is_exact(const Shape& shape, DType dtype) {
+  if (!ir::is_floating(dtype)) return true;
+  for (const char* op : {"copy", "gather", "index", "index_copy", "embedding", "sort", "quantize"}) {
+    if (shape.op == op) return true;
+  }
+  return false;
+}
+
+struct Tolerance {
+  double relative, absolute;  // the latter a part of the largest result
+};
+
+Tolerance tolerance(const Shape& shape, DType dtype) {
+  const double rounding = 2 * epsilon(dtype), single = dtype == DType::kF64 ? 0x1p-52 : 0x1p-23;
+  // Programs of several functions, each good to some units in the last place.
+  if (shape.op == "ewise") return {std::max(rounding, 2048 * single), 512 * single};
+  // x may be rounded to 15 bits within a group.
+  if (shape.op == "quant_linear") return {std::max(rounding, 0x1p-14), 0x1p-12};
+  return {std::max(rounding, 16 * single), 64 * single};
+}
+
+}  // namespace
+
+std::vector<Part> expected(const Shape& shape, const std::vector<Filled>& inputs,
+                           const std::vector<Filled>& before) {
+  return Reference(shape, inputs, before).run();
+}
+
+std::vector<int64_t> differences(const Shape& shape, const Part& want, const HostTensor& got) {
+  std::vector<int64_t> out;
+  const DType dtype = want.values.type.dtype;
+  const size_t item = ir::size_bytes(dtype);
+  const bool exact = is_exact(shape, dtype);
+  double largest = 1;
+  if (!exact) {
+    for (int64_t i = 0; i < want.values.size(); ++i) {
+      const double x = std::fabs(ir::load_element(dtype, want.values.at(i)));
+      if (std::isfinite(x)) largest = std::max(largest, x);
+    }
+  }
+  const Tolerance allowed = tolerance(shape, dtype);
+  for (size_t i = 0; i < want.elements.size(); ++i) {
+    const char* a = want.values.at(static_cast<int64_t>(i));
+    const char* b = got.at(want.elements[i]);
+    if (std::memcmp(a, b, item) == 0) continue;
+    const double x = ir::load_element(dtype, a), y = ir::load_element(dtype, b);
+    if (std::isnan(x) && std::isnan(y)) continue;
+    if (!exact && std::fabs(x - y) <= allowed.relative * std::fabs(x) + allowed.absolute * std::min(largest, 1e3)) continue;
+    out.push_back(want.elements[i]);
+  }
+  return out;
+}
+
+}  // namespace rm::selfcheck

@@ -1,0 +1,188 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "problems.hpp"
+
+#include <doctest/doctest.h>
+
+#include <set>
+
+#include "backend/registry.hpp"
+
+namespace rm::selfcheck_test {
+
+using ir::DType;
+using ir::Ints;
+using select::Operand;
+using selfcheck::Shape;
+
+Backend& cpu() {
+  static Backend& backend = backend::registry().load(RM_CPU_PLUGIN);
+  return backend;
+}
+
+std::vector<std::string> operators() {
+  std::set<std::string> out;
+  for (const rm_kernel& row : cpu().kernels()) out.insert(text(row.op));
+  return {out.begin(), out.end()};
+}
+
+std::string text(rm_str s) { return {s.data, s.size}; }
+
+Operand dense(DType dtype, Ints dims, bool constant) {
+  return {true, ir::contiguous(dtype, std::move(dims)), constant};
+}
+
+std::unique_ptr<select::Problem> problem_of(const Shape& s) {
+  return std::make_unique<select::Problem>(s.op, s.inputs, s.outputs, s.attrs);
+}
+
+bool supports(const rm_kernel& row, const Shape& shape) {
+  const auto problem = problem_of(shape);
+  rm_str why{"", 0};
+  return text(row.op) == shape.op && row.supports(&problem->c(), &cpu().get_device_info(0), &why) != 0;
+}
+
+Shape gemm(int64_t m, int64_t n, int64_t k, DType dtype) {
+  return {"gemm",
+          {dense(dtype, {m, k}), dense(dtype, {n, k}, true), dense(dtype, {n}, true), absent()},
+          {dense(dtype, {m, n})},
+          {{"trans_b", int64_t{1}}, {"activation", std::string("none")}, {"alpha", 1.0}}};
+}
+
+namespace {
+
+void add_products(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    out.push_back(gemm(7, 10, 40, t));
+    out.push_back(gemm(2048, 1000, 768, t));
+    out.push_back(gemm(1, 50257, 1280, t));
+    Shape unpacked = gemm(3, 4099, 2048, t);
+    unpacked.attrs["pack_weights"] = int64_t{0};
+    unpacked.attrs["activation"] = std::string("gelu");
+    unpacked.inputs[3] = dense(t, {3, 4099});
+    out.push_back(unpacked);
+    // As lowered from matmul: batched, [K,N], nothing constant.
+    out.push_back({"gemm",
+                   {dense(t, {2, 12, 65, 64}), dense(t, {2, 12, 64, 77}), absent(), absent()},
+                   {dense(t, {2, 12, 65, 77})},
+                   {{"trans_b", int64_t{0}}, {"activation", std::string("none")}, {"alpha", 0.125}}});
+    for (int64_t s : {int64_t{1}, int64_t{131}}) {
+      for (bool masked : {false, true}) {
+        Operand out_of = dense(t, {2, s, 6, 64});
+        out_of.layout = ir::view_permute(out_of.layout, {0, 2, 1, 3});
+        Operand mask = dense(masked && s > 1 ? DType::kBool : t, {2, 1, s, 300});
+        mask.layout = ir::view_expand(mask.layout, {2, 6, s, 300});
+        out.push_back({"sdpa",
+                       {dense(t, {2, 6, s, 64}), dense(t, {2, 3, 300, 64}), dense(t, {2, 3, 300, 64}),
+                        masked ? mask : absent()},
+                       {out_of},
+                       {{"scale", 0.125}, {"is_causal", int64_t{s > 1 && !masked}}}});
+      }
+    }
+  }
+}
+
+void add_quantised(std::vector<Shape>& out) {
+  for (int64_t bits : {4, 8}) {
+    for (int64_t tile : {1, 8}) {
+      for (int64_t rows : {1, 5, 64}) {
+        const int64_t n = 300, k = 512, p = k * bits / 8, g = k / 32;
+        ir::Attrs attrs{{"bits", bits}, {"group", int64_t{32}}, {"tile", tile},
+                        {"x_bits", int64_t{tile == 8 ? 8 : 16}}, {"activation", std::string("none")}};
+        const DType q = bits == 8 ? DType::kI8 : DType::kU8;
+        out.push_back({"quant_linear",
+                       {dense(DType::kF32, {rows, k}), dense(q, {n, p}, true),
+                        dense(DType::kF16, {n, g}, true), absent(), dense(DType::kF32, {n}, true), absent()},
+                       {dense(DType::kF32, {rows, n})},
+                       attrs});
+      }
+      out.push_back({"quantize", {dense(DType::kF32, {300, 500}, true)},
+                     {dense(bits == 8 ? DType::kI8 : DType::kU8, {300, 512 * bits / 8}),
+                      dense(DType::kF16, {300, 16})},
+                     {{"bits", bits}, {"group", int64_t{32}}, {"tile", tile}, {"symmetric", int64_t{1}}}});
+    }
+  }
+}
+
+void add_elementwise(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64, DType::kI64, DType::kI32}) {
+    const bool is_float = t != DType::kI64 && t != DType::kI32;
+    const int64_t cls = !is_float ? 2 : t == DType::kF64 ? 1 : 0;
+    Operand row = dense(t, {768});
+    row.layout = ir::view_expand(row.layout, {64, 128, 768});
+    // x * y + row, with a broadcast operand.
+    out.push_back({"ewise",
+                   {dense(t, {64, 128, 768}), dense(t, {64, 128, 768}), row},
+                   {dense(t, {64, 128, 768})},
+                   {{"code", Ints{42, cls, 0, 1, -1, 40, cls, 3, 2, -1}}, {"imm", std::vector<double>{}}}});
+    if (is_float) {
+      out.push_back({"ewise", {dense(t, {7, 129})}, {dense(t, {7, 129})},
+                     {{"code", Ints{14, cls, 0, -1, -1}}, {"imm", std::vector<double>{}}}});
+    }
+    Operand across = dense(t, {128, 70});
+    across.layout = ir::view_permute(across.layout, {1, 0});
+    out.push_back({"copy", {across}, {dense(t, {70, 128})}, {}});
+  }
+  out.push_back({"ewise", {}, {dense(DType::kF32, {5, 200})},
+                 {{"code", Ints{0, 0, 0, -1, -1}}, {"imm", std::vector<double>{1.5}}}});
+  out.push_back({"ewise", {dense(DType::kI64, {3, 99})}, {dense(DType::kF32, {3, 99})},
+                 {{"code", Ints{1, 0, 0, -1, -1}}, {"imm", std::vector<double>{}}}});
+}
+
+void add_rows(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}) {
+    const auto x = [&] { return dense(t, {3, 41, 771}); };
+    const auto w = [&] { return dense(t, {771}, true); };
+    out.push_back({"layer_norm", {x(), w(), w(), x()}, {x(), x()}, {{"eps", 1e-5}}});
+    out.push_back({"rms_norm", {x(), w(), absent()}, {x()}, {{"eps", 1e-5}, {"weight_offset", 0.0}}});
+    out.push_back({"softmax", {x()}, {x()}, {{"log", int64_t{0}}}});
+    Operand cos = dense(t, {1, 1, 37, 64});
+    cos.layout = ir::view_expand(cos.layout, {2, 4, 37, 64});
+    out.push_back({"rope", {dense(t, {2, 4, 37, 64}), cos, cos}, {dense(t, {2, 4, 37, 64})},
+                   {{"interleaved", int64_t{0}}}});
+    out.push_back({"embedding", {dense(t, {50257, 771}, true), dense(DType::kI64, {4, 33})},
+                   {dense(t, {4, 33, 771})}, {}});
+    for (const char* kind : {"sum", "mean", "max", "prod", "argmax"}) {
+      const DType to = std::string(kind) == "argmax" ? DType::kI64 : t;
+      out.push_back({"reduce", {x()}, {dense(to, {3, 41, 1})}, {{"kind", std::string(kind)}, {"axes", Ints{2}}}});
+      if (to == t) {
+        out.push_back({"reduce", {x()}, {dense(to, {3, 1, 771})}, {{"kind", std::string(kind)}, {"axes", Ints{1}}}});
+      }
+    }
+    out.push_back({"cumsum", {x()}, {x()}, {{"axis", int64_t{2}}}});
+    out.push_back({"sort", {x()}, {x(), dense(DType::kI64, {3, 41, 771})},
+                   {{"axis", int64_t{2}}, {"descending", int64_t{1}}, {"k", int64_t{-1}}}});
+    out.push_back({"sort", {x()}, {dense(t, {3, 41, 50}), dense(DType::kI64, {3, 41, 50})},
+                   {{"axis", int64_t{2}}, {"descending", int64_t{1}}, {"k", int64_t{50}}}});
+  }
+}
+
+void add_lookups(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kI64}) {
+    out.push_back({"gather", {dense(t, {9, 777}), dense(DType::kI64, {9, 33})}, {dense(t, {9, 33})},
+                   {{"axis", int64_t{1}}}});
+    out.push_back({"index", {dense(t, {6, 500, 70}), dense(DType::kI64, {11})}, {dense(t, {6, 11, 70})},
+                   {{"axes", Ints{1}}}});
+    out.push_back({"index", {dense(t, {6, 500, 70}), dense(DType::kI64, {11, 3}), dense(DType::kI64, {11, 3})},
+                   {dense(t, {11, 3, 70})}, {{"axes", Ints{0, 1}}}});
+    out.push_back({"index_copy", {dense(DType::kI64, {5}), dense(t, {2, 4, 5, 64})}, {dense(t, {2, 4, 300, 64})},
+                   {{"axis", int64_t{2}}}});
+    for (const char* kind : {"set", "add"}) {
+      out.push_back({"scatter", {dense(t, {9, 777}), dense(DType::kI64, {9, 33}), dense(t, {9, 33})},
+                     {dense(t, {9, 777})}, {{"axis", int64_t{1}}, {"kind", std::string(kind)}}});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<Shape> problems() {
+  std::vector<Shape> out;
+  add_products(out);
+  add_quantised(out);
+  add_elementwise(out);
+  add_rows(out);
+  add_lookups(out);
+  return out;
+}
+
+}  // namespace rm::selfcheck_test
