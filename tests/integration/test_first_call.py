@@ -129,6 +129,24 @@ def test_refreshing_the_cache_tries_again(exports, monkeypatch):
     assert len(exports) > tried
 
 
+def test_on_a_busy_machine_a_call_waits_no_longer_and_nothing_is_remembered(exports, monkeypatch):
+    monkeypatch.setattr(budget, "WAIT_S", -1.0)
+    with rm.init("cpu"), pytest.warns(rm.RoutingWarning, match="RM208.*less busy"):
+        assert served(rm.accelerate(Vectors().eval()), *[torch.randn(2, 8)] * 3) == 0
+    assert len(exports) == 1
+    monkeypatch.setattr(budget, "WAIT_S", 60.0)
+    with rm.init("cpu"):
+        assert served(rm.accelerate(Vectors().eval()), *[torch.randn(2, 8)] * 3) == 2
+
+
+def test_a_capture_without_open_sizes_is_not_made_twice(exports, monkeypatch):
+    monkeypatch.setattr(budget, "FIRST_S", -1.0)
+    monkeypatch.setattr(budget, "SECOND_S", 0.0)
+    with rm.init("cpu"), pytest.warns(rm.RoutingWarning, match="RM208"):
+        served(rm.accelerate(Images().eval()), torch.randn(1, 3, 16, 16))
+    assert len(exports) == 1
+
+
 def test_a_slow_capture_says_so_once(monkeypatch, capfd):
     monkeypatch.setattr(budget, "SAY_AFTER_S", 0.0)
     rm.init("cpu")

@@ -108,3 +108,50 @@ def test_programs_stay_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     model = rm.accelerate(nn.Linear(8, 8).eval())
     run(model, 60)
     assert made == [] and armed(model).route.stats()["routed"] == 59
+
+
+class Clock:
+    """Time that passes only by what runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(trial.time, "perf_counter", lambda: self.now)
+
+    def lasting(self, seconds: float, name: str, seen: list[str]) -> Any:
+        def call() -> str:
+            self.now += seconds
+            seen.append(name)
+            return name
+
+        return call
+
+
+@pytest.mark.parametrize(("ours", "slower"), [(0.02, True), (0.0105, False)])
+def test_long_calls_are_served_in_turn_and_none_is_run_twice(monkeypatch, ours, slower) -> None:
+    clock, seen, original = Clock(monkeypatch), [], []
+    compiled, eager = clock.lasting(ours, "ours", seen), clock.lasting(0.01, "eager", seen)
+    measured, tensors = trial.Trial(), [torch.zeros(3)]
+    calls = 40
+    for number in range(calls):
+        if measured.verdict(tensors, lambda: pytest.fail("a long call was repeated")):
+            break
+        measured.in_turn(tensors, compiled, eager, lambda: original.append(1))
+        assert len(seen) == number + 1
+    assert len(original) == seen.count("eager") == trial.TURNS
+    assert (number < calls - 1) == slower and measured.won == (not slower)
+    assert seen.count("ours") == (trial.LONG_CALLS + trial.TURNS if slower else calls - trial.TURNS)
+    assert measured.eager_s == pytest.approx(0.01 if slower else 0.0)
+
+
+def test_a_long_call_in_its_trial_gives_what_the_original_gives(monkeypatch) -> None:
+    monkeypatch.setattr(trial, "_LONGEST_S", 0.0)
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)]
+    model = rm.accelerate(nn.Sequential(*layers).eval())
+    run(model, trial.LONG_CALLS + 2 * trial.TURNS + 1)
+    found = rm.explain(model).models[0]
+    assert found["first_calls"] == 1 + trial.TURNS
+    assert found["routed"] + found["eager"] - _asked_for(found) == 15
+
+
+def _asked_for(found: dict[str, Any]) -> int:
+    return sum(r["calls"] for r in found["reasons"] if r["code"] == "RM108")

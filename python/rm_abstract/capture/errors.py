@@ -13,6 +13,8 @@ from rm_abstract.base.errors import CompileError
 class CaptureError(CompileError):
     """A module could not be captured; the caller's module stays as it was."""
 
+    passing = False  # True: it may succeed another time, though module and call are the same
+
 
 def capture_error(code: str, message: str, remedy: str) -> CaptureError:
     """Builds the error in the house form `[where] expected ..., got ...; try ...`."""

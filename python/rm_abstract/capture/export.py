@@ -29,7 +29,7 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
-from rm_abstract.capture import aliases, budget, layouts
+from rm_abstract.capture import aliases, budget, inplace, layouts
 from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
@@ -183,6 +183,7 @@ def capture_flat(
     tensors = call_tensors(call)
     with _ONE_AT_A_TIME:
         program = _export(wrapper, tensors, call)
+        inplace.replace(program)
         if is_inplace(program):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -293,12 +294,14 @@ def _quietly() -> Iterator[None]:
 
 def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) -> ExportedProgram:
     """With open sizes first; where that takes too long, for the sizes of this call alone."""
-    attempts: tuple[tuple[list[dict[int, Any]], float], ...] = (
-        (budget.open_sizes(tensors, _cached(call)), budget.FIRST_S),
-        ([{} for _ in tensors], budget.SECOND_S),
-    )
+    sizes = budget.open_sizes(tensors, _cached(call))
+    fixed: list[dict[int, Any]] = [{} for _ in tensors]
+    attempts = [(sizes, budget.FIRST_S), (fixed, budget.SECOND_S)]
+    limit = budget.FIRST_S + budget.SECOND_S
+    if not any(sizes):
+        attempts = [(sizes, limit)]
     name = type(wrapper.m).__name__
-    limit = sum(seconds for _, seconds in attempts)
+    end = time.monotonic() + budget.WAIT_S
 
     def say() -> None:
         text = f"rm_abstract: capturing {name} for its first call; at most {limit:.0f} s, once"
@@ -307,7 +310,16 @@ def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) ->
     with budget.SayWhenSlow(say):
         for dynamic, seconds in attempts:
             try:
-                return _exported(wrapper, tensors, dynamic, seconds)
+                return _exported(wrapper, tensors, dynamic, budget.Deadline(seconds, end))
+            except budget.Waited:
+                busy = capture_error(
+                    "RM208",
+                    f"expected {name} to be captured within {budget.WAIT_S:.0f} s, got too little "
+                    "of the processor for that",
+                    "another process on a less busy machine",
+                )
+                busy.passing = True
+                raise busy from None
             except budget.TooLong:
                 continue
     raise capture_error(
@@ -318,7 +330,10 @@ def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) ->
 
 
 def _exported(
-    wrapper: _Flattened, tensors: list[torch.Tensor], dynamic: list[dict[int, Any]], seconds: float
+    wrapper: _Flattened,
+    tensors: list[torch.Tensor],
+    dynamic: list[dict[int, Any]],
+    deadline: budget.Deadline,
 ) -> ExportedProgram:
     """One run of torch.export. Raises TooLong, Decline or CaptureError."""
     with ExitStack() as stack:
@@ -330,15 +345,15 @@ def _exported(
         # Inference tensors cannot be traced, and aliased inputs would be merged: fresh views.
         example = [t.clone() if t.is_inference() else t.detach() for t in tensors]
         try:
-            with budget.Deadline(seconds):
+            with deadline:
                 return torch.export.export(
                     wrapper, (example,), dynamic_shapes=(dynamic,), strict=False
                 )
         except (CaptureError, Decline):
             raise
         except Exception as error:  # torch raises many types here; the cause is kept
-            if budget.is_too_long(error):
-                raise budget.TooLong from error
+            if (late := budget.too_long(error)) is not None:
+                raise type(late) from error
             raise _export_error(wrapper.m, error) from error
 
 

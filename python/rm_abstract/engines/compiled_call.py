@@ -168,9 +168,16 @@ class CompiledCall:
         tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
             if variant.takes(tensors):
-                if variant.trial is not None:
-                    self._try(variant, variant.trial, tensors, flat_inputs)
-                return variant.run(tensors, flat_inputs)
+                trial = variant.trial
+                if trial is None:
+                    return variant.run(tensors, flat_inputs)
+                self._try(variant, trial, tensors, flat_inputs)
+                return trial.in_turn(
+                    tensors,
+                    lambda: variant.run(tensors, flat_inputs),  # noqa: B023 (called at once)
+                    self._original(flat_inputs),
+                    self._engine.events.served_by_original,
+                )
         return self._next(pattern, flat_inputs)
 
     def _try(

@@ -1,7 +1,8 @@
-"""Is a program faster than the original, call for call? Measured once, on the user's own call.
+"""Is a program faster than the original, call for call? Measured once, on the user's own calls.
 
-Invariant: what is measured is what a user waits for, the router's share included; a program is
-left only for shapes at which it lost by more than a tenth (decision 0011).
+Short calls are repeated; long ones are served in turn by the program and the original, so that
+nothing is run twice. Invariant: what is measured is what a user waits for; a program is left only
+for shapes at which it lost by more than a tenth (decision 0011).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ CALLS = 24  # a program serves this many before it is measured: by then its weig
 SAME_SHAPE = 3  # and this many of the shape
 LOSES = 1.1  # times the original's
 _LONGEST_S = 5e-3  # longer calls are not repeated
+TURNS = 4  # of each, for longer ones
+LONG_CALLS = 6  # a program serves this many before
 _TOGETHER_S = 8e-3  # for the runs of each side
 _MOST, _FEWEST = 40, 4
 _SHAPES = 32  # measured at most
@@ -32,6 +35,8 @@ class Trial:
         self._calls = 0
         self._seen: dict[Shapes, int] = {}
         self._slower: dict[Shapes, str] = {}
+        self._turns: dict[Shapes, tuple[list[float], list[float]]] = {}  # ours, the original's
+        self._decided: set[Shapes] = set()
         self._running = threading.Lock()
         self.won = False
         self.eager_s = 0.0  # of the last measurement
@@ -46,12 +51,14 @@ class Trial:
         `calls` gives the call as the program serves it and as the original does.
         """
         self._calls += 1
-        if self._calls < CALLS or self.won:
+        if self.won:
             return ""
         shapes = tuple([t.shape for t in tensors])
         if shapes in self._slower:
             return self._slower[shapes]
-        if len(self._seen) >= _SHAPES and shapes not in self._seen:
+        if self._calls < CALLS:
+            return ""
+        if shapes in self._decided or (len(self._seen) >= _SHAPES and shapes not in self._seen):
             return ""
         self._seen[shapes] = self._seen.get(shapes, 0) + 1
         watched = sys.getprofile() is not None or torch._C._autograd._profiler_enabled()
@@ -61,11 +68,45 @@ class Trial:
             times = _measure(*calls())
         finally:
             self._running.release()
-        if times is None or times[0] <= LOSES * times[1]:
+        return "" if times is None else self._decide(shapes, *times)
+
+    def in_turn(
+        self,
+        tensors: Sequence[torch.Tensor],
+        compiled: Callable[[], Any],
+        eager: Callable[[], Any],
+        by_original: Callable[[], None],
+    ) -> Any:
+        """The output of a call that is not repeated, of whoever's turn it is; by_original() says
+        that the original served it."""
+        shapes = tuple([t.shape for t in tensors])
+        turns = self._turns.get(shapes)
+        ours, theirs = turns or ([], [])
+        mine = len(ours) <= len(theirs)
+        start = time.perf_counter()
+        output = (compiled if mine else eager)()
+        took = time.perf_counter() - start
+        if turns is not None:
+            (ours if mine else theirs).append(took)
+            if not mine:
+                by_original()
+            if len(theirs) >= TURNS:
+                self._turns.pop(shapes, None)
+                self._decide(shapes, min(ours), min(theirs))
+        elif took > _LONGEST_S and self._calls >= LONG_CALLS and self._may_decide(shapes):
+            self._turns[shapes] = ours, theirs
+        return output
+
+    def _may_decide(self, shapes: Shapes) -> bool:
+        return len(self._decided) < _SHAPES and shapes not in self._decided
+
+    def _decide(self, shapes: Shapes, ours: float, theirs: float) -> str:
+        self._decided.add(shapes)
+        if ours <= LOSES * theirs:
             self.won = not self._slower  # this shape, and others as long as none lost
             return ""
-        self.eager_s = times[1]
-        self._slower[shapes] = f"{times[0] * 1e6:.1f} µs compiled, {times[1] * 1e6:.1f} µs eager"
+        self.eager_s = theirs
+        self._slower[shapes] = f"{ours * 1e6:.1f} µs compiled, {theirs * 1e6:.1f} µs eager"
         return self._slower[shapes]
 
     @property
