@@ -25,6 +25,11 @@ void fuse_gemm(ir::Graph& graph, const PassContext&) {
                         gemm_takes_activation, gemm_takes_residual});
 }
 
+void fuse_conv(ir::Graph& graph, const PassContext&) {
+  Rewriter::run(graph, {conv_takes_scale, conv_takes_bias, conv_takes_residual,
+                        conv_takes_activation, conv_takes_hardswish, group_norm_takes_silu});
+}
+
 void fuse_residual_norm(ir::Graph& graph, const PassContext&) {
   Rewriter::run(graph, {norm_takes_residual});
 }

@@ -29,6 +29,8 @@ void fuse_sdpa(ir::Graph& graph, const PassContext& context);
 void merge_linear(ir::Graph& graph, const PassContext& context);
 /// linear and matmul with their bias, activation and residual -> gemm.
 void fuse_gemm(ir::Graph& graph, const PassContext& context);
+/// Batch norm into the convolution in front of it, then its bias, residual and activation.
+void fuse_conv(ir::Graph& graph, const PassContext& context);
 /// add + norm -> norm with residual; the sum is its second result when used elsewhere.
 void fuse_residual_norm(ir::Graph& graph, const PassContext& context);
 /// Trees of elementwise nodes -> ewise programs.

@@ -25,6 +25,7 @@ constexpr NamedPass kInference[] = {
     {"fuse_sdpa", fuse_sdpa, 1},
     {"merge_linear", merge_linear, 1},
     {"fuse_gemm", fuse_gemm, 1},
+    {"fuse_conv", fuse_conv, 1},
     {"fuse_residual_norm", fuse_residual_norm, 1},
     {"fuse_ewise", fuse_ewise, 1},
     {"quantize", quantize, 0},

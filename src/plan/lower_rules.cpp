@@ -34,11 +34,15 @@ void slice(Lowering& l, const Node& n) {
   l.define(n.result(), r);
 }
 void concat(Lowering& l, const Node& n) {
-  Ref out = l.temporary_for(n.result());
+  std::vector<Ref> parts;
+  for (ir::ValueId v : n.operands) parts.push_back(l.ref(v));
+  const bool images = std::all_of(parts.begin(), parts.end(), [](const Ref& part) {
+    return has_channels_last(part.layout) && !part.layout.is_contiguous();
+  });
+  Ref out = images ? l.images(l.dtype(n.result()), l.dims(n.result())) : l.temporary_for(n.result());
   auto axis = static_cast<size_t>(n.i("axis"));
   int64_t at = 0;
-  for (ir::ValueId v : n.operands) {
-    Ref part = l.ref(v);
+  for (const Ref& part : parts) {
     int64_t size = part.layout.dims[axis];
     l.emit("copy", {}, {part}, {out.with(ir::view_slice(out.layout, axis, at, at + size, 1))});
     at += size;
@@ -49,9 +53,9 @@ void concat(Lowering& l, const Node& n) {
 // ---- elementwise ----------------------------------------------------------------------------
 
 void pointwise(Lowering& l, const Node& n, int64_t opcode, ops::EwiseClass compute) {
-  Ref out = l.temporary_for(n.result());
   std::vector<Ref> inputs;
-  for (ir::ValueId v : n.operands) inputs.push_back(l.broadcast(v, out.layout.dims));
+  for (ir::ValueId v : n.operands) inputs.push_back(l.broadcast(v, l.dims(n.result())));
+  Ref out = l.like(n.result(), inputs);
   Ints code{opcode, static_cast<int64_t>(compute), -1, -1, -1};
   for (size_t i = 0; i < inputs.size(); ++i) code[2 + i] = static_cast<int64_t>(i);
   l.emit("ewise", {{"code", code}, {"imm", std::vector<double>{}}}, std::move(inputs), {out});
@@ -69,9 +73,9 @@ void cast(Lowering& l, const Node& n) {
   pointwise(l, n, ewise::kCopy, from == ops::EwiseClass::kInt ? to : from);
 }
 void ewise(Lowering& l, const Node& n) {
-  Ref out = l.temporary_for(n.result());
   std::vector<Ref> inputs;
-  for (ir::ValueId v : n.operands) inputs.push_back(l.broadcast(v, out.layout.dims));
+  for (ir::ValueId v : n.operands) inputs.push_back(l.broadcast(v, l.dims(n.result())));
+  Ref out = l.like(n.result(), inputs);
   l.emit("ewise", n.attrs, std::move(inputs), {out});
   l.define(n.result(), out);
 }
@@ -248,6 +252,8 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
       {"quantize", direct},   {"quant_linear", quant_linear},
       {"index", index},       {"index_copy", in_place},
+      {"conv", lower_conv},   {"pool", lower_images},
+      {"resize", lower_images}, {"group_norm", lower_images},
   };
   return table;
 }

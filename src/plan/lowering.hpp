@@ -25,6 +25,12 @@ class Lowering {
   /// A fresh contiguous temporary.
   Ref temporary(ir::DType dtype, const ir::Ints& dims);
   Ref temporary_for(ir::ValueId v) { return temporary(dtype(v), dims(v)); }
+  /// A fresh temporary of an image [N,C,*] whose channels lie last in memory.
+  Ref images(ir::DType dtype, const ir::Ints& dims);
+  /// A fresh temporary for `v`: channels last when an operand of its shape is.
+  Ref like(ir::ValueId v, const std::vector<Ref>& inputs);
+  /// The same elements, channels last: itself when it is, else through a copy step.
+  Ref with_channels_last(const Ref& r);
   /// The same elements, row-major: itself when it is, else through a copy step.
   Ref make_contiguous(const Ref& r);
   /// The same elements with other dims; copies only when the strides force it.
@@ -50,6 +56,12 @@ class Lowering {
   std::vector<const External*> external_of_;  // by buffer; null: a temporary
   size_t current_ = 0;                        // of request_.nodes: the node that is being lowered
 };
+
+/// Dense, in the order N, spatial axes, C.
+bool has_channels_last(const ir::Layout& layout);
+// lower_vision.cpp
+void lower_conv(Lowering& l, const ir::Node& n);
+void lower_images(Lowering& l, const ir::Node& n);
 
 using LowerRule = void (*)(Lowering&, const ir::Node&);
 /// nullptr when no rule knows the operator.

@@ -3,11 +3,13 @@
 
 #include <span>
 
+#include "ops/conv/rows.hpp"
 #include "ops/copy/rows.hpp"
 #include "ops/cumsum/rows.hpp"
 #include "ops/embedding/rows.hpp"
 #include "ops/ewise/rows.hpp"
 #include "ops/gather/rows.hpp"
+#include "ops/image/rows.hpp"
 #include "ops/index/rows.hpp"
 #include "ops/index_copy/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
@@ -36,6 +38,10 @@ std::vector<rm_kernel> all_rows() {
 #if RM_CPU_HAS_GEMM
   add(gemm_rows());
 #endif
+  add(conv_rows());
+  add(pool_rows());
+  add(resize_rows());
+  add(group_norm_rows());
   add(sdpa_rows());
   add(layer_norm_rows());
   add(rms_norm_rows());

@@ -243,7 +243,7 @@ class _Importer:
             source, index = node.args
             assert isinstance(source, torch.fx.Node) and isinstance(index, int)
             item = self.env[source][index]
-            if item is None:
+            if item is None and node.users:
                 raise capture_error(
                     "RM207",
                     f"expected only the first result of {source.target} to be used, "

@@ -90,6 +90,24 @@ KERNEL_PROGRAMS = {
     "rms_norm": _single(
         "rms_norm", ["f32[4,24]", "f32[24]"], "f32[4,24]", "eps=0x1p-17, weight_offset=0x0p+0"
     ),
+    "conv": _single(
+        "conv",
+        ["f32[2,6,7,5]", "f32[4,3,3,3]", "f32[4]"],
+        "f32[2,4,4,5]",
+        "dilation=[1,1], groups=2, padding=[1,1,1,1], stride=[2,1]",
+    ),
+    "pool": _single(
+        "pool", ["f32[2,5,6,6]"], "f32[2,5,3,3]", 'kernel=[2,2], kind="max", stride=[2,2]'
+    ),
+    "group_norm": _single(
+        "group_norm", ["f32[2,6,4,3]", "f32[6]", "f32[6]"], "f32[2,6,4,3]", "eps=0x1p-17, groups=2"
+    ),
+    "resize": _single(
+        "resize",
+        ["f32[1,4,3,5]"],
+        "f32[1,4,6,10]",
+        'mode="linear", ratio=f[0x1p-1,0x1p-1], size=<6,10>',
+    ),
     "sdpa": _single(
         "sdpa",
         ["f32[2,4,6,8]", "f32[2,2,6,8]", "f32[2,2,6,8]"],

@@ -52,6 +52,12 @@ class Node:
             raise ValueError(f"[ir] expected {self.op} to have the number {name}, got {value!r}")
         return float(value)
 
+    def floats(self, name: str) -> list[float]:
+        value = self.attrs.get(name)
+        if not isinstance(value, (list, tuple)):
+            raise ValueError(f"[ir] expected {self.op} to have the list {name}, got {value!r}")
+        return [float(v) for v in value]
+
     def ints(self, name: str) -> list[int]:
         """A list of integers, or static dims."""
         value = self.attrs.get(name)

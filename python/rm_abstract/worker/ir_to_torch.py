@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from rm_abstract.worker.dtypes import DTYPES
+from rm_abstract.worker.ir_images import IMAGES
 from rm_abstract.worker.ir_text import Node, Program, parse
 
 Operands = Sequence[Any]
@@ -162,6 +163,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "layer_norm": _layer_norm,
     "rms_norm": lambda o, n: _rms_norm(o[0], o[1] if len(o) > 1 else None, n),
     "sdpa": _sdpa,
+    **IMAGES,
 }
 
 

@@ -58,6 +58,14 @@ bool gemm_takes_activation(Rewriter& rw, const ir::Node& node);
 bool gemm_takes_residual(Rewriter& rw, const ir::Node& node);
 bool gemm_between_reshapes(Rewriter& rw, const ir::Node& node);
 
+// conv_rules.cpp
+bool conv_takes_scale(Rewriter& rw, const ir::Node& node);
+bool conv_takes_bias(Rewriter& rw, const ir::Node& node);
+bool conv_takes_residual(Rewriter& rw, const ir::Node& node);
+bool conv_takes_activation(Rewriter& rw, const ir::Node& node);
+bool conv_takes_hardswish(Rewriter& rw, const ir::Node& node);
+bool group_norm_takes_silu(Rewriter& rw, const ir::Node& node);
+
 // ewise_rules.cpp
 bool ewise_takes_operands(Rewriter& rw, const ir::Node& node);
 

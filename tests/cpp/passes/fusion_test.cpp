@@ -299,3 +299,48 @@ TEST_CASE("a norm takes the addition before it and gives the sum to its other re
                  "%4 = rms_norm(%2, _) {eps=0x1p-10} : f32[s0,8]\nreturn %3, %4\n",
              {fuse_residual_norm});
 }
+
+TEST_CASE("a convolution takes batch norm, bias, residual and activation") {
+  const std::string head =
+      kS + "input %0 \"x\" : f32[s0,3,4,4]\ninput %1 \"r\" : f32[s0,5,4,4]\nweight %2 \"scale\" : "
+           "f32[5]\nweight %3 \"w\" : f32[5,3,3,3]\nweight %4 \"shift\" : f32[5]\n";
+  const std::string conv = "dilation=[1,1], groups=1, padding=[1,1,1,1], stride=[1,1]";
+  check_rewrite(head + "%5 = conv(%0, %3) {" + conv +
+                    "} : f32[s0,5,4,4]\n%6 = reshape(%2) {shape=<5,1,1>} : f32[5,1,1]\n"
+                    "%7 = mul(%5, %6) : f32[s0,5,4,4]\n%8 = reshape(%4) {shape=<5,1,1>} : f32[5,1,1]\n"
+                    "%9 = add(%7, %8) : f32[s0,5,4,4]\n%10 = add(%9, %1) : f32[s0,5,4,4]\n"
+                    "%11 = relu(%10) : f32[s0,5,4,4]\nreturn %11\n",
+                {fuse_conv, canonicalise},
+                head +
+                    "%5 = reshape(%2) {shape=<5,1,1,1>} : f32[5,1,1,1]\n"
+                    "%6 = mul(%3, %5) : f32[5,3,3,3]\n"
+                    "%7 = conv(%0, %6, %4, %1) {activation=\"relu\", " + conv +
+                    "} : f32[s0,5,4,4]\nreturn %7\n");
+}
+
+TEST_CASE("hardswish written out is the activation of its convolution") {
+  const std::string head = "input %0 \"x\" : f32[2,3,4,4]\nweight %1 \"w\" : f32[5,3,1,1]\n";
+  check_rewrite(head +
+                    "literal %2 : f32[] = 00004040\nliteral %3 : f32[] = 00000000\n"
+                    "literal %4 : f32[] = 0000c040\nliteral %5 : f32[] = abaa2a3e\n"
+                    "%6 = conv(%0, %1) : f32[2,5,4,4]\n%7 = add(%6, %2) : f32[2,5,4,4]\n"
+                    "%8 = maximum(%7, %3) : f32[2,5,4,4]\n%9 = minimum(%8, %4) : f32[2,5,4,4]\n"
+                    "%10 = mul(%6, %9) : f32[2,5,4,4]\n%11 = mul(%10, %5) : f32[2,5,4,4]\n"
+                    "return %11\n",
+                {fuse_conv},
+                head + "%2 = conv(%0, %1) {activation=\"hardswish\"} : f32[2,5,4,4]\nreturn %2\n");
+}
+
+TEST_CASE("what differs by place, or is read twice, stays outside of a convolution") {
+  for (const char* shape : {"f32[4,4]", "f32[2,1,1,1]", "f32[4]"}) {
+    CAPTURE(std::string(shape));
+    const std::string text =
+        std::string("input %0 \"x\" : f32[2,3,4,4]\nweight %1 \"w\" : f32[5,3,1,1]\nweight %2 \"s\" : ") +
+        shape + "\n%3 = conv(%0, %1) : f32[2,5,4,4]\n%4 = mul(%3, %2) : f32[2,5,4,4]\nreturn %4\n";
+    check_rewrite(text, {fuse_conv}, text);
+  }
+  const std::string twice =
+      "input %0 \"x\" : f32[2,3,4,4]\nweight %1 \"w\" : f32[5,3,1,1]\n%2 = conv(%0, %1) : "
+      "f32[2,5,4,4]\n%3 = relu(%2) : f32[2,5,4,4]\n%4 = mul(%2, %3) : f32[2,5,4,4]\nreturn %4\n";
+  check_rewrite(twice, {fuse_conv}, twice);
+}

@@ -178,30 +178,8 @@ OneDnnGemm::~OneDnnGemm() {
 }
 
 void OneDnnGemm::name_layout(Handle weights) {
-  int64_t padded[kMaxDims] = {}, strides[kMaxDims] = {}, blocks[kMaxDims] = {}, axes[kMaxDims] = {};
-  int count = 0;
-  // The queries hand out pointers into the description.
-  const auto list = [&](int what, int64_t* out, int n) {
-    const int64_t* values = nullptr;
-    require(api().memory_desc_query(weights, what, &values), "a query of the weight's layout");
-    std::copy(values, values + n, out);
-  };
-  const int rank = g_.outer.empty() ? 2 : 3;
-  require(api().memory_desc_query(weights, kQueryInnerCount, &count), "a query of the layout");
-  list(kQueryPaddedDims, padded, rank), list(kQueryStrides, strides, rank);
-  list(kQueryInnerBlocks, blocks, count), list(kQueryInnerAxes, axes, count);
-  layout_ = "onednn-" + api().version_text + "-" + dtype_name(g_.dtype[kB]);
-  for (int i = 0; i < rank; ++i) {
-    layout_ += '-';
-    layout_ += std::to_string(padded[i]);
-    layout_ += ':';
-    layout_ += std::to_string(strides[i]);
-  }
-  for (int i = 0; i < count; ++i) {
-    layout_ += '-';
-    layout_ += std::to_string(blocks[i]);
-    layout_ += static_cast<char>('a' + axes[i]);
-  }
+  layout_ = "onednn-" + api().version_text + "-" + dtype_name(g_.dtype[kB]) +
+            layout_text(weights, g_.outer.empty() ? 2 : 3);
 }
 
 void OneDnnGemm::prepack(const void* src, void* dst) const {

@@ -3,6 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <stdexcept>
+
 #include "common/options.hpp"
 
 namespace rm::cpu::gemm::onednn {
@@ -47,6 +50,34 @@ Api load() {
 }
 
 }  // namespace
+
+std::string layout_text(Handle md, int rank) {
+  int64_t padded[kMaxDims] = {}, strides[kMaxDims] = {}, blocks[kMaxDims] = {}, axes[kMaxDims] = {};
+  int count = 0;
+  bool known = api().memory_desc_query(md, kQueryInnerCount, &count) == 0;
+  // The queries hand out pointers into the description.
+  const auto list = [&](int what, int64_t* out, int n) {
+    const int64_t* values = nullptr;
+    if (api().memory_desc_query(md, what, &values) != 0) {
+      known = false;
+    } else {
+      std::copy(values, values + n, out);
+    }
+  };
+  list(kQueryPaddedDims, padded, rank), list(kQueryStrides, strides, rank);
+  list(kQueryInnerBlocks, blocks, count), list(kQueryInnerAxes, axes, count);
+  if (!known) {
+    throw std::runtime_error("[onednn] expected a layout that can be described, got an error");
+  }
+  std::string text;
+  for (int i = 0; i < rank; ++i) {
+    text += '-' + std::to_string(padded[i]) + ':' + std::to_string(strides[i]);
+  }
+  for (int i = 0; i < count; ++i) {
+    text += '-' + std::to_string(blocks[i]) + static_cast<char>('a' + axes[i]);
+  }
+  return text;
+}
 
 const Api& api() {
   static const Api loaded = load();

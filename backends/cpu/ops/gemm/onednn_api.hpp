@@ -1,4 +1,4 @@
-// The part of oneDNN's C interface (version 3) that gemm calls, found at run time with dlopen.
+// The part of oneDNN's C interface (version 3) that gemm and conv call, found at run time with dlopen.
 //
 // Only constants and signatures of the published C ABI are declared here; no header of the library
 // is needed to build, and a machine without it loses one row.
@@ -25,6 +25,7 @@ enum Algorithm : int {
   kEltGeluTanh = 43,
   kEltSwish = 44,
   kEltGeluErf = 49,
+  kEltHardSwish = 52,
   kBinaryAdd = 131056
 };
 enum ArgumentId : int {
@@ -45,6 +46,7 @@ enum Query : int {
   kQueryInnerBlocks = 264,
   kQueryInnerAxes = 265
 };
+constexpr int kForwardInference = 96, kConvolutionDirect = 1, kDeconvolutionDirect = 10;
 constexpr int kMaxDims = 12;
 constexpr int kEngineCpu = 1, kFormatAny = 1, kScratchpadUser = 1, kStreamInOrder = 1;
 
@@ -73,6 +75,12 @@ struct Version {
   X(primitive_attr_set_scratchpad_mode, (Handle, int))                                       \
   X(primitive_attr_destroy, (Handle))                                                        \
   X(matmul_primitive_desc_create, (Handle*, Handle, Handle, Handle, Handle, Handle, Handle)) \
+  X(convolution_forward_primitive_desc_create,                                               \
+    (Handle*, Handle, int, int, Handle, Handle, Handle, Handle, const int64_t*,              \
+     const int64_t*, const int64_t*, const int64_t*, Handle))                                \
+  X(deconvolution_forward_primitive_desc_create,                                             \
+    (Handle*, Handle, int, int, Handle, Handle, Handle, Handle, const int64_t*,              \
+     const int64_t*, const int64_t*, const int64_t*, Handle))                                \
   X(reorder_primitive_desc_create, (Handle*, Handle, Handle, Handle, Handle, Handle))        \
   X(primitive_desc_destroy, (Handle))                                                        \
   X(primitive_create, (Handle*, Handle))                                                     \
@@ -91,6 +99,9 @@ struct Api {
   std::string version_text;
   std::string why_not;  // empty when usable
 };
+
+/// The memory layout of a descriptor of `rank` axes in words: equal words, equal bytes.
+std::string layout_text(Handle md, int rank);
 
 /// Loads the library on first use: option "onednn_path", then libdnnl.so.3.
 const Api& api();

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from rm_abstract.capture.op_map import creation, elementwise, nn, reduction, views
+from rm_abstract.capture.op_map import (
+    activations,
+    creation,
+    elementwise,
+    nn,
+    reduction,
+    views,
+    vision,
+)
 from rm_abstract.capture.op_map.call import Handler
 
 HANDLERS: dict[str, Handler] = {
     **elementwise.TABLE,
+    **activations.TABLE,
     **views.TABLE,
     **creation.TABLE,
     **reduction.TABLE,
     **nn.TABLE,
+    **vision.TABLE,
 }
