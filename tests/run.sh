@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Sets up everything (as examples/quickstart.sh does, with the test requirements) and runs all tests: C++
 # (ctest), the repository checks, ruff, mypy, Python (pytest; its summary comes last).
-# RM_HEAVY=1 adds the C++ suite and a part of the Python tests under the sanitizers.
+# RM_HEAVY=1 adds the kernel tests on every instruction set of the machine, and the C++ suite and a part of the
+# Python tests under the sanitizers.
 # Extra arguments go to pytest.
 set -euo pipefail
 
@@ -62,6 +63,7 @@ step "Repository checks" "$PYTHON" tests/checks/run.py
 step "Lint" "$PYTHON" -m ruff check .
 step "Types" "$PYTHON" -m mypy
 if [[ ${RM_HEAVY:-0} == 1 ]]; then
+  step "Kernels on every instruction set" tests/cpp/run_on_machine.sh build/every_set "$RM_TEST_HOME/kernels"
   step "Address and undefined-behaviour sanitizers" sanitized asan address,undefined .
   step "Python tests under the address sanitizer" sanitized_python -q tests/fault/test_corruption.py \
     tests/integration/test_{capture_operators,owned_weights,torch_bridge,warm_cache}.py tests/parity/test_gate.py

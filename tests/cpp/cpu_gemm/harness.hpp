@@ -161,7 +161,7 @@ inline void check(rm_status* s) {
 }
 
 /// The plugin's table. RM_TEST_ONEDNN names the oneDNN library to use where it is not installed in
-/// a standard place; RM_TEST_CPU_ISA lowers the instruction set.
+/// a standard place; RM_CPU_ISA lowers the instruction set.
 inline const rm_kernels& plugin_rows() {
   static const rm_kernels* table = [&] {
     static const rm_host_api host{
@@ -187,7 +187,7 @@ inline const rm_kernels& plugin_rows() {
       if (value) options.push_back({{key.data(), key.size()}, {value, std::strlen(value)}});
     };
     option("onednn_path", "RM_TEST_ONEDNN");
-    option("cpu_isa", "RM_TEST_CPU_ISA");
+    option("cpu_isa", "RM_CPU_ISA");
     check(api->initialize({options.data(), options.size()}));
     constexpr std::string_view kName = RM_KERNELS_EXTENSION;
     return static_cast<const rm_kernels*>(api->extension({kName.data(), kName.size()}));

@@ -315,10 +315,17 @@ rm_backend_query_fn plugin_query() {
 
 const rm_host_api& host() { return kHost; }
 
+std::string isa() {
+  const char* set = std::getenv("RM_CPU_ISA");
+  return set == nullptr ? "auto" : set;
+}
+
 const rm_backend_api& plugin() {
   static const rm_backend_api* api = [] {
     const rm_backend_api* table = plugin_query()(RM_ABI_VERSION, &kHost);
-    if (rm_status* failed = table->initialize({nullptr, 0})) FAIL(failed->message);
+    const std::string key = "cpu_isa", set = isa();
+    const rm_option option{{key.data(), key.size()}, {set.data(), set.size()}};
+    if (rm_status* failed = table->initialize({&option, 1})) FAIL(failed->message);
     return table;
   }();
   return *api;

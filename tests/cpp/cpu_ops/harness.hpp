@@ -91,6 +91,7 @@ struct Call {
 
 rm_backend_query_fn plugin_query();
 const rm_host_api& host();
+std::string isa();  // RM_CPU_ISA: the instruction sets that rows may use
 const rm_backend_api& plugin();
 std::vector<const rm_kernel*> rows(std::string_view op);
 

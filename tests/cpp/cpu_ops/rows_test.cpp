@@ -89,5 +89,5 @@ TEST_CASE("the option cpu_isa lowers what rows take, and unknown values are refu
     const bool baseline = str(row->name).find("baseline") != std::string::npos;
     CHECK(supports(*row, {"softmax", {&x}, {&y}, {}}) == baseline);
   }
-  REQUIRE(set("auto") == nullptr);
+  REQUIRE(set(isa()) == nullptr);
 }

@@ -1,8 +1,6 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "problems.hpp"
 
-#include <doctest/doctest.h>
-
+#include <cstdlib>
 #include <set>
 
 #include "backend/registry.hpp"
@@ -15,7 +13,12 @@ using select::Operand;
 using selfcheck::Shape;
 
 Backend& cpu() {
-  static Backend& backend = backend::registry().load(RM_CPU_PLUGIN);
+  static Backend& backend = [&]() -> Backend& {
+    backend::Options options;
+    if (const char* set = std::getenv("RM_CPU_ISA")) options.emplace_back("cpu_isa", set);
+    if (const char* path = std::getenv("RM_TEST_ONEDNN")) options.emplace_back("onednn_path", path);
+    return backend::registry().load(RM_CPU_PLUGIN, options);
+  }();
   return backend;
 }
 
@@ -35,10 +38,13 @@ std::unique_ptr<select::Problem> problem_of(const Shape& s) {
   return std::make_unique<select::Problem>(s.op, s.inputs, s.outputs, s.attrs);
 }
 
-bool supports(const rm_kernel& row, const Shape& shape) {
+bool supports(const rm_kernel& row, const Shape& shape, std::string* why_not) {
+  if (text(row.op) != shape.op) return false;
   const auto problem = problem_of(shape);
   rm_str why{"", 0};
-  return text(row.op) == shape.op && row.supports(&problem->c(), &cpu().get_device_info(0), &why) != 0;
+  const bool yes = row.supports(&problem->c(), &cpu().get_device_info(0), &why) != 0;
+  if (!yes && why_not != nullptr) *why_not = text(why);
+  return yes;
 }
 
 Shape gemm(int64_t m, int64_t n, int64_t k, DType dtype) {

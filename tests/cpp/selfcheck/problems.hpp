@@ -16,7 +16,7 @@ std::vector<std::string> operators();  // that the backend has rows for
 std::vector<selfcheck::Shape> problems();
 
 std::unique_ptr<select::Problem> problem_of(const selfcheck::Shape& shape);
-bool supports(const rm_kernel& row, const selfcheck::Shape& shape);
+bool supports(const rm_kernel& row, const selfcheck::Shape& shape, std::string* why_not = nullptr);
 std::string text(rm_str s);
 
 select::Operand dense(ir::DType dtype, ir::Ints dims, bool constant = false);

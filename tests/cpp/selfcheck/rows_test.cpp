@@ -3,8 +3,11 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
+#include <map>
 #include <set>
 
+#include "instruction_sets.hpp"
 #include "problems.hpp"
 #include "selfcheck/row_check.hpp"
 
@@ -20,21 +23,70 @@ TEST_CASE("every operator with rows has a problem here") {
   }
 }
 
+namespace {
+
+/// What RM_TEST_ROWS gets: row, operator, instruction sets, processor, problems run, result.
+class Record {
+ public:
+  void ran(const rm_kernel& kernel, bool passed) {
+    Line& line = lines_[text(kernel.name)];
+    line.op = text(kernel.op);
+    ++line.problems;
+    line.failed = line.failed || !passed;
+  }
+  void not_run(const rm_kernel& kernel, const std::string& why) {
+    Line& line = lines_[text(kernel.name)];
+    line.op = text(kernel.op);
+    if (line.why.empty()) line.why = why;
+  }
+  void write() const {
+    const char* path = std::getenv("RM_TEST_ROWS");
+    if (path == nullptr) return;
+    const rm_device_info& device = cpu().get_device_info(0);
+    std::ofstream out(path, std::ios::app);
+    for (const auto& [name, line] : lines_) {
+      const std::string result =
+          line.failed ? "FAILED" : line.problems > 0 ? "passed" : "not run: " + line.why;
+      out << name << '\t' << line.op << '\t' << text(device.arch) << '\t' << processor() << '\t'
+          << line.problems << '\t' << result << '\n';
+    }
+  }
+
+ private:
+  struct Line {
+    std::string op, why;
+    int problems = 0;
+    bool failed = false;
+  };
+  std::map<std::string, Line> lines_;
+};
+
+}  // namespace
+
 TEST_CASE("every row passes its self-check") {
   const bool verbose = std::getenv("RM_TEST_TIMES") != nullptr;
+  Record record;
   for (const auto& shape : problems()) {
     const auto problem = problem_of(shape);
     for (const rm_kernel& kernel : cpu().kernels()) {
-      if (!supports(kernel, shape)) continue;
+      if (text(kernel.op) != shape.op) continue;
+      std::string why_not;
+      if (!supports(kernel, shape, &why_not)) {
+        record.not_run(kernel, why_not);
+        continue;
+      }
       const select::Row row{&kernel, &cpu().get_device_info(0), "cpu"};
       const selfcheck::Shape small = selfcheck::alike(*problem, kernel);
       CAPTURE(text(kernel.name));
       CAPTURE(problem->str());
       CAPTURE(problem_of(small)->str());
       const auto start = std::chrono::steady_clock::now();
-      CHECK(selfcheck::check_row(row, 0, small) == "");
+      const std::string fault = selfcheck::check_row(row, 0, small);
+      CHECK(fault == "");
+      record.ran(kernel, fault.empty());
       const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
       if (verbose) MESSAGE(text(kernel.name) << " " << ms << " ms: " << problem_of(small)->str());
     }
   }
+  record.write();
 }
