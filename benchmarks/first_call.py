@@ -32,7 +32,7 @@ TIMM = [
     *("poolformer_s12", "ghostnet_100", "edgenext_xx_small", "mobilevitv2_050"),
     *("cait_xxs24_224", "hrnet_w18_small", "dpn68"),
 ]
-SETTLE = 20  # calls
+SETTLE = 50  # calls
 MODELS = [f"torchvision/{name}" for name in TORCHVISION] + [f"timm/{name}" for name in TIMM]
 
 

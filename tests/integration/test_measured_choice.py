@@ -143,6 +143,19 @@ def test_long_calls_are_served_in_turn_and_none_is_run_twice(monkeypatch, ours, 
     assert measured.eager_s == pytest.approx(0.01 if slower else 0.0)
 
 
+def test_a_long_call_that_lost_while_weights_were_packed_wins_later(monkeypatch) -> None:
+    clock, seen = Clock(monkeypatch), []
+    slow, fast = clock.lasting(0.02, "ours", seen), clock.lasting(0.005, "ours", seen)
+    eager = clock.lasting(0.01, "eager", seen)
+    measured, tensors, lost = trial.Trial(), [torch.zeros(3)], 0
+    for number in range(60):
+        if measured.verdict(tensors, lambda: pytest.fail("a long call was repeated")):
+            lost += 1
+            continue
+        measured.in_turn(tensors, slow if number < 20 else fast, eager, lambda: None)
+    assert lost == trial.AGAIN - 1 and measured.won
+
+
 def test_a_long_call_in_its_trial_gives_what_the_original_gives(monkeypatch) -> None:
     monkeypatch.setattr(trial, "_LONGEST_S", 0.0)
     layers = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(4)]
