@@ -104,6 +104,7 @@ def _session(device: Any, options: dict[str, str]) -> Iterator[None]:
             )
         yield
         return
+    options = {**options, "compile_mode": "sync"}  # the caller waits for the programs
     api.init(device, compile_options=options, fallback="error:capture,compile,device,correctness")
     try:
         yield

@@ -199,6 +199,7 @@ def compile(
     from rm_abstract.executable import Executable
 
     settings = config.resolve({"device": device, "compile_options": options, "fallback": "error"})
+    settings = settings.replaced("compile_mode", "sync")  # the caller waits for the result
     executable = Executable(module, session.Session(settings, _devices.resolve(settings)))
     if example_inputs is not None:
         args, kwargs = _call_of(example_inputs)

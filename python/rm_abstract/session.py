@@ -20,6 +20,7 @@ from rm_abstract.base.errors import Error, RoutingWarning
 from rm_abstract.base.scope import disabled_var
 
 if TYPE_CHECKING:
+    from rm_abstract.engines.background import Captures
     from rm_abstract.engines.base import Engine
     from rm_abstract.engines.context import EngineContext, Events
     from rm_abstract.hooks.install import Installation
@@ -79,6 +80,7 @@ class Session:
         self._compile_cache: Any = None
         self._kernel_checks: Any = None
         self._workers: dict[str, WorkerPool] = {}
+        self._captures: Captures | None = None
 
     @property
     def resolved(self) -> devices.Resolved:
@@ -94,6 +96,7 @@ class Session:
         self.settings, self._resolved = settings, resolved
         self._compile_cache = None
         self._kernel_checks = None
+        self._end_captures()
         for armed in self.armed():
             armed.reset()
         aside, self.aside = self.aside, {}
@@ -148,6 +151,7 @@ class Session:
         self._final_records = [*self._records, *(armed.record() for armed in self.armed())]
         self.disarm_all()
         self.close_workers()
+        self._end_captures()
         self.closed = True
         self.conflicts = self.installation.remove() if self.installation else []
         for line in self.conflicts:
@@ -230,7 +234,25 @@ class Session:
             self.kernel_checks,
             self.workers,
             events,
+            self._background_captures(),
         )
+
+    def _background_captures(self) -> Captures | None:
+        """What captures calls with compile_mode=async; its process starts with the first one."""
+        from rm_abstract.engines.background import Captures
+
+        if self.settings.text("compile_mode") != "async":
+            return None
+        with _lock:
+            if self._captures is None:
+                self._captures = Captures()
+            return self._captures
+
+    def _end_captures(self) -> None:
+        with _lock:
+            captures, self._captures = self._captures, None
+        if captures is not None and self.owned_by_this_process:
+            captures.close()
 
     def compile_cache(self) -> Any:
         """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
@@ -314,6 +336,8 @@ def after_fork_in_child() -> None:
     if session is not None and session.pid != os.getpid():
         for armed in session.armed():
             armed.route.retire("RM108")
+        if session._captures is not None:
+            session._captures.forget()
 
 
 os.register_at_fork(after_in_child=after_fork_in_child)

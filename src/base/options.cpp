@@ -59,6 +59,8 @@ constexpr OptionSpec kTable[] = {
      "true lets greedy generations that several threads run on one model at the same time share their steps as one batch"},
     {"prompt_lookup", "RM_PROMPT_LOOKUP", kCompile, kChoice, "auto", "auto|on|always|off", false,
      "lets greedy generation guess the next tokens from repetitions in the text and check several at once, where that was measured to be faster: auto for float32 models, on for all models (where two tokens are nearly tied, the other one may be chosen), always without measuring, off never"},
+    {"compile_mode", "RM_COMPILE_MODE", kCompile, kChoice, "sync", "sync|async", false,
+     "when a call is captured and compiled for the first time: sync in the call, which waits some seconds; async in a process in the background, and PyTorch runs the calls until the program is there (models of installed packages on the CPU)"},
     {"when_slower", "RM_WHEN_SLOWER", kCompile, kChoice, "eager", "eager|compiled", false,
      "what runs the calls for which a compiled program on the CPU was measured to be slower than PyTorch: eager is PyTorch, compiled is the program all the same"},
     {"batch_size", "RM_BATCH_SIZE", kCompile, kIntList, "", "positive integers, comma separated", true,

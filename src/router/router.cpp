@@ -382,6 +382,18 @@ PyObject* route_refuse(PyObject* self, PyObject* packed) {
   });
 }
 
+PyObject* route_forget(PyObject* self, PyObject* key) {
+  return guarded([&]() -> py::object {
+    State& s = state_of(self);
+    const auto found = s.table.find(words_of(py::reinterpret_borrow<py::bytes>(key)));
+    if (found != s.table.end() && !found->second.run) {
+      s.table.erase(found);
+      if (s.refused > 0) --s.refused;
+    }
+    return py::none();
+  });
+}
+
 PyObject* route_count(PyObject* self, PyObject* packed) {
   return guarded([&]() -> py::object {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
@@ -477,6 +489,7 @@ PyMethodDef kMethods[] = {
     {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
     {"refuse", route_refuse, METH_VARARGS,
      "refuse(key, code, detail): calls of this key stay eager"},
+    {"forget", route_forget, METH_O, "forget(key): a refused kind of call is looked at again"},
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
     {"unrouted", route_unrouted, METH_NOARGS,
      "unrouted(): the entry that runs now has the original serve its call"},

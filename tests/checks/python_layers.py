@@ -30,7 +30,15 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("report",),
     ("api", "executable", "quality", "ahead", "cache", "doors"),
     ("",),  # the package itself: the public names
-    ("cli", "bench", "testing", "pytest_plugin", "__main__", "worker.__main__"),  # programs
+    (
+        "cli",
+        "bench",
+        "testing",
+        "pytest_plugin",
+        "__main__",
+        "worker.__main__",
+        "engines.capturing.__main__",
+    ),  # programs
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 COMPILED = (f"{PACKAGE}._core", f"{PACKAGE}.ops._ops_")  # no Python source: anybody may import them

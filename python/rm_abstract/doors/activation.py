@@ -14,7 +14,7 @@ import sys
 VARIABLE = "RM_ABSTRACT"
 _ON = ("1", "true", "yes", "on")
 # Programs of our own that must not initialise themselves: workers compile for another process.
-_OURS = ("rm_abstract.worker", "rm_abstract")
+_OURS = ("rm_abstract.worker", "rm_abstract.engines.capturing", "rm_abstract")
 
 
 def activate() -> bool:

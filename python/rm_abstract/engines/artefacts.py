@@ -52,6 +52,15 @@ class Artefacts:
             except Unstable as error:
                 self._bypass = str(error)
 
+    def adopt(self, identity: str) -> None:
+        """Keeps what is captured under the identity that another process has of the module."""
+        self._identity = identity
+
+    def identity_of(self, module: torch.nn.Module) -> str:
+        """What other processes find this module's captures by; empty when they cannot."""
+        self.identify(module)
+        return self._identity or ""
+
     def backends(self) -> list[str]:
         """The session's backend and the torch bridge: their kernel rows are tried in this order."""
         usable = {row["name"] for row in _core.backend.backends() if row["available"]}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from rm_abstract import _core
-from rm_abstract.base.decline import Decline
+from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, Error, ParityError, from_core, internal
 from rm_abstract.calls.call import CallSpec, FlatCall, ForwardParameters, call_module, rebuild_args
@@ -337,6 +337,8 @@ class CompiledCall:
         """The pattern stays eager for `error`, which comes back as policy and report know it."""
         failure = reported(error)
         self.refused[pattern] = Decline(failure.code or "RM306", str(failure))
+        if isinstance(failure, Deferred):
+            failure.pending.then(lambda: self.refused.pop(pattern, None))
         if self._step is not None:
             self._step.refuse(flat_inputs)
         return failure

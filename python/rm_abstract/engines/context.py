@@ -31,6 +31,14 @@ class Events(Protocol):
         """The original alone is faster: the model's calls need not come here any more."""
 
 
+class Captures(Protocol):
+    """Captures calls in another process (background.py)."""
+
+    def submit(self, data: bytes, done: Callable[[str, str], None]) -> None:
+        """``data`` is a job (capture_job.py). ``done(code, message)`` is called later, by another
+        thread; both are empty when the program is in the compile cache."""
+
+
 @dataclass(frozen=True)
 class EngineContext:
     """The settings and services one engine works with; made by the session."""
@@ -41,3 +49,4 @@ class EngineContext:
     kernel_checks: Callable[[], Any]  # -> _core.SelfCheck, made on first use
     workers: Callable[[str, bytes], Any]  # (backend, fingerprint) -> WorkerPool
     events: Events
+    captures: Captures | None = None  # None: calls wait for their capture

@@ -36,6 +36,7 @@ from rm_abstract.capture.errors import CaptureError
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.context import EngineContext
+from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.guards import sources
@@ -80,6 +81,7 @@ class NativeEngine:
         self._ties: frozenset[tuple[str, ...]] | None = None  # when the first entry was made
         self._user_code: bool | None = None  # runs_user_code(), once it was found out
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
+        self._background = None if context.captures is None else Deferrals(context)
 
     # ---- the protocol ------------------------------------------------------------------------
 
@@ -121,6 +123,8 @@ class NativeEngine:
         self._stale = {}
         self.artefacts.forget_module()
         self._user_code = None
+        if self._background is not None:
+            self._background.forget()
         ties, self._ties = self._ties, None
         if what != "weights" or ties not in (None, _ties_of(self.module())):
             return
@@ -177,8 +181,27 @@ class NativeEngine:
         return variant
 
     def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
-        """Captures and compiles this call, and stores both."""
+        """Captures and compiles this call, and stores both. Raises Deferred where that happens in
+        the background."""
         started = time.perf_counter()
+        if self._background is not None:
+            self._background.defer(self, call, pattern, _call_key(call, pattern))
+        record = self._record(call, pattern)
+        variant = self._compile(record, call, past, started)
+        self.artefacts.store_record(self.module(), _call_key(call, pattern), record)
+        bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
+        variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
+        return variant
+
+    def store(self, call: FlatCall, pattern: Pattern) -> None:
+        """Captures and compiles this call for other processes; nothing here can run it."""
+        record = self._record(call, pattern)
+        if record.constants:
+            raise Decline("RM211", "its program holds large constants, which the cache does not")
+        self.artefacts.program(record.ir)
+        self.artefacts.store_record(self.module(), _call_key(call, pattern), record)
+
+    def _record(self, call: FlatCall, pattern: Pattern) -> Record:
         module = self.module()
         self._ask_dynamo(call)
         captured = self._captured(module, call, _call_key(call, pattern))
@@ -186,7 +209,7 @@ class NativeEngine:
             ir = _core.ir.canonical(captured.ir)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        record = Record(
+        return Record(
             ir=ir,
             input_dims=captured.input_dims,
             conditions=captured.conditions,
@@ -199,20 +222,21 @@ class NativeEngine:
             repeated=captured.repeated,
             asked=call.asked,
         )
-        variant = self._compile(record, call, past, started)
-        self.artefacts.store_record(module, _call_key(call, pattern), record)
-        bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
-        variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
-        return variant
 
-    def _captured(self, module: torch.nn.Module, call: FlatCall, key: str) -> Captured:
-        """Captures a call, unless an earlier process found that it cannot be captured."""
-        shapes = [t.shape for t in call_tensors(call)]
+    def raise_refusal(
+        self, module: torch.nn.Module, key: str, shapes: Sequence[Sequence[int]]
+    ) -> None:
+        """Raises CaptureError when an earlier process could not capture this call."""
         known = self.artefacts.find_refusal(module, key, shapes)
         if known is not None:
             code, message = known
             message += " (found by an earlier capture; RM_CACHE_MODE=refresh tries again)"
             raise CaptureError(message, code=code)
+
+    def _captured(self, module: torch.nn.Module, call: FlatCall, key: str) -> Captured:
+        """Captures a call, unless an earlier process found that it cannot be captured."""
+        shapes = [t.shape for t in call_tensors(call)]
+        self.raise_refusal(module, key, shapes)
         from rm_abstract.capture.export import capture_flat  # torch.export: 0.2 s to import
 
         try:

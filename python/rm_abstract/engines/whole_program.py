@@ -7,6 +7,7 @@ in a worker process, and padding is proven harmless before a bucket serves other
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,7 +135,7 @@ class WholeProgramEngine(NativeEngine):
     name = "whole_program"
 
     def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
-        super().__init__(module, context)
+        super().__init__(module, dataclasses.replace(context, captures=None))
         self.measures = False
         self._compiler = DeviceCompiler(context, self.artefacts, type(module).__name__)
         self._no_padding: set[str] = set()  # captures whose results padding changes

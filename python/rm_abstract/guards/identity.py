@@ -70,6 +70,22 @@ def describe(
     )
 
 
+def difference(here: str, there: str, found: Sources) -> str:
+    """The first part in which two identities differ; empty when the module means the same.
+
+    Replaced methods count only when forward may call something of their name (``found``):
+    transformers adds some when it loads a model, which another process need not have done.
+    """
+    one, other = (json.loads(text) if text else {} for text in (here, there))
+    for part in sorted({*one, *other}):
+        rows = [which.get(part) for which in (one, other)]
+        if part == "replaced" and None not in rows:
+            rows = [[row for row in side if found.may_read(row[1])] for side in rows]
+        if rows[0] != rows[1]:
+            return str(part)
+    return ""
+
+
 def _is_read(name: str, found: Sources) -> bool:
     ours = name in sources.BOOKKEEPING or name in _NOT_COMPUTED_WITH
     return not ours and found.may_read(name)

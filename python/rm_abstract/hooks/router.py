@@ -7,6 +7,7 @@ have returned, or raises what it would have raised.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import threading
@@ -20,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rm_abstract import _core
 from rm_abstract.base import reasons
-from rm_abstract.base.decline import Decline
+from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
@@ -380,6 +381,8 @@ class ArmedModel:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
             self.route.refuse(key, decline.code, decline.detail)
+            if isinstance(decline, Deferred):
+                decline.pending.then(functools.partial(self.route.forget, key))
             self.declined(decline)
             return eager()
         except Exception as error:

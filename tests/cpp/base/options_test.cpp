@@ -151,6 +151,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"activations", "int16"},
                                                     {"batch_threads", "false"},
                                                     {"prompt_lookup", "off"},
+                                                    {"compile_mode", "async"},
                                                     {"when_slower", "compiled"},
                                                     {"serve_gradients", "false"},
                                                     {"force_kernel", "gemm:x"},

@@ -1,0 +1,90 @@
+"""The calls of one engine that another process captures, or has captured (`compile_mode="async"`).
+
+A call is given away once: what it came back with is what later calls like it are told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from rm_abstract.base.decline import Decline, Deferred, Pending
+from rm_abstract.calls.call import FlatCall
+from rm_abstract.calls.tensors import call_tensors
+from rm_abstract.capture.errors import CaptureError
+from rm_abstract.engines.artefacts import Artefacts
+from rm_abstract.engines.capture_job import NOT_POSSIBLE, Job, pack
+from rm_abstract.engines.context import EngineContext
+
+
+class Capturing(Protocol):
+    """What is needed of the engine."""
+
+    artefacts: Artefacts
+
+    def module(self) -> torch.nn.Module: ...
+
+    def runs_user_code(self) -> bool: ...
+
+    def raise_refusal(
+        self, module: torch.nn.Module, key: str, shapes: Sequence[Sequence[int]]
+    ) -> None:
+        """Raises CaptureError when an earlier process could not capture this call."""
+
+
+class Deferrals:
+    """See the file's head. Calls of one engine may come from several threads."""
+
+    def __init__(self, context: EngineContext) -> None:
+        assert context.captures is not None
+        self._settings = context.settings
+        self._captures = context.captures
+        self._outcomes: dict[str, tuple[str, str] | Pending] = {}
+
+    def forget(self) -> None:
+        """The module is another one now."""
+        self._outcomes = {}
+
+    def defer(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
+        """Raises Deferred while the call is captured, then what came of it: CaptureError or
+        Decline. Not asked for a call whose program is in the cache; ``key`` is what it would be
+        found by."""
+        shapes = [list(map(int, t.shape)) for t in call_tensors(call)]
+        place = json.dumps([key, shapes])
+        outcome = self._outcomes.get(place)
+        if isinstance(outcome, Pending):
+            raise Deferred("RM112", "captured by another process", outcome)
+        if outcome is not None:
+            code, message = outcome
+            raise (
+                Decline(code, message) if code == NOT_POSSIBLE else CaptureError(message, code=code)
+            )
+        module = engine.module()
+        engine.raise_refusal(module, key, shapes)
+        identity = self._identity(engine, module)
+        data = pack(Job(module, call, pattern, identity, dict(self._settings.values)))
+        outcomes, pending = self._outcomes, Pending()
+        outcomes[place] = pending
+
+        def done(code: str, message: str) -> None:
+            lost = "its program is not in the compile cache"
+            outcomes[place] = code or NOT_POSSIBLE, message or lost
+            pending.settle()
+
+        self._captures.submit(data, done)
+        raise Deferred("RM112", "captured by another process", pending)
+
+    def _identity(self, engine: Capturing, module: torch.nn.Module) -> str:
+        """Raises Decline where two processes cannot be sure to mean the same module."""
+        if engine.runs_user_code():
+            raise Decline(NOT_POSSIBLE, "the model runs code that is no installed package's")
+        problem = engine.artefacts.cache.disk_problem
+        if self._settings.text("cache_mode") != "readwrite" or problem:
+            raise Decline(NOT_POSSIBLE, problem or "the compile cache is not read and written")
+        identity = engine.artefacts.identity_of(module)
+        if not identity:
+            raise Decline(NOT_POSSIBLE, engine.artefacts.bypass)
+        return identity
