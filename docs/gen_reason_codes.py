@@ -16,6 +16,7 @@ GROUPS = {
     "4": "Device",
     "5": "Correctness",
     "6": "Cache",
+    "7": "Training",
 }
 ROW = re.compile(r'RM_REASON\((RM\d{3}), "((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)"\)')
 

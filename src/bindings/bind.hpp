@@ -12,6 +12,7 @@ void bind_backend(pybind11::module_& m);  // _core.backend
 void bind_control(pybind11::module_& m);  // _core.control
 void bind_ir(pybind11::module_& m);       // _core.ir
 void bind_selfcheck(pybind11::module_& m);  // _core.SelfCheck
+void bind_autograd(pybind11::module_& m);  // _core.autograd
 void bind_program(pybind11::module_& m);  // _core.Program
 void bind_worker(pybind11::module_& m);   // _core.worker
 

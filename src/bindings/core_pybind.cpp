@@ -13,6 +13,7 @@ PYBIND11_MODULE(_core, m) {
   bind_control(m);
   bind_ir(m);
   bind_selfcheck(m);
+  bind_autograd(m);
   bind_program(m);
   rm::router::bind_router(m);
   bind_worker(m);

@@ -113,6 +113,75 @@ Ref Lowering::updated(const ir::Node& node, size_t operand) {
   return r;
 }
 
+// Makes the step that computes `value` write `state`: an element-wise one that is the only writer of
+// a buffer of its own, from which on nobody reads what the state held.
+bool Lowering::compute_into(const Ref& value, const Ref& state, const ir::Node& node) {
+  const Buffer& temp = list_.buffers[static_cast<size_t>(value.buffer)];
+  const Buffer& memory = list_.buffers[static_cast<size_t>(state.buffer)];
+  if (temp.kind != BufferKind::kTemp || value.version != 0 || !memory.donated) return false;
+  if (value.layout != state.layout || !value.layout.is_contiguous() || value.layout.offset != 0 ||
+      value.layout.num_bytes() != temp.bytes || value.layout.num_bytes() != memory.bytes) {
+    return false;
+  }
+  auto touches = [](const std::vector<Ref>& refs, int32_t buffer) {
+    return std::any_of(refs.begin(), refs.end(), [&](const Ref& r) { return r.buffer == buffer; });
+  };
+  size_t maker = list_.steps.size();
+  for (size_t s = 0; s < list_.steps.size(); ++s) {
+    if (!touches(list_.steps[s].outputs, value.buffer)) continue;
+    if (maker != list_.steps.size()) return false;  // written in parts
+    maker = s;
+  }
+  if (maker == list_.steps.size()) return false;
+  const Step& step = list_.steps[maker];
+  if (step.op != "ewise" || step.updates || step.outputs.size() != 1) return false;
+  for (const Ref& in : step.inputs) {
+    if (in.buffer == state.buffer && in.layout != state.layout) return false;
+  }
+  for (size_t s = maker + 1; s < list_.steps.size(); ++s) {
+    if (touches(list_.steps[s].inputs, state.buffer)) return false;
+  }
+  if (read_elsewhere(state.buffer, node, 0)) return false;
+
+  const int32_t from = value.buffer, version = state.version + 1;
+  auto move = [&](Ref& r) {
+    if (r.buffer == from) r.buffer = state.buffer, r.version = version;
+  };
+  for (size_t s = maker; s < list_.steps.size(); ++s) {
+    for (Ref& r : list_.steps[s].inputs) move(r);
+    for (Ref& r : list_.steps[s].outputs) move(r);
+  }
+  for (Ref& r : refs_) move(r);
+  list_.steps[maker].updates = list_.steps[maker].in_place = true;
+  return true;
+}
+
+void Lowering::assign(const ir::Node& node) {
+  const Ref state = ref(node.operands[0]), value = ref(node.operands[1]);
+  define(node.result(), value);  // moves with the value
+  if (state.layout.is_empty() || compute_into(value, state, node)) return;
+  if (list_.buffers[static_cast<size_t>(state.buffer)].donated) {
+    late_.push_back({node.result(), state, value});
+  }
+}
+
+// A value that is another state's memory has to be saved before any state is written.
+void Lowering::assign_late() {
+  for (Late& late : late_) {
+    late.value = ref(late.result);
+    if (list_.buffers[static_cast<size_t>(late.value.buffer)].kind != BufferKind::kInput) continue;
+    Ref saved = temporary(late.value.layout.dtype, late.value.layout.dims);
+    emit("copy", {}, {late.value}, {saved});
+    late.value = saved;
+  }
+  for (const Late& late : late_) {
+    Ref written = late.state;
+    ++written.version;
+    emit("copy", {}, {late.value}, {written}, true);
+    define(late.result, written);
+  }
+}
+
 // Axes along which result `result` repeats its elements, and may, become axes of one element.
 bool Lowering::collapse_repeated(size_t result, ir::Layout& layout) const {
   if (result >= request_.repeated.size() || layout.is_empty()) return false;
@@ -176,6 +245,7 @@ StepList Lowering::run() {
     }
     rule(*this, node);
   }
+  assign_late();
   claim_outputs();
   return std::move(list_);
 }

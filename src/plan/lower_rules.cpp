@@ -241,6 +241,8 @@ void in_place(Lowering& l, const Node& n) {
   l.emit(n.op, n.attrs, std::move(inputs), {out}, true);
 }
 
+void assign(Lowering& l, const Node& n) { l.assign(n); }
+
 const std::unordered_map<std::string_view, LowerRule>& rules() {
   static const std::unordered_map<std::string_view, LowerRule> table{
       {"reshape", reshape},   {"permute", permute},       {"expand", expand},
@@ -254,6 +256,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"index", index},       {"index_copy", in_place},
       {"conv", lower_conv},   {"pool", lower_images},
       {"resize", lower_images}, {"group_norm", lower_images},
+      {"assign", assign},
   };
   return table;
 }

@@ -43,10 +43,15 @@ class Lowering {
   /// operand's own memory when nothing else reads it and the caller or this plan made it for that,
   /// else a copy. What the operand held cannot be read any more.
   Ref updated(const ir::Node& node, size_t operand);
+  /// `value` as the new content of `state`: the step that computes it writes the state's memory when
+  /// nothing reads the old content from there on, else a copy does, behind all other steps.
+  void assign(const ir::Node& node);
 
  private:
   bool read_elsewhere(int32_t buffer, const ir::Node& current, size_t operand) const;
   bool is_whole_input(const Ref& r) const;
+  bool compute_into(const Ref& value, const Ref& state, const ir::Node& node);
+  void assign_late();
   void claim_outputs();
   bool collapse_repeated(size_t result, ir::Layout& layout) const;
 
@@ -54,6 +59,11 @@ class Lowering {
   StepList list_;
   std::vector<Ref> refs_;                     // by value
   std::vector<const External*> external_of_;  // by buffer; null: a temporary
+  struct Late {
+    ir::ValueId result;
+    Ref state, value;
+  };
+  std::vector<Late> late_;  // assignments left to copies behind all other steps
   size_t current_ = 0;                        // of request_.nodes: the node that is being lowered
 };
 

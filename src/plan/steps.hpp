@@ -37,7 +37,8 @@ struct Step {
   std::string op;
   ir::Attrs attrs;
   std::vector<Ref> inputs, outputs;
-  bool updates = false;  // replaces a part of its outputs' memory and keeps the rest
+  bool updates = false;  // replaces its outputs' memory, or a part of it and keeps the rest
+  bool in_place = false;  // reads an element of what it updates only before it writes that element
 };
 
 struct StepList {

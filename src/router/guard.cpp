@@ -111,7 +111,8 @@ bool Guard::counts(Kind kind, PyObject* key) const noexcept {
   static PyObject* const forward = interned("forward");
   static PyObject* const slot = interned("_compiled_call_impl");
   if (kind == Kind::kAttributes) {
-    if (key == training || key == forward || key == slot) return false;  // judged by value, or ours
+    if (key == training) return trains_;
+    if (key == forward || key == slot) return false;  // judged by value, or ours
     if (is_registry(key)) return true;
   }
   if (kind == Kind::kExact || every_name_) return true;
@@ -181,7 +182,8 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
   dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
   dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
   writes_->watch(value);
-  if (writes_->lent(value)) lent_ = weights_.size();
+  const bool numbers = !trains_ || place[0] != '\0';
+  if (numbers && writes_->lent(value)) lent_ = weights_.size();
   weights_.push_back(std::move(weight));
   return Reason::kNone;
 }
@@ -257,7 +259,7 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
   }
   if (dict.kind != Kind::kAttributes) return Reason::kNone;
   const Module& module = modules_[dict.module];
-  if (PyDict_GetItem(object, training) == Py_True && facts.minds_training(module.type)) {
+  if (!trains_ && PyDict_GetItem(object, training) == Py_True && facts.minds_training(module.type)) {
     detail_ = path_of(dict.module, training);
     return Reason::kTraining;
   }
@@ -357,6 +359,7 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   }
   if (!check_beside()) return Reason::kStructure;
   for (Weight& weight : weights_) {
+    if (trains_ && weight.place.empty()) continue;
     if (!same_weight(weight, facts)) return moved(weight, "");
   }
   return writes_->clock() == clock_ && lent_ == SIZE_MAX ? Reason::kNone : check_writes();
@@ -374,6 +377,7 @@ Reason Guard::check_writes() {
     return moved(weights_[lent_], ": its .data is held, writes through it cannot be seen");
   }
   for (const Weight& weight : weights_) {
+    if (trains_ && weight.place.empty()) continue;
     if (writes_->noted(weight.tensor.get()) <= clock_) continue;
     return moved(weight, ": an optimizer's step, or its .data was read, may have changed it");
   }

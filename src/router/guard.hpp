@@ -23,6 +23,11 @@ class Guard {
   Guard& operator=(const Guard&) = delete;
   ~Guard() { clear(); }
 
+  /// For a program that trains the tree's weights: it reads their numbers anew at every call, so
+  /// only their identity is watched, and modules may be in training mode as long as they stay so.
+  /// Called before snapshot().
+  void watch_structure_only() noexcept { trains_ = true; }
+
   /// Walks the tree below `root` (an nn.Module).  Throws pybind11 errors.  kModule: it holds
   /// something that cannot be watched, no snapshot was taken (`detail()` says what); else check().
   ///
@@ -154,6 +159,7 @@ class Guard {
   std::size_t grad_hint_ = 0;    // the weight that required grad last time
   std::string detail_;
   bool taken_ = false;
+  bool trains_ = false;  // watch_structure_only()
 };
 
 }  // namespace rm::router

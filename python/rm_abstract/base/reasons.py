@@ -12,6 +12,7 @@ _GROUPS = {
     "4": "device",
     "5": "correctness",
     "6": "cache",
+    "7": "training",
 }
 
 # Tracing, disabled(), the user's own compilation: somebody asked for the original. While another

@@ -1,0 +1,83 @@
+// One walk from the loss backwards over the nodes that lie between it and what is differentiated.
+#include "autograd/differentiate.hpp"
+
+#include "autograd/rules.hpp"
+#include "base/error.hpp"
+
+namespace rm::autograd {
+namespace {
+
+// Which values depend on one of `wrt` through floating values.
+std::vector<char> depending(const ir::Graph& graph, const std::vector<ValueId>& wrt) {
+  std::vector<char> depends(graph.num_values(), 0);
+  for (ValueId v : wrt) depends[static_cast<size_t>(v)] = 1;
+  for (const ir::Node& node : graph.nodes) {
+    bool any = false;
+    for (ValueId v : node.operands) {
+      any = any || (v != ir::kNoValue && depends[static_cast<size_t>(v)] != 0);
+    }
+    const NamedRule* row = find_rule(node.op);
+    if (!any || (row != nullptr && row->rule == nullptr)) continue;
+    for (ValueId v : node.results) {
+      depends[static_cast<size_t>(v)] = ir::is_floating(graph.type(v).dtype) ? 1 : 0;
+    }
+  }
+  return depends;
+}
+
+void check_loss(const ir::Graph& graph, ValueId loss) {
+  const ir::TensorType& type = graph.type(loss);
+  if (!ir::is_floating(type.dtype) || !type.is_static() || type.num_elements() != 1) {
+    throw Error(RM_INVALID_ARGUMENT,
+                "[autograd] expected a loss of one floating element, got " + type.str(), "RM704");
+  }
+}
+
+}  // namespace
+
+std::vector<ValueId> differentiate(ir::Graph& graph, ValueId loss,
+                                   const std::vector<ValueId>& wrt) {
+  check_loss(graph, loss);
+  const std::vector<char> depends = depending(graph, wrt);
+  auto needs = [&](ValueId v) {
+    return v != ir::kNoValue && depends[static_cast<size_t>(v)] != 0;
+  };
+  Builder b(graph);
+  std::vector<ValueId> gradient(depends.size(), ir::kNoValue);
+  if (needs(loss)) gradient[static_cast<size_t>(loss)] = b.full(graph.type(loss), 1);
+
+  const std::vector<ir::Node> forward(graph.nodes.begin(),
+                                      graph.nodes.end() - (needs(loss) ? 1 : 0));
+  for (size_t n = forward.size(); n-- > 0;) {
+    const ir::Node& node = forward[n];
+    std::vector<ValueId> dout;
+    bool reached = false;
+    for (ValueId v : node.results) {
+      dout.push_back(needs(v) ? gradient[static_cast<size_t>(v)] : ir::kNoValue);
+      reached = reached || dout.back() != ir::kNoValue;
+    }
+    if (!reached) continue;
+    const NamedRule* row = find_rule(node.op);
+    if (row == nullptr || row->rule == nullptr) {
+      throw Error(RM_UNIMPLEMENTED,
+                  "[autograd] expected an operator with a gradient, got '" + node.op + "'",
+                  "RM702");
+    }
+    std::vector<char> wanted;
+    for (ValueId v : node.operands) wanted.push_back(needs(v) ? 1 : 0);
+    std::vector<ValueId> din(node.operands.size(), ir::kNoValue);
+    Adjoint adjoint{b, node, dout, wanted, din};
+    row->rule(adjoint);
+    for (size_t i = 0; i < din.size(); ++i) {
+      if (din[i] == ir::kNoValue || wanted[i] == 0) continue;
+      ValueId& sum = gradient[static_cast<size_t>(node.operands[i])];
+      sum = sum == ir::kNoValue ? din[i] : b.add(sum, din[i]);
+    }
+  }
+  std::vector<ValueId> out;
+  out.reserve(wrt.size());
+  for (ValueId v : wrt) out.push_back(gradient[static_cast<size_t>(v)]);
+  return out;
+}
+
+}  // namespace rm::autograd

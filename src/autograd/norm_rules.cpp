@@ -1,0 +1,58 @@
+// softmax, layer_norm, rms_norm. Mean and scale of the rows are computed again from the operand.
+#include "autograd/rules.hpp"
+
+namespace rm::autograd {
+namespace {
+
+void softmax(Adjoint& a) {
+  Builder& b = a.b;
+  const int64_t axis = a.node.i_or("axis", static_cast<int64_t>(b.rank(a.x())) - 1);
+  if (a.node.i_or("log", 0) != 0) {
+    ValueId total = b.reduce("sum", a.dy(), {axis}, true);
+    a.din[0] = b.sub(a.dy(), b.mul(b.op("exp", {a.y()}), total));
+    return;
+  }
+  ValueId mean = b.reduce("sum", b.mul(a.dy(), a.y()), {axis}, true);
+  a.din[0] = b.mul(a.y(), b.sub(a.dy(), mean));
+}
+
+// The last `count` axes.
+Ints trailing(const Builder& b, ValueId v, size_t count) {
+  Ints axes;
+  for (size_t i = b.rank(v) - count; i < b.rank(v); ++i) axes.push_back(static_cast<int64_t>(i));
+  return axes;
+}
+
+// y = n w + c with n = (x - mean) r: dx = r (g - mean g - n mean(g n)) for g = dy w.
+void norm(Adjoint& a, bool centred) {
+  Builder& b = a.b;
+  const auto count = static_cast<size_t>(a.node.i_or("num_axes", 1));
+  const Ints axes = trailing(b, a.x(), count);
+  ValueId h = a.x();
+  if (centred) h = b.sub(h, b.reduce("mean", h, axes, true));
+  ValueId variance = b.reduce("mean", b.mul(h, h), axes, true);
+  ValueId r = b.op("rsqrt", {b.add(variance, a.node.f("eps"))});
+  ValueId n = b.mul(h, r);
+  if (a.wants(1)) a.give(1, b.mul(a.dy(), n));
+  if (centred && a.wants(2)) a.give(2, a.dy());
+  if (!a.wants(0)) return;
+  ValueId g = a.dy();
+  if (a.has(1)) {
+    const double offset = a.node.f_or("weight_offset", 0.0);
+    g = b.mul(g, offset == 0 ? a.x(1) : b.add(a.x(1), offset));
+  }
+  ValueId along = b.mul(n, b.reduce("mean", b.mul(g, n), axes, true));
+  ValueId rest = b.sub(g, along);
+  if (centred) rest = b.sub(rest, b.reduce("mean", g, axes, true));
+  a.din[0] = b.mul(rest, r);
+}
+void layer_norm(Adjoint& a) { norm(a, true); }
+void rms_norm(Adjoint& a) { norm(a, false); }
+
+}  // namespace
+
+std::vector<NamedRule> norm_rules() {
+  return {{"softmax", softmax}, {"layer_norm", layer_norm}, {"rms_norm", rms_norm}};
+}
+
+}  // namespace rm::autograd

@@ -1,0 +1,40 @@
+// The families' tables joined, sorted once.
+#include "autograd/rules.hpp"
+
+#include <algorithm>
+
+namespace rm::autograd {
+namespace {
+
+const std::vector<NamedRule>& table() {
+  static const std::vector<NamedRule> sorted = [] {
+    std::vector<NamedRule> all;
+    for (auto family :
+         {elementwise_rules, shape_rules, product_rules, norm_rules, indexing_rules}) {
+      std::vector<NamedRule> rows = family();
+      all.insert(all.end(), rows.begin(), rows.end());
+    }
+    std::sort(all.begin(), all.end(),
+              [](const NamedRule& a, const NamedRule& b) { return a.op < b.op; });
+    return all;
+  }();
+  return sorted;
+}
+
+}  // namespace
+
+const NamedRule* find_rule(std::string_view op) {
+  auto it = std::lower_bound(table().begin(), table().end(), op,
+                             [](const NamedRule& row, std::string_view name) { return row.op < name; });
+  return it != table().end() && it->op == op ? &*it : nullptr;
+}
+
+std::vector<std::string_view> differentiable_operators() {
+  std::vector<std::string_view> out;
+  for (const NamedRule& row : table()) {
+    if (row.rule != nullptr) out.push_back(row.op);
+  }
+  return out;
+}
+
+}  // namespace rm::autograd

@@ -1,0 +1,49 @@
+// One vector-Jacobian product a differentiable operator, by name.
+//
+// A rule gets the gradient of each result (kNoValue: nothing depends on it) and gives that of each
+// operand it is asked for, in the operand's own type. Operators without gradient (comparisons,
+// argmax, ids) are listed too, so that an operator in neither table is an error that names it.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "autograd/builder.hpp"
+
+namespace rm::autograd {
+
+struct Adjoint {
+  Builder& b;
+  const ir::Node& node;              // a copy: building moves the graph's own
+  const std::vector<ValueId>& dout;  // by result
+  const std::vector<char>& wanted;   // by operand
+  std::vector<ValueId>& din;         // by operand: what the rule gives
+
+  ValueId x(size_t i = 0) const { return node.operands[i]; }
+  ValueId y() const { return node.result(); }
+  ValueId dy() const { return dout[0]; }
+  bool wants(size_t i) const { return i < wanted.size() && wanted[i] != 0; }
+  bool has(size_t i) const { return i < node.operands.size() && x(i) != ir::kNoValue; }
+  /// Gives operand `i` a gradient of the broadcast shape.
+  void give(size_t i, ValueId gradient) { din[i] = b.sum_to(gradient, b.dims(x(i))); }
+};
+
+using Rule = void (*)(Adjoint&);
+
+struct NamedRule {
+  std::string_view op;
+  Rule rule;  // nullptr: no operand has a gradient
+};
+
+/// nullptr when the operator is in no table.
+const NamedRule* find_rule(std::string_view op);
+std::vector<std::string_view> differentiable_operators();
+
+// The tables, one a family.
+std::vector<NamedRule> elementwise_rules();
+std::vector<NamedRule> shape_rules();
+std::vector<NamedRule> product_rules();
+std::vector<NamedRule> norm_rules();
+std::vector<NamedRule> indexing_rules();
+
+}  // namespace rm::autograd

@@ -1,0 +1,159 @@
+// Weights become inputs, the backward graph and the updates follow the forward.
+#include "autograd/training_step.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "autograd/differentiate.hpp"
+#include "base/error.hpp"
+
+namespace rm::autograd {
+namespace {
+
+using ir::Dim;
+
+// torch.nn.utils.clip_grad_norm_ adds this to the norm.
+constexpr double kClipEps = 1e-6;
+
+struct Placed {
+  ValueId parameter = ir::kNoValue;
+  std::vector<ValueId> states;
+};
+
+ValueId norm_of(Builder& b, const std::vector<ValueId>& gradients) {
+  ValueId total = ir::kNoValue;
+  for (ValueId g : gradients) {
+    if (g == ir::kNoValue) continue;
+    ValueId sum = b.reduce("sum", b.mul(g, g), all_axes(b.rank(g)), false);
+    total = total == ir::kNoValue ? sum : b.add(total, sum);
+  }
+  return total == ir::kNoValue ? total : b.op("sqrt", {total});
+}
+
+class Maker {
+ public:
+  Maker(ir::Graph forward, const StepRequest& request) : request_(request) {
+    step_.graph = std::move(forward);
+  }
+
+  TrainingStep run() {
+    if (step_.graph.outputs.size() != 1) {
+      throw_invalid("[training_step] expected one result, the loss, got " +
+                    std::to_string(step_.graph.outputs.size()));
+    }
+    place_inputs();
+    const ValueId loss = step_.graph.outputs[0];
+    std::vector<ValueId> wrt;
+    for (const Placed& p : placed_) wrt.push_back(p.parameter);
+    std::vector<ValueId> gradients = differentiate(step_.graph, loss, wrt);
+    check(gradients);
+    if (request_.clip_norm) clip(gradients);
+    for (size_t i = 0; i < placed_.size(); ++i) {
+      if (gradients[i] == ir::kNoValue) {
+        step_.unused.push_back(request_.parameters[i].names[0]);
+        continue;
+      }
+      const size_t group = request_.parameters[i].group;
+      Update what{placed_[i].parameter, gradients[i], placed_[i].states,
+                  row(group, b_.dtype(placed_[i].parameter))};
+      for (ValueId v : update(b_, request_.groups[group], what)) step_.graph.outputs.push_back(v);
+    }
+    return std::move(step_);
+  }
+
+ private:
+  void place_inputs() {
+    ir::Graph& graph = step_.graph;
+    std::map<std::string, ValueId> weights;
+    for (ValueId v : graph.weights()) weights[graph.value(v).name] = v;
+    step_.hyper_rows = request_.groups.size() + (request_.clip_norm ? 1 : 0);
+    step_.hyper_columns = columns(request_.groups.at(0).algorithm).size();
+    hyper_ = graph.add_input("hyper", {ir::DType::kF64,
+                                       {Dim(static_cast<int64_t>(step_.hyper_rows)),
+                                        Dim(static_cast<int64_t>(step_.hyper_columns))}});
+    for (const Trained& trained : request_.parameters) placed_.push_back(place(trained, weights));
+    for (const auto& [name, v] : weights) {
+      graph.replace_all_uses(v, graph.add_input(name, graph.type(v)));
+      step_.frozen.push_back(name);
+    }
+  }
+
+  Placed place(const Trained& trained, std::map<std::string, ValueId>& weights) {
+    ir::Graph& graph = step_.graph;
+    const std::string& name = trained.names.at(0);
+    Placed placed;
+    ir::TensorType type;
+    for (const std::string& alias : trained.names) {
+      auto found = weights.find(alias);
+      if (found == weights.end()) {
+        throw_invalid("[training_step] expected weights of the forward, got '" + alias + "'");
+      }
+      type = graph.type(found->second);
+      if (placed.parameter == ir::kNoValue) {
+        placed.parameter = graph.add_input(name, type, true);
+      }
+      graph.replace_all_uses(found->second, placed.parameter);
+      weights.erase(found);
+    }
+    if (type.dtype != ir::DType::kF32 && type.dtype != ir::DType::kF64) {
+      throw Error(RM_UNIMPLEMENTED,
+                  "[training_step] expected parameters of f32 or f64, got " + type.str() + " for '" +
+                      name + "'",
+                  "RM703");
+    }
+    for (const std::string& state : states(request_.groups.at(trained.group))) {
+      placed.states.push_back(graph.add_input(name + "." + state, type, true));
+    }
+    return placed;
+  }
+
+  void check(const std::vector<ValueId>& gradients) const {
+    if (std::all_of(gradients.begin(), gradients.end(),
+                    [](ValueId g) { return g == ir::kNoValue; })) {
+      throw Error(RM_INVALID_ARGUMENT,
+                  "[training_step] expected a loss that depends on a trained parameter, got none",
+                  "RM704");
+    }
+  }
+
+  void clip(std::vector<ValueId>& gradients) {
+    ValueId norm = norm_of(b_, gradients);
+    step_.graph.outputs.push_back(norm);
+    ValueId most = hyper(request_.groups.size(), 0, b_.dtype(norm));
+    ValueId factor = b_.op("minimum", {b_.div(most, b_.add(norm, kClipEps)), b_.number(norm, 1)});
+    for (ValueId& g : gradients) {
+      if (g != ir::kNoValue) g = b_.mul(g, b_.cast(factor, b_.dtype(g)));
+    }
+  }
+
+  ValueId hyper(size_t row, size_t column, ir::DType dtype) {
+    const auto r = static_cast<int64_t>(row), c = static_cast<int64_t>(column);
+    auto [table, fresh] = tables_.try_emplace(dtype, ir::kNoValue);
+    if (fresh) table->second = b_.cast(hyper_, dtype);
+    return b_.reshape(b_.slice(b_.slice(table->second, 0, r, r + 1), 1, c, c + 1), {});
+  }
+
+  const std::vector<ValueId>& row(size_t group, ir::DType dtype) {
+    std::vector<ValueId>& cells = rows_[{group, dtype}];
+    for (size_t c = cells.size(); c < step_.hyper_columns; ++c) {
+      cells.push_back(hyper(group, c, dtype));
+    }
+    return cells;
+  }
+
+  const StepRequest& request_;
+  TrainingStep step_;
+  Builder b_{step_.graph};
+  ValueId hyper_ = ir::kNoValue;
+  std::map<ir::DType, ValueId> tables_;  // `hyper` by element type
+  std::vector<Placed> placed_;
+  std::map<std::pair<size_t, ir::DType>, std::vector<ValueId>> rows_;
+};
+
+}  // namespace
+
+TrainingStep training_step(ir::Graph forward, const StepRequest& request) {
+  return Maker(std::move(forward), request).run();
+}
+
+}  // namespace rm::autograd

@@ -1,0 +1,138 @@
+// _core.autograd: gradients and training steps as programs in their text form.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+
+#include "autograd/differentiate.hpp"
+#include "autograd/rules.hpp"
+#include "autograd/training_step.hpp"
+#include "base/error.hpp"
+#include "bindings/bind.hpp"
+#include "ir/text.hpp"
+#include "ir/verify.hpp"
+#include "ops/evaluate.hpp"
+#include "ops/registry.hpp"
+
+namespace rm::bindings {
+
+namespace py = pybind11;
+
+namespace {
+
+using Sizes = std::map<std::string, int64_t>;
+
+ir::Graph static_graph(const std::string& text, const Sizes& sizes) {
+  ir::Graph graph = ir::substitute(ir::parse(text), {sizes.begin(), sizes.end()});
+  ir::verify(graph);
+  ops::infer_and_check(graph);
+  return graph;
+}
+
+std::string finished(ir::Graph& graph) {
+  graph.compact();
+  ir::verify(graph);
+  ops::infer_and_check(graph);
+  return ir::print(graph);
+}
+
+autograd::GroupRule rule_of(const py::dict& row) {
+  auto flag = [&](const char* name) { return row.contains(name) && row[name].cast<bool>(); };
+  autograd::GroupRule rule;
+  const auto algorithm = row["algorithm"].cast<std::string>();
+  if (algorithm != "sgd" && algorithm != "adam") {
+    throw_invalid("[training_step] expected algorithm sgd or adam, got '" + algorithm + "'");
+  }
+  rule.algorithm = algorithm == "sgd" ? autograd::Algorithm::kSgd : autograd::Algorithm::kAdam;
+  rule.momentum = flag("momentum");
+  rule.nesterov = flag("nesterov");
+  rule.weight_decay = flag("weight_decay");
+  rule.decoupled = flag("decoupled");
+  rule.amsgrad = flag("amsgrad");
+  rule.maximize = flag("maximize");
+  return rule;
+}
+
+using Trained = std::vector<std::pair<std::vector<std::string>, size_t>>;
+
+py::dict training_step(const std::string& text, const Sizes& sizes, const Trained& parameters,
+                       const py::list& groups, bool clip_norm) {
+  autograd::StepRequest request;
+  for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
+  for (const py::handle row : groups) request.groups.push_back(rule_of(row.cast<py::dict>()));
+  request.clip_norm = clip_norm;
+  autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
+  py::dict out;
+  out["text"] = finished(step.graph);
+  out["frozen"] = step.frozen;
+  out["unused"] = step.unused;
+  out["hyper"] = py::make_tuple(step.hyper_rows, step.hyper_columns);
+  return out;
+}
+
+std::string differentiate(const std::string& text, const std::vector<size_t>& wrt) {
+  ir::Graph graph = static_graph(text, {});
+  if (graph.outputs.size() != 1) throw_invalid("[differentiate] expected one result");
+  std::vector<ir::ValueId> values;
+  for (size_t i : wrt) values.push_back(graph.inputs().at(i));
+  for (ir::ValueId v : autograd::differentiate(graph, graph.outputs[0], values)) {
+    if (v == ir::kNoValue) throw_invalid("[differentiate] expected a result that depends on it");
+    graph.outputs.push_back(v);
+  }
+  return finished(graph);
+}
+
+std::vector<std::vector<double>> evaluate(const std::string& text,
+                                          const std::vector<std::vector<double>>& inputs) {
+  const ir::Graph graph = static_graph(text, {});
+  if (inputs.size() != graph.inputs().size()) {
+    throw_invalid("[evaluate] expected " + std::to_string(graph.inputs().size()) + " inputs");
+  }
+  std::vector<ops::HostTensor> tensors;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const ir::TensorType& type = graph.type(graph.inputs()[i]);
+    if (static_cast<int64_t>(inputs[i].size()) != type.num_elements()) {
+      throw_invalid("[evaluate] expected " + type.str() + " for input " + std::to_string(i));
+    }
+    tensors.push_back(ops::from_doubles(type, inputs[i]));
+  }
+  std::vector<std::vector<double>> out;
+  for (const ops::HostTensor& t : ops::evaluate(graph, tensors)) out.push_back(ops::to_doubles(t));
+  return out;
+}
+
+}  // namespace
+
+void bind_autograd(py::module_& m) {
+  py::module_ a = m.def_submodule("autograd", "Gradients and training steps as programs.");
+  a.def("training_step", &training_step, py::arg("text"), py::arg("sizes"), py::arg("parameters"),
+        py::arg("groups"), py::arg("clip_norm") = false,
+        "The step of a forward whose result is the loss: text, frozen, unused, hyper (rows, columns). "
+        "parameters: [(names of one weight, group)]. sizes: of the symbols.");
+  a.def("columns", [](const std::string& algorithm) {
+    return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
+                                                : autograd::Algorithm::kAdam);
+  }, py::arg("algorithm"), "What a row of the step's input `hyper` holds, in order.");
+  a.def("states", [](const py::dict& group) { return autograd::states(rule_of(group)); },
+        py::arg("group"), "Names of one parameter's state tensors, in the order of the inputs.");
+  a.def("differentiate", &differentiate, py::arg("text"), py::arg("wrt"),
+        "The program with the gradients of its scalar result by these inputs as further results.");
+  a.def("evaluate", &evaluate, py::arg("text"), py::arg("inputs"),
+        "Reference evaluation of a static program without weights, elements as doubles.");
+  a.def("differentiable", [] {
+    std::vector<std::string> out;
+    for (auto name : autograd::differentiable_operators()) out.emplace_back(name);
+    return out;
+  }, "Operators that have a gradient.");
+  a.def("without_gradient", [] {
+    std::vector<std::string> out;
+    for (const ops::OpDef* def : ops::all()) {
+      const autograd::NamedRule* row = autograd::find_rule(def->name);
+      if (row == nullptr || row->rule == nullptr) out.emplace_back(def->name);
+    }
+    return out;
+  }, "All other operators.");
+}
+
+}  // namespace rm::bindings
