@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from rm_abstract.executable import Executable
     from rm_abstract.report import Report
     from rm_abstract.session import Session
+    from rm_abstract.training.step import TrainingStep
 
 __all__ = [
     "accelerate",
     "backends",
     "compile",
+    "compile_step",
     "current_device",
     "devices",
     "disabled",
@@ -205,6 +207,35 @@ def compile(
         args, kwargs = _call_of(example_inputs)
         executable.prepare(*args, **kwargs)
     return executable
+
+
+def compile_step(
+    model: Any,
+    loss_fn: Any,
+    optimizer: Any,
+    *,
+    clip_norm: float | None = None,
+    options: dict[str, Any] | None = None,
+) -> TrainingStep:
+    """A training step of an ordinary module, its loss and its optimizer as one compiled program.
+
+    ``step(inputs, *targets)`` does what ``optimizer.zero_grad(); loss.backward();
+    optimizer.step()`` does for ``loss = loss_fn(model(inputs), *targets)`` and returns the loss, a
+    scalar without gradient. ``inputs``: a tensor, a tuple of positional or a dict of keyword
+    arguments; without a ``loss_fn`` the model's output has a field ``loss``. ``clip_norm``:
+    gradients are clipped to this norm as by ``torch.nn.utils.clip_grad_norm_``; ``step.grad_norm``
+    is what it was before.
+
+    Parameters and optimiser state stay the tensors they are and are updated in place; gradients
+    (``.grad``) are None after a step. What cannot be compiled (CPU only; SGD, Adam and AdamW;
+    float32 and float64) runs eager, with the reason in ``step.report()``; with ``options``
+    {"fallback": "error"} it raises Error instead.
+    """
+    from rm_abstract.training.step import TrainingStep
+
+    given = dict(options or {})
+    settings = config.resolve({"fallback": given.pop("fallback", None), "compile_options": given})
+    return TrainingStep(model, loss_fn, optimizer, settings, clip_norm)
 
 
 def _call_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -44,8 +44,11 @@ class Builder {
   ValueId add(ValueId a, ValueId b) { return op("add", {a, b}); }
   ValueId sub(ValueId a, ValueId b) { return op("sub", {a, b}); }
   ValueId mul(ValueId a, ValueId b) { return op("mul", {a, b}); }
-  ValueId mul(ValueId a, double b) { return op("mul", {a, number(a, b)}); }
-  ValueId add(ValueId a, double b) { return op("add", {a, number(a, b)}); }
+  // Numbers have functions of their own: an integer literal would be taken for a value's id.
+  ValueId scaled(ValueId a, double b) { return op("mul", {a, number(a, b)}); }
+  ValueId plus(ValueId a, double b) { return op("add", {a, number(a, b)}); }
+  ValueId add(ValueId a, double b) = delete;
+  ValueId mul(ValueId a, double b) = delete;
   ValueId div(ValueId a, ValueId b) { return op("div", {a, b}); }
   ValueId neg(ValueId a) { return op("neg", {a}); }
   ValueId where(ValueId c, ValueId a, ValueId b) { return op("where", {c, a, b}); }

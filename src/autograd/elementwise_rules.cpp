@@ -13,10 +13,10 @@ void neg(Adjoint& a) { a.give(0, a.b.neg(a.dy())); }
 void abs(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.b.op("sign", {a.x()}))); }
 void exp(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.y())); }
 void log(Adjoint& a) { a.give(0, a.b.div(a.dy(), a.x())); }
-void sqrt(Adjoint& a) { a.give(0, a.b.div(a.dy(), a.b.mul(a.y(), 2))); }
+void sqrt(Adjoint& a) { a.give(0, a.b.div(a.dy(), a.b.scaled(a.y(), 2))); }
 void rsqrt(Adjoint& a) {
   ValueId cube = a.b.mul(a.b.mul(a.y(), a.y()), a.y());
-  a.give(0, a.b.mul(a.dy(), a.b.mul(cube, -0.5)));
+  a.give(0, a.b.mul(a.dy(), a.b.scaled(cube, -0.5)));
 }
 void sin(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.b.op("cos", {a.x()}))); }
 void cos(Adjoint& a) { a.give(0, a.b.neg(a.b.mul(a.dy(), a.b.op("sin", {a.x()})))); }
@@ -25,21 +25,22 @@ void tanh(Adjoint& a) {
 }
 void erf(Adjoint& a) {
   ValueId bell = a.b.op("exp", {a.b.neg(a.b.mul(a.x(), a.x()))});
-  a.give(0, a.b.mul(a.dy(), a.b.mul(bell, 2 * std::numbers::inv_sqrtpi)));
+  a.give(0, a.b.mul(a.dy(), a.b.scaled(bell, 2 * std::numbers::inv_sqrtpi)));
 }
 void sigmoid(Adjoint& a) {
   a.give(0, a.b.mul(a.dy(), a.b.mul(a.y(), a.b.sub(a.b.number(a.y(), 1), a.y()))));
 }
-// From the result, so that the operand need not be kept.
+// From the result, so that the operand need not be kept. Behind a NaN the gradient passes.
 void relu(Adjoint& a) {
-  a.give(0, a.b.keep_where(a.b.op("gt", {a.y(), a.b.number(a.y(), 0)}), a.dy()));
+  const ValueId zero = a.b.number(a.y(), 0);
+  a.give(0, a.b.where(a.b.op("le", {a.y(), zero}), zero, a.dy()));
 }
 // x Phi(x): Phi(x) + x phi(x).
 void gelu(Adjoint& a) {
   Builder& b = a.b;
   ValueId x = a.x();
-  ValueId cdf = b.mul(b.add(b.op("erf", {b.mul(x, 1 / std::numbers::sqrt2)}), 1), 0.5);
-  ValueId pdf = b.mul(b.op("exp", {b.mul(b.mul(x, x), -0.5)}),
+  ValueId cdf = b.scaled(b.plus(b.op("erf", {b.scaled(x, 1 / std::numbers::sqrt2)}), 1), 0.5);
+  ValueId pdf = b.scaled(b.op("exp", {b.scaled(b.mul(x, x), -0.5)}),
                       std::numbers::inv_sqrtpi / std::numbers::sqrt2);
   a.give(0, b.mul(a.dy(), b.add(cdf, b.mul(x, pdf))));
 }
@@ -48,22 +49,22 @@ void gelu_tanh(Adjoint& a) {
   Builder& b = a.b;
   ValueId x = a.x(), square = b.mul(x, x);
   const double c = std::numbers::sqrt2 * std::numbers::inv_sqrtpi;
-  ValueId t = b.op("tanh", {b.mul(b.mul(x, b.add(b.mul(square, 0.044715), 1)), c)});
-  ValueId slope = b.mul(b.add(b.mul(square, 3 * 0.044715), 1), c);
+  ValueId t = b.op("tanh", {b.scaled(b.mul(x, b.plus(b.scaled(square, 0.044715), 1)), c)});
+  ValueId slope = b.scaled(b.plus(b.scaled(square, 3 * 0.044715), 1), c);
   ValueId second = b.mul(b.mul(x, b.sub(b.number(t, 1), b.mul(t, t))), slope);
-  a.give(0, b.mul(a.dy(), b.mul(b.add(b.add(t, 1), second), 0.5)));
+  a.give(0, b.mul(a.dy(), b.scaled(b.add(b.plus(t, 1), second), 0.5)));
 }
 // x s: s (1 + x (1 - s)).
 void silu(Adjoint& a) {
   Builder& b = a.b;
   ValueId s = b.op("sigmoid", {a.x()});
-  ValueId inner = b.add(b.mul(a.x(), b.sub(b.number(s, 1), s)), 1);
+  ValueId inner = b.plus(b.mul(a.x(), b.sub(b.number(s, 1), s)), 1);
   a.give(0, b.mul(a.dy(), b.mul(s, inner)));
 }
 void softplus(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.b.op("sigmoid", {a.x()}))); }
 void reciprocal(Adjoint& a) { a.give(0, a.b.neg(a.b.mul(a.dy(), a.b.mul(a.y(), a.y())))); }
-void log1p(Adjoint& a) { a.give(0, a.b.div(a.dy(), a.b.add(a.x(), 1))); }
-void expm1(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.b.add(a.y(), 1))); }
+void log1p(Adjoint& a) { a.give(0, a.b.div(a.dy(), a.b.plus(a.x(), 1))); }
+void expm1(Adjoint& a) { a.give(0, a.b.mul(a.dy(), a.b.plus(a.y(), 1))); }
 
 // ---- binary ------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ void pow(Adjoint& a) {
   Builder& b = a.b;
   ValueId base = a.x(0), exponent = a.x(1), zero = b.number(base, 0);
   if (a.wants(0)) {  // x^0 has slope 0 also where x is 0
-    ValueId slope = b.mul(exponent, b.op("pow", {base, b.add(exponent, -1)}));
+    ValueId slope = b.mul(exponent, b.op("pow", {base, b.plus(exponent, -1)}));
     ValueId flat = b.op("eq", {exponent, zero});
     a.give(0, b.where(flat, zero, b.mul(a.dy(), slope)));
   }
@@ -96,20 +97,22 @@ void pow(Adjoint& a) {
     a.give(1, b.where(flat, zero, b.mul(a.dy(), b.mul(a.y(), b.op("log", {base})))));
   }
 }
-// The greater takes the gradient; equals share it. A literal bound is a clamp: its ties pass whole.
-void extreme(Adjoint& a, const char* wins) {
+// The greater takes the gradient, equals share it. A literal bound is a clamp: its ties pass whole.
+void extreme(Adjoint& a, const char* loses, const char* reaches) {
   Builder& b = a.b;
   for (size_t i : {size_t{0}, size_t{1}}) {
     if (!a.wants(i)) continue;
     ValueId mine = a.x(i), other = a.x(1 - i);
-    const double share = b.graph().is_constant(other) ? 1.0 : 0.5;
-    ValueId won = b.keep_where(b.op(wins, {mine, other}), a.dy());
-    ValueId tied = b.keep_where(b.op("eq", {mine, other}), b.mul(a.dy(), share));
-    a.give(i, b.add(won, tied));
+    if (b.graph().is_constant(other)) {
+      a.give(i, b.keep_where(b.op(reaches, {mine, other}), a.dy()));
+      continue;
+    }
+    ValueId shared = b.where(b.op("eq", {mine, other}), b.scaled(a.dy(), 0.5), a.dy());
+    a.give(i, b.where(b.op(loses, {mine, other}), b.number(shared, 0), shared));
   }
 }
-void maximum(Adjoint& a) { extreme(a, "gt"); }
-void minimum(Adjoint& a) { extreme(a, "lt"); }
+void maximum(Adjoint& a) { extreme(a, "lt", "ge"); }
+void minimum(Adjoint& a) { extreme(a, "gt", "le"); }
 void remainder(Adjoint& a) {
   if (a.wants(0)) a.give(0, a.dy());
   if (a.wants(1)) {

@@ -42,8 +42,8 @@ void index(Adjoint& a) {
     const int64_t size = full[first + k].value();
     ValueId id = b.cast(a.x(k + 1), ir::DType::kI64);
     ValueId negative = b.op("lt", {id, b.number(id, 0)});
-    id = b.where(negative, b.add(id, static_cast<double>(size)), id);
-    flat = flat == ir::kNoValue ? id : b.add(b.mul(flat, static_cast<double>(size)), id);
+    id = b.where(negative, b.plus(id, static_cast<double>(size)), id);
+    flat = flat == ir::kNoValue ? id : b.add(b.scaled(flat, static_cast<double>(size)), id);
     total *= size;
   }
   const Dims points = b.dims(flat);

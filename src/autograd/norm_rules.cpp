@@ -31,7 +31,7 @@ void norm(Adjoint& a, bool centred) {
   ValueId h = a.x();
   if (centred) h = b.sub(h, b.reduce("mean", h, axes, true));
   ValueId variance = b.reduce("mean", b.mul(h, h), axes, true);
-  ValueId r = b.op("rsqrt", {b.add(variance, a.node.f("eps"))});
+  ValueId r = b.op("rsqrt", {b.plus(variance, a.node.f("eps"))});
   ValueId n = b.mul(h, r);
   if (a.wants(1)) a.give(1, b.mul(a.dy(), n));
   if (centred && a.wants(2)) a.give(2, a.dy());
@@ -39,7 +39,7 @@ void norm(Adjoint& a, bool centred) {
   ValueId g = a.dy();
   if (a.has(1)) {
     const double offset = a.node.f_or("weight_offset", 0.0);
-    g = b.mul(g, offset == 0 ? a.x(1) : b.add(a.x(1), offset));
+    g = b.mul(g, offset == 0 ? a.x(1) : b.plus(a.x(1), offset));
   }
   ValueId along = b.mul(n, b.reduce("mean", b.mul(g, n), axes, true));
   ValueId rest = b.sub(g, along);

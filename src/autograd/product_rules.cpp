@@ -50,7 +50,7 @@ ValueId groups_of(Builder& b, ValueId v, const Dims& wanted) {
 // The probabilities again, from the scores; a row with every key masked has none.
 ValueId probabilities(Adjoint& a, ValueId keys) {
   Builder& b = a.b;
-  ValueId scores = b.mul(b.matmul(a.x(0), b.transpose(keys)), a.node.f("scale"));
+  ValueId scores = b.scaled(b.matmul(a.x(0), b.transpose(keys)), a.node.f("scale"));
   const ValueId never = b.number(scores, -std::numeric_limits<double>::infinity());
   if (a.node.i_or("is_causal", 0) != 0) {
     const int64_t rows = b.size(scores, 2), columns = b.size(scores, 3);
@@ -77,7 +77,7 @@ void sdpa(Adjoint& a) {
   ValueId mean = b.reduce("sum", b.mul(a.dy(), a.y()), {3}, true);
   ValueId ds = b.mul(p, b.sub(dp, mean));
   if (a.wants(3)) a.give(3, ds);
-  ValueId scaled = b.mul(ds, a.node.f("scale"));
+  ValueId scaled = b.scaled(ds, a.node.f("scale"));
   if (a.wants(0)) a.din[0] = b.matmul(scaled, keys);
   if (a.wants(1)) {
     a.din[1] = groups_of(b, b.matmul(b.transpose(scaled), a.x(0)), b.dims(a.x(1)));

@@ -92,7 +92,7 @@ void reduce(Adjoint& a) {
     for (int64_t axis : a.node.ints("axes")) {
       count *= static_cast<double>(dims[static_cast<size_t>(axis)].value());
     }
-    a.din[0] = b.expand(b.mul(dy, 1 / count), dims);
+    a.din[0] = b.expand(b.scaled(dy, 1 / count), dims);
   } else if (kind == "max" || kind == "min") {  // equals share, as torch's amax does
     ValueId hit = b.cast(b.op("eq", {a.x(), kept(a, a.y())}), b.dtype(dy));
     ValueId count = b.reduce("sum", hit, a.node.ints("axes"), true);

@@ -47,6 +47,7 @@ class Maker {
     for (const Placed& p : placed_) wrt.push_back(p.parameter);
     std::vector<ValueId> gradients = differentiate(step_.graph, loss, wrt);
     check(gradients);
+    for (ir::Node& node : step_.graph.nodes) node.attrs.erase("padding_idx");  // read by the rule
     if (request_.clip_norm) clip(gradients);
     for (size_t i = 0; i < placed_.size(); ++i) {
       if (gradients[i] == ir::kNoValue) {
@@ -120,7 +121,7 @@ class Maker {
     ValueId norm = norm_of(b_, gradients);
     step_.graph.outputs.push_back(norm);
     ValueId most = hyper(request_.groups.size(), 0, b_.dtype(norm));
-    ValueId factor = b_.op("minimum", {b_.div(most, b_.add(norm, kClipEps)), b_.number(norm, 1)});
+    ValueId factor = b_.op("minimum", {b_.div(most, b_.plus(norm, kClipEps)), b_.number(norm, 1)});
     for (ValueId& g : gradients) {
       if (g != ir::kNoValue) g = b_.mul(g, b_.cast(factor, b_.dtype(g)));
     }

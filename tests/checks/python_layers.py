@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hooks",),
     ("session",),
     ("report",),
+    ("training",),
     ("api", "executable", "quality", "ahead", "cache", "doors"),
     ("",),  # the package itself: the public names
     (

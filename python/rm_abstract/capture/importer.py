@@ -60,13 +60,20 @@ class ImportedProgram:
 
 
 def import_program(
-    ep: ExportedProgram, strip: str = "", donated: Collection[int] = ()
+    ep: ExportedProgram,
+    strip: str = "",
+    donated: Collection[int] = (),
+    *,
+    for_training: bool = False,
 ) -> ImportedProgram:
     """Imports `ep`; `strip` is removed from the front of parameter names.
 
-    The program may write the memory of the inputs numbered in `donated`.
+    The program may write the memory of the inputs numbered in `donated`. `for_training` notes what
+    only gradients depend on.
     """
-    return _Importer(ep, strip, donated).run()
+    importer = _Importer(ep, strip, donated)
+    importer.b.for_training = for_training
+    return importer.run()
 
 
 def is_inplace(ep: ExportedProgram) -> bool:

@@ -110,6 +110,7 @@ class IrBuilder:
         self._nodes: list[str] = []
         self._seen: dict[str, list[Value]] = {}
         self._next = 0
+        self.for_training = False  # nodes carry what only their gradients depend on
 
     def type_text(self, dtype: str, dims: Sequence[Dim]) -> str:
         return f"{dtype}[{','.join(self.symbols.text(d) for d in dims)}]"

@@ -131,7 +131,13 @@ def _rms_norm(c: Call) -> Value | None:
 
 def _embedding(c: Call) -> Value:
     table, ids = c.value("weight"), c.value("indices")
-    return c.b.op("embedding", [table, ids], table.dtype, c.dims)
+    never = c["padding_idx"]  # a row that is not trained
+    attrs = (
+        {"padding_idx": int(never)}
+        if c.b.for_training and isinstance(never, int) and never >= 0
+        else {}
+    )
+    return c.b.op("embedding", [table, ids], table.dtype, c.dims, **attrs)
 
 
 def _sdpa(c: Call) -> Value | None:

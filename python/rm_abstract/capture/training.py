@@ -1,0 +1,100 @@
+"""The forward and the loss of a training step in the text form of the IR, for one set of sizes.
+
+torch.export traces with gradients enabled, so a model sees what it sees in eager. What changes
+gradients without changing values (detach, no_grad inside forward) is looked for here, because the
+IR has values only.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from rm_abstract.base.decline import Decline
+from rm_abstract.capture import budget, export
+from rm_abstract.capture.errors import CaptureError
+from rm_abstract.capture.importer import import_program, is_inplace, source_line
+
+_SECONDS = 60.0  # a step is captured once and run often
+# Gradients stop here, or go to one of several equal elements, which values do not show.
+_STOPS = {"aten.detach.default", "aten.detach_.default", "aten.alias_copy.default"}
+_CHOOSES = {"aten.max.dim", "aten.min.dim"}
+
+
+@dataclass
+class Forward:
+    """`ir` gives the loss; its inputs are the tensors of the batch in order."""
+
+    ir: str
+    weights: list[str]  # names in the captured module
+    constants: dict[str, torch.Tensor]
+
+
+def capture_forward(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor], trained: Collection[str]
+) -> Forward:
+    """Captures ``module(list of tensors)``, which returns the loss, a tensor.
+
+    ``trained`` are names of parameters. Raises Decline or CaptureError; changes nothing.
+    """
+    shadow = export._shadow(module)
+    with export._ONE_AT_A_TIME, ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(export._quietly())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        try:
+            with budget.Deadline(_SECONDS):
+                program = torch.export.export(
+                    shadow, ([t.detach() for t in tensors],), strict=False
+                )
+        except (CaptureError, Decline):
+            raise
+        except Exception as error:  # torch raises many types here; the cause is kept
+            if budget.is_too_long(error):
+                raise Decline("RM208", f"no end after {_SECONDS:.0f} s") from error
+            raise export._export_error(module, error) from error
+        _check_gradients(program, trained)
+        if is_inplace(program):
+            program = program.run_decompositions({})
+    imported = import_program(program, for_training=True)
+    return Forward(imported.text, imported.weights, imported.constants)
+
+
+def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None:
+    """Raises Decline where something on the way of a gradient is not in the values."""
+    specs = program.graph_signature.input_specs
+    names = [str(s.target) if s.kind is InputKind.PARAMETER else "" for s in specs]
+    flows: set[Any] = set()
+    at = 0
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            if names[at] in trained:
+                flows.add(node)
+            at += 1
+            continue
+        if not any(n in flows for n in node.all_input_nodes):
+            continue
+        name = str(node.target)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise Decline("RM706", f"the region {name} ({source_line(node)})")
+        if name in _STOPS:
+            raise Decline("RM706", f"{name} ({source_line(node)})")
+        if name in _CHOOSES:
+            raise Decline("RM702", f"{name} ({source_line(node)})")
+        if _is_float(node.meta.get("val")):
+            flows.add(node)
+
+
+def _is_float(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_is_float(v) for v in value)
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,85 @@
+"""The gate of a step: did the program do to copies what eager did to the tensors themselves?
+
+The loss and the optimiser's moments are compared with eager's: they are smooth in the gradients. A
+parameter under Adam is not (an element whose gradient is rounding noise moves by the learning rate
+either way), so its new value is compared with what the optimiser's formula makes of the program's
+own moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rm_abstract.training.optimizers import Rule
+
+_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-7}  # of a change, relative to the largest
+_LOSS = {torch.float32: 1e-4, torch.float64: 1e-9}
+_SMALL = 1e-2  # a tensor whose changes are below this part of the largest counts as that large
+
+
+def differs(
+    loss: torch.Tensor,
+    reference: torch.Tensor,
+    before: Sequence[Sequence[torch.Tensor]],
+    now: Sequence[Sequence[torch.Tensor]],
+    eager: Sequence[Sequence[torch.Tensor]],
+    rules: Sequence[Rule],
+    rows: Sequence[Sequence[float]],
+    names: Sequence[str],
+) -> str:
+    """What differs, or "". By parameter: itself and its states, before, after both."""
+    ours, theirs = float(loss), float(reference)
+    if (ours != ours) != (theirs != theirs):
+        return f"the loss is {ours}, eager's {theirs}"
+    if theirs != theirs:
+        return ""  # NaN both: nothing to compare
+    if abs(ours - theirs) > _LOSS.get(loss.dtype, 1e-4) * max(abs(theirs), 1e-3):
+        return f"the loss is {ours}, eager's {theirs}"
+    compared = [1 if len(b) > 1 else 0 for b in before]
+    changes = [
+        float((e[k] - b[k]).abs().max()) if b[k].numel() else 0.0
+        for b, e, k in zip(before, eager, compared, strict=True)
+    ]
+    largest = max((c for c in changes if c == c), default=0.0)
+    for i, (b, n, e) in enumerate(zip(before, now, eager, strict=True)):
+        k = compared[i]
+        if not b[k].numel():
+            continue
+        tolerance = _TOLERANCE[b[k].dtype]
+        scale = max(changes[i], _SMALL * largest)
+        noise = 8 * torch.finfo(b[k].dtype).eps * float(b[k].abs().max())
+        error = (n[k] - e[k]).abs()
+        same_nan = torch.equal(n[k].isnan(), e[k].isnan())
+        if not same_nan or float(error.nan_to_num(0.0).max()) > tolerance * scale + noise:
+            return f"{names[i]}: {float(error.max()):.3g} apart after a change of {scale:.3g}"
+        if k == 0:
+            continue
+        wanted = _updated(b, n, rules[i], rows[i])
+        error = (n[0] - wanted).abs()
+        change = float((wanted - b[0]).abs().max())
+        noise = 8 * torch.finfo(b[0].dtype).eps * float(b[0].abs().max())
+        if float(error.nan_to_num(0.0).max()) > tolerance * change + noise:
+            return f"{names[i]}: its update is {float(error.max()):.3g} away from the formula"
+    return ""
+
+
+def _updated(
+    before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], rule: Rule, row: Sequence[float]
+) -> torch.Tensor:
+    """The new parameter from the old one and the new states; ``row`` as in optimizers.numbers."""
+    p = before[0].double()
+    if rule.algorithm == "adam":
+        decay, keep, *_, eps, size, root = row
+        if rule.weight_decay and rule.decoupled:
+            p = p * keep
+        second = now[3] if rule.amsgrad else now[2]
+        return p - size * now[1].double() / (second.double().sqrt() / root + eps)
+    lr, _, momentum, undamped = row
+    buffer = now[1].double()
+    if not rule.nesterov:
+        return p - lr * buffer
+    # buffer' = momentum buffer + undamped g, so g is what remains of it.
+    g = (buffer - momentum * before[1].double()) / undamped
+    return p - lr * (g + momentum * buffer)

@@ -1,0 +1,151 @@
+"""torch.optim's optimisers as the step's program sees them: rules, numbers, states.
+
+The optimiser stays the owner of everything: its groups are read at every step, its state tensors
+are updated in place, its counters are advanced after a step that succeeded.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks as _GLOBAL_POST_HOOKS
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _GLOBAL_PRE_HOOKS
+
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+
+_ADAM = (torch.optim.Adam, torch.optim.AdamW)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What changes the formula of one parameter group; everything else is a number per step."""
+
+    algorithm: str  # "sgd" or "adam"
+    momentum: bool = False
+    nesterov: bool = False
+    weight_decay: bool = False
+    decoupled: bool = False
+    amsgrad: bool = False
+    maximize: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def _number(group: dict[str, Any], name: str) -> float:
+    value = group[name]
+    if isinstance(value, torch.Tensor) or not isinstance(value, (int, float)):
+        raise Decline("RM701", f"{name} is a {type(value).__name__} and no number")
+    return float(value)
+
+
+def check(optimizer: torch.optim.Optimizer) -> None:
+    """Raises Decline for an optimiser whose step does more than a program would."""
+    kind = type(optimizer)
+    if kind not in (torch.optim.SGD, *_ADAM):
+        raise Decline("RM701", f"{kind.__module__}.{kind.__qualname__}")
+    if (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _GLOBAL_PRE_HOOKS
+        or _GLOBAL_POST_HOOKS
+    ):
+        raise Decline("RM701", "hooks of the optimizer's step")
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise Decline("RM701", "the optimizer's step was replaced")
+
+
+def rules(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
+    """The rule of every group. Raises Decline for settings that have none."""
+    adam = isinstance(optimizer, _ADAM)
+    found = []
+    for group in optimizer.param_groups:
+        if group.get("differentiable") or group.get("capturable"):
+            raise Decline("RM701", "differentiable or capturable")
+        decay = _number(group, "weight_decay") != 0
+        maximize = bool(group.get("maximize"))
+        if not adam:
+            momentum = _number(group, "momentum") != 0
+            found.append(Rule("sgd", momentum, bool(group["nesterov"]), decay, maximize=maximize))
+            continue
+        decoupled = bool(group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW))
+        found.append(
+            Rule(
+                "adam",
+                weight_decay=decay,
+                decoupled=decoupled,
+                amsgrad=bool(group["amsgrad"]),
+                maximize=maximize,
+            )
+        )
+    return tuple(found)
+
+
+def state_names(rule: Rule) -> list[str]:
+    """Names of one parameter's state tensors in the optimiser's ``state``."""
+    return list(_core.autograd.states(rule.as_dict()))
+
+
+def states(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, rule: Rule
+) -> list[torch.Tensor] | None:
+    """The state tensors the program updates; None when the optimiser has not made them yet."""
+    held = optimizer.state.get(parameter)
+    names = state_names(rule)
+    if names and not held:
+        return None
+    found = []
+    for name in names:
+        tensor = held.get(name) if held else None
+        if tensor is None:
+            return None
+        found.append(tensor)
+    return found
+
+
+def counters(
+    optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]
+) -> list[list[torch.Tensor]]:
+    """Adam's step counters by group; [] for optimisers without."""
+    if not isinstance(optimizer, _ADAM):
+        return [[] for _ in parameters]
+    return [[optimizer.state[p]["step"] for p in group] for group in parameters]
+
+
+def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> list[float]:
+    """The rows of the program's input ``hyper``, in float64, for the step that comes next.
+
+    ``taken`` are the counters by group. Raises Decline when they differ within a group.
+    """
+    out: list[float] = []
+    for group, steps in zip(optimizer.param_groups, taken, strict=True):
+        lr, decay = _number(group, "lr"), _number(group, "weight_decay")
+        if "momentum" in group:
+            momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
+            out += [lr, decay, momentum, 1.0 - dampening]
+            continue
+        beta1, beta2 = group["betas"]
+        if isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
+            raise Decline("RM701", "betas that are tensors")
+        counts = {float(s) for s in steps}
+        if len(counts) > 1:
+            raise Decline("RM701", "parameters of one group that took different numbers of steps")
+        step = (counts.pop() if counts else 0.0) + 1.0
+        size = lr / (1.0 - beta1**step)
+        root = math.sqrt(1.0 - beta2**step)
+        eps = _number(group, "eps")
+        out += [decay, 1.0 - lr * decay, 1.0 - beta1, beta2, 1.0 - beta2, eps, size, root]
+    return out
+
+
+def advanced(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> None:
+    """Counts a step that succeeded, as the optimiser's own step does."""
+    steps = [s for group in taken for s in group]
+    if steps:
+        torch._foreach_add_(steps, 1)
+    optimizer._opt_called = True  # type: ignore[attr-defined] # what lr schedulers look at

@@ -1,0 +1,78 @@
+"""One compiled step: the tensors it takes, in order, and what it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.errors import CompileError, from_core
+from rm_abstract.capture.training import Forward
+from rm_abstract.training.optimizers import Rule
+
+# Steps read weights where they lie: a packed copy would be old after the first of them.
+_OPTIONS = {"precision": "auto"}
+
+
+@dataclass
+class Tied:
+    """A parameter under all names it has in the captured module."""
+
+    tensor: torch.Tensor
+    names: list[str]
+    group: int
+
+
+@dataclass
+class StepProgram:
+    """A program for one structure and one set of sizes of the batch."""
+
+    program: Any
+    text: str
+    trained: list[Tied]  # those with a gradient
+    frozen: list[str]  # weights that are only read, by name
+    constants: dict[str, torch.Tensor]
+    clipped: bool
+    runs: int = 0
+    checked: bool = False
+    memory: frozenset[int] = field(default_factory=frozenset)  # addresses it was checked for
+
+    def run(
+        self,
+        batch: list[torch.Tensor],
+        hyper: torch.Tensor,
+        donated: list[torch.Tensor],
+        frozen: list[torch.Tensor],
+    ) -> list[Any]:
+        """The loss, then the norm of the gradients when they are clipped. Updates ``donated``."""
+        return list(self.program.run([*batch, hyper, *donated, *frozen]))
+
+
+def compile_step_program(
+    forward: Forward,
+    parameters: list[Tied],
+    rules: tuple[Rule, ...],
+    clip: bool,
+    backends: list[str],
+) -> StepProgram:
+    """Raises Decline when the step has no program, CompileError when making it failed."""
+    trained, unused = parameters, set[str]()
+    groups = [rule.as_dict() for rule in rules]
+    try:
+        while True:
+            rows = [(t.names, t.group) for t in trained]
+            made = _core.autograd.training_step(forward.ir, {}, rows, groups, clip)
+            if not made["unused"]:
+                break
+            unused.update(made["unused"])  # they stay weights that are only read
+            trained = [t for t in trained if t.names[0] not in unused]
+        text = _core.ir.run_passes(made["text"], _OPTIONS)
+        program = _core.Program(text, {}, backends, "", packing="never")
+    except _core.CoreError as error:
+        if error.reason.startswith("RM7"):
+            raise Decline(error.reason, str(error)) from error
+        raise from_core(error, CompileError) from error
+    return StepProgram(program, text, trained, made["frozen"], forward.constants, clip)
