@@ -71,7 +71,7 @@ def _updated(
     """The new parameter from the old one and the new states; ``row`` as in optimizers.numbers."""
     p = before[0].double()
     if rule.algorithm == "adam":
-        decay, keep, *_, eps, size, root = row
+        keep, eps, size, root = row[1], *row[-3:]
         if rule.weight_decay and rule.decoupled:
             p = p * keep
         second = now[3] if rule.amsgrad else now[2]
