@@ -24,6 +24,7 @@ from rm_abstract.api import (
     init,
     is_initialized,
     patches,
+    profile,
     shutdown,
     switch_device,
 )
@@ -74,12 +75,14 @@ __all__ = [
     "init",
     "is_initialized",
     "patches",
+    "profile",
     "shutdown",
     "switch_device",
 ]
 
 _LAZY = {
     "cache": ("rm_abstract.cache", None),
+    "Profile": ("rm_abstract.profiling", "Profile"),
     "Executable": ("rm_abstract.executable", "Executable"),
     "Report": ("rm_abstract.report", "Report"),
     "Session": ("rm_abstract.session", "Session"),

@@ -17,6 +17,7 @@ from rm_abstract.base.scope import disabled
 
 if TYPE_CHECKING:
     from rm_abstract.executable import Executable
+    from rm_abstract.profiling import Profile
     from rm_abstract.report import Report
     from rm_abstract.session import Session
     from rm_abstract.training.step import TrainingStep
@@ -34,6 +35,7 @@ __all__ = [
     "init",
     "is_initialized",
     "patches",
+    "profile",
     "shutdown",
     "switch_device",
 ]
@@ -153,6 +155,18 @@ def explain(model: Any = None) -> Report:
 
     active = session.last()
     return report.build(_required("explain") if active is None else active, model)
+
+
+def profile(trace: Any = None) -> Profile:
+    """A context manager that times every step of the compiled programs that run inside it.
+
+    ``trace``: a file to write for chrome://tracing or ui.perfetto.dev. Programs that are made
+    inside are not in it, so call the models before. Outside of the block nothing is timed. Raises
+    Error without a session.
+    """
+    from rm_abstract.profiling import Profile
+
+    return Profile(_required("profile"), trace)
 
 
 def patches() -> list[dict[str, str]]:

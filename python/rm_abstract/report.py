@@ -172,6 +172,7 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         f"{model['eager']} eager, {model['first_calls']} of them to compile and compare, "
         f"{model['compile_seconds']:.2f} s compiling"
     ]
+    lines += _times(max(model["entries"], key=lambda entry: int(entry["calls"]), default={}))
     if model.get("loop_tokens"):
         lines.append(f"  {model['loop_tokens']} tokens generated without a call of the model each")
     for why, calls in model.get("loop_declined", {}).items():
@@ -190,6 +191,20 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     for entry in model["entries"]:
         lines += _entry_lines(entry)
     return lines
+
+
+def _times(entry: dict[str, Any]) -> list[str]:
+    """What a call takes without and with us, of the entry that served the most."""
+    eager, compiled = entry.get("eager_ms"), entry.get("compiled_ms")
+    if compiled is None or not entry["calls"]:
+        return []
+    if eager is None:
+        return [f"  a call takes {compiled:.3f} ms compiled; PyTorch served none to compare with"]
+    how = "measured by turns" if entry["timed"] == "by turns" else "PyTorch's is its first call"
+    return [
+        f"  a call takes {eager:.3f} ms eager → {compiled:.3f} ms compiled "
+        f"({eager / compiled:.2f}x; {how})"
+    ]
 
 
 def _entry_lines(entry: dict[str, Any]) -> list[str]:

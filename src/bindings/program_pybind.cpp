@@ -176,6 +176,28 @@ class PyProgram {
     return program_.profile(views, rounds);
   }
 
+  void start_trace() {
+    py::gil_scoped_release release;
+    program_.start_trace();
+  }
+
+  // (plans as lists of their steps, runs as (plan, start ns, thread, ns by step), runs left out).
+  py::tuple take_trace() {
+    engine::StepTrace trace;
+    {
+      py::gil_scoped_release release;
+      trace = program_.take_trace();
+    }
+    std::map<const plan::Plan*, size_t> numbers;
+    py::list plans, runs;
+    for (const engine::TracedRun& run : trace.take_runs()) {
+      const auto [at, fresh] = numbers.try_emplace(run.plan.get(), numbers.size());
+      if (fresh) plans.append(py::cast(engine::Program::steps_of(*run.plan)));
+      runs.append(py::make_tuple(at->second, run.start_ns, run.thread, run.step_ns));
+    }
+    return py::make_tuple(plans, runs, trace.dropped());
+  }
+
   std::string describe(const py::sequence& inputs) {
     std::vector<ir::Layout> layouts;
     for (const auto& t : inputs) layouts.push_back(exchange::view_of(api_, t.ptr(), "an input").layout);
@@ -295,6 +317,11 @@ void bind_program(py::module_& m) {
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"),
            py::arg("shared") = nullptr)
       .def("report", &PyProgram::report)
+      .def("start_trace", &PyProgram::start_trace,
+           "From now on every run reads the clock around each of its steps.")
+      .def("take_trace", &PyProgram::take_trace,
+           "Ends it: (plans as lists of their steps, runs as (plan, start in ns of the monotonic "
+           "clock, thread, ns of every step), runs that were too many to keep).")
       .def("profile", &PyProgram::profile, py::arg("inputs"), py::arg("rounds") = 10,
            "[(step, median nanoseconds)] over `rounds` runs; outputs are discarded.")
       .def("describe", &PyProgram::describe, py::arg("inputs"));

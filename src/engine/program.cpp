@@ -141,7 +141,11 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
       run.context->bind_output(i, outputs.allocate(i, instance->outputs[i]));
     }
   }
-  run.context->run();
+  if (state_->traced.load(std::memory_order_relaxed)) [[unlikely]] {
+    run_traced(run);
+  } else {
+    run.context->run();
+  }
   finish(std::move(run));
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);
 }

@@ -14,6 +14,7 @@
 #include "engine/background.hpp"
 #include "engine/instance.hpp"
 #include "engine/instance_cache.hpp"
+#include "engine/step_trace.hpp"
 #include "engine/tensor_view.hpp"
 #include "ir/graph.hpp"
 #include "ir/layout.hpp"
@@ -85,9 +86,17 @@ class Program {
   std::vector<std::pair<std::string, double>> profile(const std::vector<TensorView>& inputs,
                                                       int rounds);
 
+  /// From now on every run reads the clock around each of its steps; one that is under way does not.
+  void start_trace();
+  /// Ends it; the runs since then. A program that is not traced pays one load of a flag a run.
+  StepTrace take_trace();
+  /// The steps of a plan, one a line as in `describe`.
+  static std::vector<std::string> steps_of(const plan::Plan& plan);
+
  private:
   struct State;
   struct Run;
+  void run_traced(Run& run);
   Run start(const std::vector<TensorView>& inputs);
   void finish(Run run);
   std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs);

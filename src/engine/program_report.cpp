@@ -1,5 +1,8 @@
 // What a program says about itself: counts, steps, times.
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "engine/program.hpp"
@@ -112,6 +115,39 @@ std::vector<std::pair<std::string, double>> Program::profile(const std::vector<T
     out.emplace_back(text(inst->plan->steps[s]), static_cast<double>(*middle));
   }
   return out;
+}
+
+std::vector<std::string> Program::steps_of(const plan::Plan& plan) {
+  std::vector<std::string> out;
+  out.reserve(plan.steps.size());
+  for (const auto& p : plan.steps) out.push_back(text(p));
+  return out;
+}
+
+void Program::start_trace() {
+  std::lock_guard lock(state_->mutex);
+  state_->trace.emplace();
+  state_->traced = true;
+}
+
+StepTrace Program::take_trace() {
+  std::lock_guard lock(state_->mutex);
+  state_->traced = false;
+  StepTrace out = std::move(state_->trace).value_or(StepTrace{});
+  state_->trace.reset();
+  return out;
+}
+
+void Program::run_traced(Run& run) {
+  TracedRun traced;
+  traced.plan = run.instance->plan;
+  traced.thread = ::gettid();
+  traced.start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                        std::chrono::steady_clock::now().time_since_epoch())
+                        .count();
+  run.context->run_timed(traced.step_ns);
+  std::lock_guard lock(state_->mutex);
+  if (state_->trace.has_value()) state_->trace->add(std::move(traced));
 }
 
 }  // namespace rm::engine

@@ -1,6 +1,9 @@
 // Internal to src/engine: what a program and its background jobs share.
 #pragma once
 
+#include <atomic>
+#include <optional>
+
 #include "engine/program.hpp"
 
 namespace rm::engine {
@@ -19,6 +22,8 @@ struct Program::State {
   std::shared_ptr<runtime::ConstantStore> store = std::make_shared<runtime::ConstantStore>();
   InstanceCache instances;
   runtime::ArenaPool arenas;
+  std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
+  std::optional<StepTrace> trace;
   bool packed_once = false;  // the packed weights exist: new shapes use them from the start
 };
 

@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("generation",),
     ("hooks",),
     ("session",),
-    ("report",),
+    ("report", "profiling"),
     ("training",),
     ("api", "executable", "quality", "ahead", "cache", "doors"),
     ("",),  # the package itself: the public names

@@ -26,6 +26,9 @@ class EntryReport:
     parity: str = ""  # "passed", "failed: ...", "stored verdict"
     max_error: float | None = None
     calls: int = 0
+    eager_ms: float | None = None  # one call served by the original; None: it served none
+    compiled_ms: float | None = None  # the best call that the program served
+    timed: str = ""  # how: "by turns" (best against best), "first calls" (eager's only run)
     shapes: int = 0  # concrete shapes instantiated
     precision: str = ""  # of the weights of products: "int8, groups of 128"; empty: the model's own
     quantised: dict[str, int] = field(default_factory=dict)  # weights, bytes, bytes_before

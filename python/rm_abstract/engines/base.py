@@ -74,5 +74,15 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
+class Traceable(Protocol):
+    """An engine whose programs say what their steps take."""
+
+    def programs(self) -> list[tuple[str, Any]]:
+        """(signature, program) of every program that serves calls; a program has start_trace()
+        and take_trace() of the core's (src/bindings/program_pybind.cpp)."""
+        ...
+
+
 EngineFactory = Callable[[Any, EngineContext], Engine]
 """(module, context) -> Engine; registered by name in ``rm_abstract.engines``."""

@@ -8,6 +8,7 @@ A variant serves only after it gave what the original gave.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -202,7 +203,7 @@ class CompiledCall:
             engine.events.uncount(variant.report.calls - calls)
             variant.report.calls = calls
         if trial.won:
-            variant.trial = None
+            variant.trial, variant.measured = None, trial.best
         elif slower:
             engine.slower(variant, trial.eager_s)
             raise Decline("RM111", slower)
@@ -287,8 +288,10 @@ class CompiledCall:
                 spare = snapshot(self.spec, leaves)
             shown = call_tensors(before)
             comparable = self._step.comparable(leaves) if self._step else _all
+            started = time.perf_counter()
             with Effects(self._engine.module(), containers) as effects:
                 output = run_eager()
+            eager_s = time.perf_counter() - started
             if not raises:  # called by an entry, whose calls count as routed
                 self._engine.events.served_by_original()
             if effects.found or wants_gradients(output):
@@ -325,6 +328,7 @@ class CompiledCall:
                     raise failure from error
                 self._engine.events.failed(failure)
                 return output
+            variant.eager_s = eager_s
             found.append(variant)
             self._on_trial(variant)
             return output

@@ -139,6 +139,9 @@ class NativeEngine:
     def reports(self) -> list[EntryReport]:
         return [variant.full_report() for variant in self._variants()]
 
+    def programs(self) -> list[tuple[str, Any]]:
+        return [(variant.report.signature, variant.program) for variant in self._variants()]
+
     def close(self) -> None:
         self._entries.clear()
         self._stale.clear()

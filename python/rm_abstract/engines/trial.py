@@ -44,6 +44,7 @@ class Trial:
         self._running = threading.Lock()
         self.won = False
         self.eager_s = 0.0  # of the last measurement
+        self.best: tuple[float, float] | None = None  # of it, seconds: ours, the original's
 
     def verdict(
         self,
@@ -120,6 +121,7 @@ class Trial:
 
     def _decide(self, shapes: Shapes, ours: float, theirs: float) -> str:
         self._decided.add(shapes)
+        self.best = ours, theirs
         if ours <= LOSES * theirs:
             self.won = not self._slower  # this shape, and others as long as none lost
             return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from rm_abstract.guards import torch_state
 from rm_abstract.verification.quantised import QuantisedWeight
 
 RECORD_VERSION = 1
+_TIMED_CALLS = 64  # of a program are timed, for the report; later ones pay nothing
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
 
 
@@ -85,6 +87,9 @@ class Variant:
         self._caches = [builder(c) for c in record.caches if c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")
         self.trial: Trial | None = None  # until it has won against the original
+        self.measured: tuple[float, float] | None = None  # by it, seconds: compiled, eager
+        self.eager_s: float | None = None  # of the call that the gate compared with
+        self._best_s: float | None = None  # of the first calls
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
@@ -95,12 +100,16 @@ class Variant:
 
     def run(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> Any:
         """The module's output. Caches among `leaves` are updated last, after everything else."""
+        start = time.perf_counter() if self.report.calls < _TIMED_CALLS else None
         try:
             results = self._execute(tensors, leaves)
         except _core.CoreError as error:
             if error.code in BAD_CALL:  # this call, not the artefact: the original judges it
                 raise Decline(error.reason or "RM104", str(error)) from error
             raise
+        if start is not None:
+            took = time.perf_counter() - start
+            self._best_s = took if self._best_s is None else min(self._best_s, took)
         self.report.calls += 1
         for commit in self._caches:
             commit(results, leaves)
@@ -131,4 +140,10 @@ class Variant:
         report.shapes = int(now.get("instances", 0))
         report.kept = dict(self.record.kept)
         report.capture_ms = self.record.capture_ms
+        best = self.trial.best if self.trial is not None else None
+        best = best or self.measured
+        report.timed = "by turns" if best is not None else "first calls"
+        compiled, eager = best or (self._best_s, self.eager_s)
+        report.compiled_ms = None if compiled is None else compiled * 1e3
+        report.eager_ms = None if eager is None else eager * 1e3
         return report

@@ -141,6 +141,10 @@ class WholeProgramEngine(NativeEngine):
         self._no_padding: set[str] = set()  # captures whose results padding changes
         self.lengths = context.settings.integers("sequence_length")
 
+    def programs(self) -> list[tuple[str, Any]]:
+        """None: what a device's own compiler made has no steps of ours."""
+        return []
+
     def first_call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
     ) -> Any:
