@@ -171,7 +171,7 @@ def _identity(c: Call) -> Value:
 
 
 def _dropout(c: Call) -> Value | None:
-    return None if c["train"] else c.value("input")
+    return None if c["train"] and c["p"] != 0 else c.value("input")
 
 
 def _lerp(c: Call) -> Value:

@@ -6,6 +6,7 @@ from rm_abstract.capture.op_map import (
     activations,
     creation,
     elementwise,
+    losses,
     nn,
     reduction,
     views,
@@ -20,5 +21,6 @@ HANDLERS: dict[str, Handler] = {
     **creation.TABLE,
     **reduction.TABLE,
     **nn.TABLE,
+    **losses.TABLE,
     **vision.TABLE,
 }

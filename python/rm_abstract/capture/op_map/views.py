@@ -240,7 +240,18 @@ def _replace(c: Call, x: Value, src: Value, axis: int, start: Dim) -> Value:
     return c.b.concat(parts, axis, x.dims)
 
 
+def _swap_last(c: Call) -> Value:
+    x = c.value("self")
+    return c.b.permute(x, [*range(x.rank - 2), x.rank - 1, x.rank - 2])
+
+
+def _broadcast_tensors(c: Call) -> list[Value]:
+    return [c.b.expand(t, dims) for t, (_, dims) in zip(c["tensors"], c.types, strict=True)]
+
+
 TABLE: dict[str, Handler] = {
+    "mT.default": _swap_last,
+    "broadcast_tensors.default": _broadcast_tensors,
     **dict.fromkeys(
         [
             "view.default",

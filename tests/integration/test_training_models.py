@@ -1,0 +1,117 @@
+"""Models people train, as compiled steps: the losses are eager's, step by step."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import rm_abstract as rm
+
+STRICT = {"fallback": "error"}
+_STEPS = 20
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        parts = self.qkv(self.first(x)).split(width, dim=2)
+        q, k, v = (p.view(rows, length, self.heads, -1).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.second(x)), approximate="tanh"))
+
+
+class _Gpt(nn.Module):
+    """Token and position tables, pre-norm blocks, the token table again as the head."""
+
+    def __init__(self, tokens: int = 32, width: int = 32, layers: int = 2) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(16, width)
+        self.blocks = nn.ModuleList(_Block(width, 4) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def _token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_a_small_gpt_with_tied_tables_trains_as_in_eager() -> None:
+    torch.manual_seed(0)
+    ours = _Gpt()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = rm.compile_step(ours, _token_loss, a, clip_norm=1.0, options=STRICT)
+    g = torch.Generator().manual_seed(1)
+    for _ in range(_STEPS):
+        ids = torch.randint(0, 32, (4, 17), generator=g)
+        loss = step(ids[:, :-1], ids[:, 1:])
+        b.zero_grad()
+        wanted = _token_loss(theirs(ids[:, :-1]), ids[:, 1:])
+        wanted.backward()
+        nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        b.step()
+        assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert step.report()["compiled"] == _STEPS - 2
+    assert ours.head.weight is ours.tokens.weight
+
+
+def _bert() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=3,
+    )
+    return transformers.BertForSequenceClassification(config).train()
+
+
+def test_a_bert_is_fine_tuned_as_in_eager_with_padding_and_its_own_loss() -> None:
+    ours = _bert()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = rm.compile_step(ours, None, a, options=STRICT)
+    g = torch.Generator().manual_seed(1)
+    for _ in range(_STEPS):
+        ids = torch.randint(1, 64, (4, 12), generator=g)
+        mask = torch.ones_like(ids)
+        ids[0, 8:], mask[0, 8:] = 0, 0  # padding, whose row of the table is not trained
+        labels = torch.randint(0, 3, (4,), generator=g)
+        batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+        loss = step(batch)
+        b.zero_grad()
+        wanted = theirs(**batch).loss
+        wanted.backward()
+        b.step()
+        assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert step.report()["compiled"] == _STEPS - 2
+    table = "bert.embeddings.word_embeddings.weight"
+    torch.testing.assert_close(
+        ours.state_dict()[table][0], theirs.state_dict()[table][0], rtol=1e-4, atol=1e-6
+    )
