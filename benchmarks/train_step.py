@@ -1,0 +1,173 @@
+"""Training steps on the CPU: compile_step against the best that torch itself offers.
+
+    python benchmarks/train_step.py [--threads 4] [--rounds 15] [--only mlp]
+
+For each workload all variants train copies of one model on the same batches; first their losses are
+compared (the first 100 steps of compile_step against eager), then steps are timed in turns, so that
+what else the machine does meets all alike. A figure is the median of the rounds' medians in µs a
+step; the ratio is to the fastest of torch's variants in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import rm_abstract as rm
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        parts = self.qkv(self.first(x)).split(width, dim=2)
+        q, k, v = (p.view(rows, length, self.heads, -1).transpose(1, 2) for p in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, tokens: int, width: int, layers: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(tokens, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+@dataclass
+class Workload:
+    name: str
+    model: nn.Module
+    batches: list[Batch]
+    loss: Loss
+    target: float  # against the fastest of torch's variants
+    steps: int  # timed in one round
+
+
+def mlp(rows: int, target: float) -> Workload:
+    layers: list[nn.Module] = []
+    for _ in range(3):
+        layers += [nn.Linear(256, 256), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(256, 10))
+    batches = [(torch.randn(rows, 256), torch.randint(0, 10, (rows,))) for _ in range(10)]
+    return Workload(f"MLP 3x256, batch {rows}", model, batches, F.cross_entropy, target, 100)
+
+
+def gpt() -> Workload:
+    model = Gpt(tokens=96, width=256, layers=4, heads=8, length=128)
+    data = [torch.randint(0, 96, (8, 129)) for _ in range(4)]
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in data]
+    return Workload("GPT 4 layers, d 256, 8x128", model, batches, loss, 1.3, 3)
+
+
+def torch_step(work: Workload, how: str) -> Step:
+    model = copy.deepcopy(work.model)
+    options = {"fused": True} if how == "fused" else {"foreach": True} if how == "foreach" else {}
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, **options)  # type: ignore[arg-type]
+    run = torch.compile(model) if how.startswith("compile") else model
+    update = torch.compile(optimizer.step) if how == "compile all" else optimizer.step
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = work.loss(run(x), y)
+        loss.backward()
+        update()
+        return loss.detach()
+
+    return step
+
+
+def worst_difference(work: Workload, ours: Step, steps: int = 100) -> float:
+    eager, worst = torch_step(work, "eager"), 0.0
+    for i in range(steps):
+        batch = work.batches[i % len(work.batches)]
+        wanted, got = float(eager(*batch)), float(ours(*batch))
+        worst = max(worst, abs(got - wanted) / abs(wanted))
+    return worst
+
+
+def timed(step: Step, work: Workload) -> float:
+    """Median microseconds of one round."""
+    took = []
+    for i in range(work.steps):
+        batch = work.batches[i % len(work.batches)]
+        start = time.perf_counter()
+        step(*batch)
+        took.append(time.perf_counter() - start)
+    return statistics.median(took) * 1e6
+
+
+def measure(work: Workload, rounds: int) -> str:
+    model = copy.deepcopy(work.model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    ours = rm.compile_step(model, work.loss, optimizer, options={"fallback": "error"})
+    worst = worst_difference(work, ours)
+    variants: dict[str, Step] = {
+        name: torch_step(work, name)
+        for name in ("eager", "foreach", "fused", "compile", "compile all")
+    }
+    variants["compile_step"] = ours
+    for step in variants.values():
+        for batch in (work.batches * 3)[:6]:
+            step(*batch)
+    found: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(rounds):
+        for name, step in variants.items():
+            found[name].append(timed(step, work))
+    medians = {name: statistics.median(times) for name, times in found.items()}
+    mine = medians.pop("compile_step")
+    best = min(medians, key=medians.__getitem__)
+    cells = " | ".join(f"{v:.0f}" for v in medians.values())
+    ratio = medians[best] / mine
+    return f"| {work.name} | {cells} | {mine:.0f} | {ratio:.2f} ({best}) | {work.target} | {worst:.1e} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    warnings.simplefilter("ignore")
+    print("| workload | eager | foreach | fused | compile | compile all | compile_step | ", end="")
+    print("ratio to the best | goal | worst loss difference |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for work in (mlp(8, 3.0), mlp(64, 1.7), gpt()):
+        if given.only.lower() in work.name.lower():
+            print(measure(work, given.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    main()
