@@ -368,7 +368,8 @@ void derive(Shape& s, const Axes& a, std::vector<int64_t>& sizes) {
   }
 }
 
-/// The order of the axes in memory, repeated axes and the gaps between rows stay.
+}  // namespace
+
 Layout laid_out(const Layout& from, const Ints& dims) {
   Layout out = from;
   out.offset = 0;
@@ -395,8 +396,6 @@ Layout laid_out(const Layout& from, const Ints& dims) {
   }
   return out;
 }
-
-}  // namespace
 
 Shape shape_of(const select::Problem& problem) {
   const rm_problem& p = problem.c();
@@ -435,6 +434,7 @@ Shape alike(const select::Problem& problem, const rm_kernel& row) {
   for (const Operand& o : s.inputs) {
     if (o.present && o.layout.is_empty()) return s;  // nothing is read: small as it is
   }
+  if (reduce_images(s)) return s;
   if (s.inputs.empty()) s.inputs.push_back({false, {}, false});
   const bool none = !s.inputs[0].present;
   if (none) s.inputs[0] = s.outputs[0];

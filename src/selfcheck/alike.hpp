@@ -23,6 +23,11 @@ struct Shape {
 /// `size` reduced to the smallest one alike: at most two whole steps of every edge, and the rest.
 int64_t alike_size(int64_t size, std::vector<int64_t> edges);
 
+/// The view with other sizes: the order of its axes in memory, repeated axes and the gaps between rows
+/// stay.
+ir::Layout laid_out(const ir::Layout& from, const ir::Ints& dims);
+/// Of conv, pool, resize and group_norm (alike_images.cpp); false for another operator.
+bool reduce_images(Shape& shape);
 /// The problem itself.
 Shape shape_of(const select::Problem& problem);
 /// The problem on which `row` is checked for `problem`; small ones are their own.

@@ -85,6 +85,7 @@ class Reference {
     if (shape_.op == "copy") return {{0, *operands_[0], iota(operands_[0]->size())}};
     if (shape_.op == "gemm" && is_large()) return gemm();
     if (shape_.op == "quant_linear" && is_large()) return quant_linear();
+    if (shape_.op == "conv" && node_.i_or("groups", 1) == 1) return conv();
     if (shape_.op == "sdpa") return sdpa();
     if (shape_.op == "index_copy") {
       Operands all{&before_[0].values};
@@ -165,6 +166,36 @@ class Reference {
     return parts;
   }
 
+  /// Some channels at all places, and all channels at the first places along the first axis.
+  std::vector<Part> conv() {
+    const bool turned = node_.i_or("transposed", 0) != 0;
+    const Places channels = spread(out().dims[1].value(), 4);
+    std::vector<HostTensor> cut(operands_.size());
+    cut[1] = pick(*operands_[1], turned ? 1 : 0, channels);
+    if (has(2)) cut[2] = pick(*operands_[2], 0, channels);
+    if (has(3)) cut[3] = pick(*operands_[3], 1, channels);
+    std::vector<Part> parts{part(cut, 1, channels)};
+    const size_t axes = out().rank() - 2;
+    const int64_t stride = int_at("stride", 0, 1), reach = int_at("dilation", 0, 1) *
+                           (operands_[1]->type.dims[2].value() - 1) + 1;
+    const int64_t begin = int_at("padding", 0, 0), size = operands_[0]->type.dims[2].value();
+    if (turned || reach <= begin || stride < 1) return parts;
+    const int64_t seen = std::min(size, reach - begin);
+    std::vector<HostTensor> first(operands_.size());
+    first[0] = pick(*operands_[0], 2, iota(seen));
+    if (has(3)) first[3] = pick(*operands_[3], 2, {0});
+    std::vector<int64_t> padding(2 * axes, 0);
+    if (node_.has("padding")) padding = node_.ints("padding");
+    padding[axes] = reach - begin - seen;
+    node_.attrs["padding"] = padding;
+    parts.push_back(part(first, 2, {0}));
+    return parts;
+  }
+
+  int64_t int_at(const char* name, size_t at, int64_t otherwise) const {
+    return node_.has(name) ? node_.ints(name)[at] : otherwise;
+  }
+
   /// Some queries over all keys. Where the mask is causal, which keys a query sees is said by an
   /// explicit mask: the position of a picked query is no longer its row.
   std::vector<Part> sdpa() {
@@ -231,6 +262,8 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   if (shape.op == "ewise") return {std::max(rounding, 2048 * single), 512 * single};
   // x may be rounded to 15 bits within a group.
   if (shape.op == "quant_linear") return {std::max(rounding, 0x1p-14), 0x1p-12};
+  // Libraries may transform tiles (Winograd) and lose some bits there.
+  if (shape.op == "conv") return {std::max(rounding, 16 * single), 1024 * single};
   return {std::max(rounding, 16 * single), 64 * single};
 }
 

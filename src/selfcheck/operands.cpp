@@ -114,7 +114,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto dim = [&](size_t operand, size_t axis) { return s.inputs[operand].layout.dims[axis]; };
   const auto axis = static_cast<size_t>(
       int_attr(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
-  if (s.op == "gemm") return fill_floats(t, random, 8, 8);
+  if (s.op == "gemm" || s.op == "conv") return fill_floats(t, random, 8, 8);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
   if (s.op == "sdpa" && input == 3) return fill_mask(t, random);
   if (s.op == "embedding" && input == 1) return fill_ints(t, random, 0, dim(0, 0) - 1);

@@ -179,6 +179,56 @@ void add_lookups(std::vector<Shape>& out) {
   }
 }
 
+/// As models of images have them: channels last in memory.
+Operand image(DType t, Ints dims) {
+  Ints order{0}, back{0, static_cast<int64_t>(dims.size()) - 1};
+  for (size_t d = 2; d < dims.size(); ++d) order.push_back(static_cast<int64_t>(d));
+  order.push_back(1);
+  for (size_t d = 1; d + 1 < dims.size(); ++d) back.push_back(static_cast<int64_t>(d));
+  Ints stored;
+  for (int64_t axis : order) stored.push_back(dims[static_cast<size_t>(axis)]);
+  Operand out = dense(t, stored);
+  out.layout = ir::view_permute(out.layout, back);
+  return out;
+}
+
+Shape conv(DType t, Ints x, Ints w, Ints y, ir::Attrs attrs, bool residual = false) {
+  attrs.emplace("activation", std::string(residual ? "relu" : "none"));
+  const int64_t channels = y[1];
+  return {"conv",
+          {image(t, x), dense(t, w, true), dense(t, {channels}, true), residual ? image(t, y) : absent()},
+          {image(t, y)},
+          attrs};
+}
+
+void add_images(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF64}) {
+    const Ints one{1, 1}, two{2, 2}, around{1, 1, 1, 1};
+    out.push_back(conv(t, {4, 3, 224, 224}, {64, 3, 7, 7}, {4, 64, 112, 112},
+                       {{"stride", two}, {"padding", Ints{3, 3, 3, 3}}, {"groups", int64_t{1}}}));
+    out.push_back(conv(t, {1, 256, 56, 56}, {250, 256, 3, 3}, {1, 250, 56, 56},
+                       {{"stride", one}, {"padding", around}, {"groups", int64_t{1}}}, true));
+    out.push_back(conv(t, {2, 96, 57, 56}, {96, 1, 3, 3}, {2, 96, 29, 28},
+                       {{"stride", two}, {"padding", around}, {"groups", int64_t{96}}}));
+    out.push_back(conv(t, {2, 96, 15, 30}, {96, 24, 3, 3}, {2, 96, 15, 30},
+                       {{"stride", one}, {"padding", around}, {"groups", int64_t{4}}}));
+    out.push_back(conv(t, {1, 70, 31}, {70, 33, 4}, {1, 33, 62},
+                       {{"stride", Ints{2}}, {"padding", Ints{1, 1}}, {"groups", int64_t{1}}, {"transposed", int64_t{1}}}));
+    for (const char* kind : {"max", "mean"}) {
+      out.push_back({"pool", {image(t, {2, 70, 112, 112})}, {image(t, {2, 70, 56, 56})},
+                     {{"kind", std::string(kind)}, {"kernel", Ints{3, 3}}, {"stride", two}, {"padding", around}}});
+    }
+    out.push_back({"group_norm",
+                   {image(t, {2, 320, 33, 64}), dense(t, {320}, true), dense(t, {320}, true)},
+                   {image(t, {2, 320, 33, 64})},
+                   {{"groups", int64_t{32}}, {"eps", 1e-5}, {"activation", std::string("silu")}}});
+    for (const char* mode : {"nearest", "linear"}) {
+      out.push_back({"resize", {image(t, {2, 70, 32, 32})}, {image(t, {2, 70, 64, 70})},
+                     {{"mode", std::string(mode)}, {"ratio", std::vector<double>{0.5, 32.0 / 70}}, {"align_corners", int64_t{0}}}});
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<Shape> problems() {
@@ -188,6 +238,7 @@ std::vector<Shape> problems() {
   add_elementwise(out);
   add_rows(out);
   add_lookups(out);
+  add_images(out);
   return out;
 }
 
