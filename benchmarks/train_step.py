@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 import rm_abstract as rm
 
@@ -149,7 +149,15 @@ def measure(work: Workload, rounds: int) -> str:
     best = min(medians, key=medians.__getitem__)
     cells = " | ".join(f"{v:.0f}" for v in medians.values())
     ratio = medians[best] / mine
-    return f"| {work.name} | {cells} | {mine:.0f} | {ratio:.2f} ({best}) | {work.target} | {worst:.1e} |"
+    row = [
+        work.name,
+        cells,
+        f"{mine:.0f}",
+        f"{ratio:.2f} ({best})",
+        str(work.target),
+        f"{worst:.0e}",
+    ]
+    return f"| {' | '.join(row)} |"
 
 
 def main() -> None:

@@ -178,6 +178,19 @@ def test_another_batch_size_has_a_program_of_its_own() -> None:
     assert len(step.report()["programs"]) == 3
 
 
+def test_the_memory_of_a_step_is_near_its_lower_bound() -> None:
+    model = _mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    step = rm.compile_step(model, _square, optimizer, options=STRICT)
+    for batch in _batches(3, 256):
+        step(*batch)
+    (row,) = step.memory_report()
+    size = sum(p.nbytes for p in model.parameters())
+    assert (row["parameters"], row["states"], row["packed"]) == (size, 2 * size, 0)
+    # Activations and gradients of the layers, no second model.
+    assert 0 < row["lower_bound"] <= row["arena"] <= 1.1 * row["lower_bound"]
+
+
 # ---- what changes between steps ------------------------------------------------------------------
 
 

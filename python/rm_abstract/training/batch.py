@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -13,12 +14,22 @@ from rm_abstract.base.decline import Decline
 _VALUES = (bool, int, float, str, type(None))
 
 
+@functools.cache
+def _spec_of(targets: int) -> Any:
+    """The structure of one tensor and so many targets: what most loops have."""
+    return pytree.tree_structure((0, (0,) * targets))
+
+
 def flatten(inputs: Any, targets: tuple[Any, ...]) -> tuple[list[torch.Tensor], Hashable, Any]:
     """(tensors, key, what rebuilds them): steps with equal keys are served by one program.
 
     Raises Decline for arguments that a program cannot take.
     """
-    leaves, spec = pytree.tree_flatten((inputs, targets))
+    leaves: list[Any]
+    if type(inputs) is torch.Tensor and all(type(t) is torch.Tensor for t in targets):
+        leaves, spec = [inputs, *targets], _spec_of(len(targets))
+    else:
+        leaves, spec = pytree.tree_flatten((inputs, targets))
     tensors: list[torch.Tensor] = []
     kinds: list[Hashable] = []
     for leaf in leaves:

@@ -6,6 +6,7 @@ are updated in place, its counters are advanced after a step that succeeded.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -86,26 +87,22 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def state_names(rule: Rule) -> list[str]:
+@functools.cache
+def state_names(rule: Rule) -> tuple[str, ...]:
     """Names of one parameter's state tensors in the optimiser's ``state``."""
-    return list(_core.autograd.states(rule.as_dict()))
+    return tuple(_core.autograd.states(rule.as_dict()))
 
 
 def states(
     optimizer: torch.optim.Optimizer, parameter: torch.Tensor, rule: Rule
 ) -> list[torch.Tensor] | None:
     """The state tensors the program updates; None when the optimiser has not made them yet."""
-    held = optimizer.state.get(parameter)
     names = state_names(rule)
-    if names and not held:
-        return None
-    found = []
-    for name in names:
-        tensor = held.get(name) if held else None
-        if tensor is None:
-            return None
-        found.append(tensor)
-    return found
+    if not names:
+        return []
+    held = optimizer.state.get(parameter, {})
+    found = [held.get(name) for name in names]
+    return None if any(tensor is None for tensor in found) else found
 
 
 def counters(

@@ -38,7 +38,8 @@ class StepProgram:
     clipped: bool
     runs: int = 0
     checked: bool = False
-    memory: frozenset[int] = field(default_factory=frozenset)  # addresses it was checked for
+    memory: list[int] = field(default_factory=list)  # addresses it was checked for
+    spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
 
     def run(
         self,

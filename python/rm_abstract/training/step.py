@@ -246,17 +246,20 @@ class TrainingStep:
         self, found: StepProgram, batch: list[torch.Tensor], donated: list[torch.Tensor]
     ) -> None:
         """Tensors that are updated share no memory with each other, nor with the batch."""
-        memory = frozenset(t.data_ptr() for t in donated)
-        if memory != found.memory or len(memory) != len(donated):
+        memory = [t.data_ptr() for t in donated]
+        if memory != found.memory:
             spans = sorted(_span(t) for t in donated if t.numel())
             if any(a[1] > b[0] for a, b in pairwise(spans)):
                 raise Decline("RM703", "parameters or states that share memory")
-            found.memory = memory
+            found.memory, found.spans = memory, spans
+        if not found.spans:
+            return
+        low, high = found.spans[0][0], found.spans[-1][1]
         for t in batch:
             start, end = _span(t)
-            if t.numel() and any(start <= p < end for p in memory):
-                raise Decline("RM703", "a batch that shares memory with a parameter")
-            if any(p.data_ptr() <= start < p.data_ptr() + p.nbytes for p in donated):
+            if end <= low or start >= high:
+                continue
+            if any(start < b and a < end for a, b in found.spans):
                 raise Decline("RM703", "a batch that shares memory with a parameter")
 
     def _fill(self, rows: list[float]) -> None:
@@ -349,6 +352,29 @@ class TrainingStep:
             "programs": [{"runs": p.runs, **p.program.report()} for p in self._programs.values()],
         }
 
+    def memory_report(self) -> list[dict[str, Any]]:
+        """By program, in bytes: what a step holds beside parameters and optimiser state.
+
+        ``arena``: activations, gradients and workspaces, reused between steps; ``lower_bound``: the
+        most that is alive at once; ``parameters`` and ``states``: torch's tensors that are updated
+        in place. Nothing is recomputed but the rows' statistics of norms and attention.
+        """
+        rows = []
+        for p in self._programs.values():
+            now = p.program.report()
+            donated, _ = self._donated(p)
+            own = sum(t.tensor.nbytes for t in p.trained)
+            rows.append(
+                {
+                    "arena": now["arena_bytes"],
+                    "lower_bound": now["arena_lower_bound_bytes"],
+                    "parameters": own,
+                    "states": sum(t.nbytes for t in donated) - own,
+                    "packed": now["packed_bytes"],
+                }
+            )
+        return rows
+
 
 def _backends() -> list[str]:
     device.load_plugins()
@@ -365,8 +391,10 @@ def _named(module: Any, name: str) -> torch.Tensor:
 
 def _span(t: torch.Tensor) -> tuple[int, int]:
     """First byte and the one behind the last that the tensor touches."""
-    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
     start = t.data_ptr()
+    if t.is_contiguous() or not t.numel():
+        return start, start + t.nbytes
+    last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
     return start, start + (last + 1) * t.element_size()
 
 
