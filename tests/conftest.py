@@ -17,6 +17,7 @@ KEPT = {
     "RM_HEAVY",
     "RM_SEED",
     "RM_TEST_PLUGINS",
+    "RM_TEST_FURIOSA_PYTHON",  # an environment of `rm-abstract env create furiosa`
     "RM_CPU_ISA",
 }  # they choose tests, not behaviour
 

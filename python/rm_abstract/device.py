@@ -55,7 +55,7 @@ def load_plugins(search_path: str = "", cpu_isa: str = "") -> None:
                 continue  # the core lists it with its reason; the others still load
         if "entry points" not in _loaded_paths:
             _loaded_paths.add("entry points")
-            _load_entry_points()
+            _load_entry_points(search_path)
         if search_path and search_path not in _loaded_paths:
             _loaded_paths.add(search_path)
             _load_python_files(search_path)
@@ -121,7 +121,7 @@ def import_torch_if_installed() -> bool:
     return True
 
 
-def _load_entry_points() -> None:
+def _load_entry_points(search_path: str) -> None:
     """An entry point names a function of no arguments that returns absolute plugin paths or
     `PythonPlugin`s. It is somebody else's code: whatever it raises is listed, and the other
     plugins still load."""
@@ -133,6 +133,8 @@ def _load_entry_points() -> None:
         try:
             for given in python_plugins.given_by(point.load()()):
                 if isinstance(given, PythonPlugin):
+                    if python_plugins.lies_in(search_path, given.name):
+                        continue
                     python_plugins.register(python_plugins.Found(given, point.value))
                     continue
                 try:

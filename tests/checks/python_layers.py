@@ -17,6 +17,7 @@ FOLDER = "python"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("base", "plugin", "ops", "_version"),
     ("worker",),
+    ("vendors",),
     ("device",),
     ("kv",),
     ("calls",),

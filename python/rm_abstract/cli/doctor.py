@@ -136,6 +136,19 @@ def _devices() -> list[Finding]:
     return findings
 
 
+def _vendors() -> list[Finding]:
+    """The environments of vendors' software that were named, and their tools."""
+    from rm_abstract.vendors import environments
+
+    findings = []
+    for name, recipe in environments.RECIPES.items():
+        python = environments.configured(recipe)
+        for one in environments.examine(recipe, python) if python else ():
+            status = "warn" if one.remedy else "ok"
+            findings.append(Finding(f"{name} environment", status, one.detail, one.remedy))
+    return findings
+
+
 def _cache() -> list[Finding]:
     from rm_abstract.base import config
 
@@ -208,6 +221,7 @@ _CHECKS: dict[str, Callable[[], list[Finding]]] = {
     "transformers": lambda: _library("transformers"),
     "settings": _settings,
     "devices": _devices,
+    "vendors": _vendors,
     "cache": _cache,
     "openmp": _openmp,
     "doors": _doors,

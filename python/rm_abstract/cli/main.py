@@ -22,6 +22,7 @@ class _Lazy(click.Group):
         "cache": ("rm_abstract.cli.cache", "cache"),
         "compile": ("rm_abstract.cli.compile", "compile_command"),
         "doctor": ("rm_abstract.cli.doctor", "doctor"),
+        "env": ("rm_abstract.cli.env", "env"),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

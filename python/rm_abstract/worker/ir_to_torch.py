@@ -241,7 +241,10 @@ class IrModule(torch.nn.Module):
             result = function(operands, node)
             results = list(result) if isinstance(result, (list, tuple)) else [result]
             for number, one, kind in zip(node.results, results, node.types, strict=False):
-                values[number] = one.to(DTYPES[kind.dtype])
+                wanted = DTYPES[
+                    kind.dtype
+                ]  # a cast to the same type is a node vendors stumble over
+                values[number] = one if one.dtype == wanted else one.to(wanted)
         return tuple(values[i] for i in self.program.outputs)
 
 

@@ -52,6 +52,17 @@ def without_files(search_path: str) -> str:
     return os.pathsep.join(e for e in search_path.split(os.pathsep) if not e.endswith(".py"))
 
 
+def lies_in(search_path: str, name: str) -> bool:
+    """Whether a file of RM_BACKEND_PATH, a library or Python, is the plugin of that name: it takes
+    the place of one that an entry point, ours among them, has."""
+    for entry in filter(os.path.isabs, search_path.split(os.pathsep)):
+        path = Path(entry)
+        found = path.glob(f"{PREFIX}{name}.*") if path.is_dir() else iter([path])
+        if any(file.stem == PREFIX + name and file.suffix in (".py", ".so") for file in found):
+            return True
+    return False
+
+
 def read(path: Path) -> Found:
     """The plugin a file defines. Whatever its code raises passes."""
     spec = util.spec_from_file_location(f"rm_abstract_plugin_{path.stem}", path)
@@ -201,6 +212,8 @@ def find(name: str, search_path: str, group: str) -> Found | None:
     for path in files_of(search_path):
         if path.stem == PREFIX + name:
             return read(path)
+    if lies_in(search_path, name):
+        return None
     for point in metadata.entry_points(group=group):
         if point.name == name:
             for given in given_by(point.load()()):

@@ -1,0 +1,182 @@
+"""The Python environments of the vendors' software: making one, and finding out what one lacks.
+
+A vendor's packages pin a torch of their own, so each has an environment beside the user's; the
+worker runs there (`worker/interpreter.py`). This package is linked into it, not copied: after an
+upgrade of the user's installation both sides of a worker are of the same version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rm_abstract.base.errors import ConfigError, DeviceUnavailableError
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program the vendor's compiler starts, and the Debian package it comes with."""
+
+    program: str
+    debian: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What an environment consists of. ``pinned`` is installed without dependencies, because the
+    vendor's own list drags in what is not needed; ``others`` is what of it is."""
+
+    name: str
+    variable: str
+    pinned: Sequence[str]
+    others: Sequence[str]
+    tools: Sequence[Tool] = ()
+
+
+# furiosa-torch loads with exactly this torch, and that build's libraries are linked against CUDA's:
+# the nvidia wheels are never used, but without them torch does not import.
+FURIOSA = Recipe(
+    name="furiosa",
+    variable="RM_FURIOSA_PYTHON",
+    pinned=(
+        "torch==2.10.0",
+        "furiosa-torch==2026.4.0",
+        "furiosa-kernels==2026.4.0",
+        "nvidia-cublas-cu12==12.8.4.1",
+        "nvidia-cuda-cupti-cu12==12.8.90",
+        "nvidia-cuda-runtime-cu12==12.8.90",
+        "nvidia-cudnn-cu12==9.10.2.21",
+        "nvidia-cufft-cu12==11.3.3.83",
+        "nvidia-cufile-cu12==1.13.1.3",
+        "nvidia-curand-cu12==10.3.9.90",
+        "nvidia-cusparse-cu12==12.5.8.93",
+        "nvidia-cusparselt-cu12==0.7.1",
+        "nvidia-nccl-cu12==2.27.5",
+        "nvidia-nvjitlink-cu12==12.8.93",
+        "nvidia-nvshmem-cu12==3.4.5",
+    ),
+    others=(
+        "numpy",
+        "sympy",
+        "mpmath<1.4",
+        "networkx",
+        "jinja2",
+        "fsspec",
+        "filelock",
+        "typing_extensions",
+    ),
+    tools=(Tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),),
+)
+RECIPES = {recipe.name: recipe for recipe in (FURIOSA,)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about an environment; ``remedy`` is empty when it is as it should be."""
+
+    detail: str
+    remedy: str = ""
+
+
+def create(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Path:
+    """Makes the environment in a folder that is not there yet, and returns its Python.
+
+    The vendor's packages are downloaded by pip as it is configured. Raises ConfigError for a folder
+    that exists, DeviceUnavailableError (RM401) with pip's last lines when it fails; the folder is
+    removed then.
+    """
+    if folder.exists():
+        raise ConfigError(f"[env] expected a folder that is not there yet, got '{folder}'")
+    python = folder / "bin" / "python"
+    try:
+        say(f"making {folder}")
+        _run([sys.executable, "-m", "venv", str(folder)])
+        pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+        say(f"installing {len(recipe.pinned)} pinned packages; this may be gigabytes")
+        for packages in (["--no-deps", *recipe.pinned] if recipe.pinned else [], recipe.others):
+            if packages:
+                _run([*pip, *packages])
+        link_this_package(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return python
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        raise DeviceUnavailableError(
+            f"[env] expected {' '.join(command[:4])} to work, got: {last}", code="RM401"
+        )
+
+
+def link_this_package(folder: Path) -> None:
+    """Makes rm_abstract, as installed here, importable in an environment of the same Python."""
+    from importlib import metadata
+
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    package = Path(__file__).resolve().parents[1]
+    (site / package.name).symlink_to(package)
+    # Its entry points name the plugins a worker may be asked for.
+    info = Path(str(metadata.distribution("rm_abstract").locate_file(""))).resolve()
+    for found in info.glob("rm_abstract-*.dist-info"):
+        (site / found.name).symlink_to(found)
+
+
+def examine(recipe: Recipe, python: str) -> list[Finding]:
+    """What an environment has and lacks, without importing anything of the vendor's here or
+    there."""
+    remedy = (
+        f"rm-abstract env create {recipe.name} FOLDER, then {recipe.variable}=FOLDER/bin/python"
+    )
+    names = [requirement.partition("==")[0] for requirement in recipe.pinned]
+    code = (
+        "import json, sys\nfrom importlib import metadata\nfound = {}\n"
+        "for name in ['rm_abstract', *sys.argv[1:]]:\n"
+        "    try: found[name] = metadata.version(name)\n"
+        "    except metadata.PackageNotFoundError: found[name] = None\n"
+        "print(json.dumps(found))"
+    )
+    try:
+        done = subprocess.run(
+            [python, "-c", code, *names], capture_output=True, text=True, timeout=120, check=False
+        )
+        found = json.loads(done.stdout) if done.returncode == 0 else None
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return [Finding(f"{python} does not run: {error}", remedy)]
+    if found is None:
+        return [Finding(f"{python} does not run: {done.stderr.strip()[-300:]}", remedy)]
+    findings = []
+    for requirement in recipe.pinned:
+        name, _, wanted = requirement.partition("==")
+        have = found[name]
+        if have is None or have.partition("+")[0] != wanted:
+            findings.append(Finding(f"expected {requirement}, got {have or 'none'}", remedy))
+    if found["rm_abstract"] is None:
+        findings.append(Finding("expected rm_abstract in it, got none", remedy))
+    findings += [
+        Finding(f"expected {tool.program} on PATH, got none", f"apt-get install {tool.debian}")
+        for tool in missing_tools(recipe)
+    ]
+    if not findings:
+        findings.append(
+            Finding(f"{python}: {names[0]} {found[names[0]]}, {names[1]} {found[names[1]]}")
+        )
+    return findings
+
+
+def missing_tools(recipe: Recipe) -> list[Tool]:
+    return [tool for tool in recipe.tools if shutil.which(tool.program) is None]
+
+
+def configured(recipe: Recipe) -> str:
+    """The interpreter named for it; "" when none is."""
+    return os.environ.get(recipe.variable, "")

@@ -1,0 +1,1 @@
+"""FuriosaAI RNGD through the packages furiosa-torch and furiosa-kernels."""
