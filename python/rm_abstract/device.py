@@ -39,9 +39,11 @@ class Resolved:
     notes: tuple[dict[str, str], ...] = field(default=())
 
 
-def load_plugins(search_path: str = "", cpu_isa: str = "") -> None:
+def load_plugins(search_path: str = "", cpu_isa: str = "", given: str = "") -> None:
     """Loads every plugin once; what fails is listed by ``backends()`` with its reason. The CPU
-    plugin keeps the instruction sets it is loaded with: ``cpu_isa``, else those of RM_CPU_ISA."""
+    plugin keeps the instruction sets it is loaded with: ``cpu_isa``, else those of RM_CPU_ISA.
+    ``given`` is a plugin's file that the caller loads next: an entry point of its name is left out.
+    """
     from rm_abstract import _core
 
     with _loading:
@@ -55,7 +57,7 @@ def load_plugins(search_path: str = "", cpu_isa: str = "") -> None:
                 continue  # the core lists it with its reason; the others still load
         if "entry points" not in _loaded_paths:
             _loaded_paths.add("entry points")
-            _load_entry_points(search_path)
+            _load_entry_points(os.pathsep.join((search_path, given)))
         if search_path and search_path not in _loaded_paths:
             _loaded_paths.add(search_path)
             _load_python_files(search_path)

@@ -174,7 +174,7 @@ class PythonBackend final : public Backend {
           found.push_back(row_of(device, found.size()));
         }
         if (!known_) rows_ = std::move(found);
-        known_ = true;
+        known_ = !rows_.empty();  // none may become some: nodes appear when a driver is loaded
       }
       return &rows_;
     });

@@ -71,6 +71,19 @@ def test_cards_are_npus_and_auto_takes_none(
         assert rm.current_device() == "cpu"
 
 
+def test_a_card_that_appears_later_is_seen(tmp_path: Path) -> None:
+    source = (
+        "import os, sys, rm_abstract as rm\n"
+        "rm.init('furiosa:0'); print(rm.current_device()); rm.shutdown()\n"
+        f"os.environ['RM_HARDWARE_ROOT'] = {str(machine(tmp_path, 1))!r}\n"
+        "rm.init('furiosa:0'); print(rm.current_device())\n"
+    )
+    env = {**os.environ, "RM_HARDWARE_ROOT": str(tmp_path / "none"), "PYTHONPATH": PACKAGE}
+    env |= {"RM_FURIOSA_PYTHON": sys.executable}
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, env=env)
+    assert done.stdout.split() == ["cpu", "furiosa:0"], done.stderr
+
+
 def test_what_stays_on_the_host_has_a_reason() -> None:
     assert description.why_not("linear", ["f32"]) == ""
     assert "no such operator" in description.why_not("sort", ["f32", "i64"])

@@ -134,7 +134,7 @@ class Subject:
     """The plugin, its first device, and what its numbers must be within."""
 
     def __init__(self, path: Path) -> None:
-        device.load_plugins()  # ours: a simulated device computes with the cpu's kernels
+        device.load_plugins(given=str(path))  # ours: a simulated device computes with cpu's kernels
         if path.suffix == ".py":
             found = python_plugins.read(path)
             python_plugins.register(found)
