@@ -119,6 +119,31 @@ def test_another_session_does_not_try_a_failed_capture_again(exports, monkeypatc
     assert len(exports) == tried
 
 
+def test_a_defect_of_ours_in_a_capture_is_not_met_again_by_the_next_session(exports, monkeypatch):
+    from rm_abstract.capture import export
+
+    def broken(*args, **kwargs):
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(export, "import_program", broken)
+    for session in range(2):
+        with rm.init("cpu"), pytest.warns(rm.RoutingWarning, match="RM306"):
+            model = rm.accelerate(Vectors().eval())
+            served(model, torch.ones(2, 8), torch.ones(2, 8))
+            assert ("found by an earlier" in reasons(model)["RM306"]) == (session == 1)
+    assert len(exports) == 1
+
+
+def test_swapped_axes_are_transposed():
+    class Swapped(Vectors):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            return torch.swapaxes(y, 0, -1) + y.swapdims(0, 1)
+
+    with rm.init("cpu"):
+        assert served(rm.accelerate(Swapped().eval()), *[torch.randn(2, 8)] * 3) == 2
+
+
 def test_refreshing_the_cache_tries_again(exports, monkeypatch):
     with rm.init("cpu"), pytest.warns(rm.RoutingWarning, match="RM203"):
         served(rm.accelerate(Branching().eval()), torch.ones(2, 8))

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 # of the call. Where no size is open the second is the only one and has the time of both.
 FIRST_S = 4.0
 SECOND_S = 5.0
-WAIT_S = 9.5  # for all of it, by the clock
+WAIT_S = 30.0  # for all of it, by the clock
+PATIENCE = 10  # times as long where the user asked for the capture itself and waits for it
 SAY_AFTER_S = 2.0
 _CHANNELS = (3, 4)  # of images and of what diffusion models compute with
 

@@ -174,15 +174,18 @@ def capture(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def capture_flat(
-    module: torch.nn.Module, call: FlatCall, parameters: ForwardParameters
+    module: torch.nn.Module,
+    call: FlatCall,
+    parameters: ForwardParameters,
+    patience: float = 1,
 ) -> Captured:
-    """`capture` for a call that was taken apart already."""
+    """`capture` for a call that was taken apart already; `patience` multiplies its time limits."""
     started = time.perf_counter()
     wrapper = _Flattened(_shadow(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
     with _ONE_AT_A_TIME:
-        program = _export(wrapper, tensors, call)
+        program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
         if is_inplace(program):
             with warnings.catch_warnings():
@@ -292,16 +295,19 @@ def _quietly() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) -> ExportedProgram:
+def _export(
+    wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall, patience: float
+) -> ExportedProgram:
     """With open sizes first; where that takes too long, for the sizes of this call alone."""
     sizes = budget.open_sizes(tensors, _cached(call))
     fixed: list[dict[int, Any]] = [{} for _ in tensors]
     attempts = [(sizes, budget.FIRST_S), (fixed, budget.SECOND_S)]
-    limit = budget.FIRST_S + budget.SECOND_S
+    attempts = [(dims, seconds * patience) for dims, seconds in attempts]
+    limit, wait = sum(seconds for _, seconds in attempts), budget.WAIT_S * patience
     if not any(sizes):
         attempts = [(sizes, limit)]
     name = type(wrapper.m).__name__
-    end = time.monotonic() + budget.WAIT_S
+    end = time.monotonic() + wait
 
     def say() -> None:
         text = f"rm_abstract: capturing {name} for its first call; at most {limit:.0f} s, once"
@@ -314,7 +320,7 @@ def _export(wrapper: _Flattened, tensors: list[torch.Tensor], call: FlatCall) ->
             except budget.Waited:
                 busy = capture_error(
                     "RM208",
-                    f"expected {name} to be captured within {budget.WAIT_S:.0f} s, got too little "
+                    f"expected {name} to be captured within {wait:.0f} s, got too little "
                     "of the processor for that",
                     "another process on a less busy machine",
                 )

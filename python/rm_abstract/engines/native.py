@@ -19,7 +19,7 @@ import torch
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
-from rm_abstract.base.errors import CompileError, ParityError, from_core
+from rm_abstract.base.errors import CompileError, ParityError, from_core, internal
 from rm_abstract.base.reasons import group_of
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.calls.call import (
@@ -240,14 +240,22 @@ class NativeEngine:
         """Captures a call, unless an earlier process found that it cannot be captured."""
         shapes = [t.shape for t in call_tensors(call)]
         self.raise_refusal(module, key, shapes)
+        from rm_abstract.capture import budget
         from rm_abstract.capture.export import capture_flat  # torch.export: 0.2 s to import
 
         try:
-            return capture_flat(module, call, self.parameters)
+            asked = self._context.settings.fallback_for("capture") == "error"
+            return capture_flat(module, call, self.parameters, budget.PATIENCE if asked else 1)
         except CaptureError as error:
             if error.code in _LASTING and not error.passing:
                 self.artefacts.store_refusal(module, key, shapes, error.code, str(error))
             raise
+        except (Decline, MemoryError):
+            raise
+        except Exception as error:  # a defect of ours fails in every process, until it is mended
+            failure = internal(error, "capture")
+            self.artefacts.store_refusal(module, key, shapes, failure.code, str(failure))
+            raise failure from error
 
     def _compile(
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float

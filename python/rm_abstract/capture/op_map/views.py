@@ -30,7 +30,9 @@ def _transpose(c: Call) -> Value:
     x = c.value("self")
     if x.rank == 0:
         return x
-    return c.b.permute(x, _swap(x, c.axis("dim0", x.rank), c.axis("dim1", x.rank)))
+    names = ("axis0", "axis1") if "axis0" in c.args else ("dim0", "dim1")  # swapaxes has its own
+    first, second = (c.axis(name, x.rank) for name in names)
+    return c.b.permute(x, _swap(x, first, second))
 
 
 def _t(c: Call) -> Value:

@@ -37,7 +37,7 @@ def carry_out(data: bytes) -> dict[str, str]:
     from rm_abstract.guards import identity, sources
 
     # Nobody waits for this process: its captures have more time than those in a call.
-    budget.FIRST_S, budget.SECOND_S, budget.WAIT_S = 60.0, 60.0, 240.0
+    budget.FIRST_S, budget.SECOND_S, budget.WAIT_S = 60.0, 60.0, 300.0
     budget.SAY_AFTER_S = threading.TIMEOUT_MAX
     ours = None
     try:
