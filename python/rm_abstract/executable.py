@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from rm_abstract.base.errors import CompileError
@@ -19,6 +20,7 @@ class Executable:
         from torch import nn
 
         from rm_abstract.hooks.router import ArmedModel
+        from rm_abstract.hooks.weight_writes import weight_writes
 
         if not isinstance(module, nn.Module):
             raise CompileError(
@@ -30,6 +32,8 @@ class Executable:
         self._session = session
         self._armed = ArmedModel(module, session, "compile")
         session.adopt(self._armed)
+        weight_writes.start(session, session.cannot_watch)
+        weakref.finalize(self, weight_writes.stop, session)
 
     @property
     def device(self) -> str:

@@ -26,7 +26,7 @@ enum class OptionType {
   kJson,      // an object as JSON text; canonical: compact, sorted keys
   kDevice,    // name[:index]
   kFallback,  // warn | allow | error[:group,...]
-  kVerify,    // off | first | always | <n first calls> | p=<probability>
+  kVerify,    // off | first | auto | always | <every n-th call> | p=<probability>
   kLogSpec    // see base/log.hpp
 };
 

@@ -185,12 +185,12 @@ Canonical parse_fallback(std::string_view text) {
 
 Canonical parse_verify(std::string_view text) {
   const std::string word = lower(text);
-  if (word == "off" || word == "first" || word == "always") return word;
+  if (word == "off" || word == "first" || word == "auto" || word == "always") return word;
   if (word.starts_with("p=")) {
     const Canonical probability = parse_number(std::string_view(word).substr(2), "0..1");
     return probability ? Canonical("p=" + *probability) : std::nullopt;
   }
-  return parse_int(word, "0..1000000000");
+  return parse_int(word, "1..1000000000");
 }
 
 Canonical parse(const OptionSpec& spec, std::string_view text) {

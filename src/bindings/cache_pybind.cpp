@@ -314,13 +314,13 @@ void bind_use(CacheClass& type) {
           py::arg("kind"), "A builder with the salt and the digest of the core library set.")
       .def(
           "lookup",
-          [](CompileCache& cache, const Key& key, const py::object& check) {
+          [](CompileCache& cache, const Key& key, const py::object& check, bool counted) {
             const cache::CheckFn fn = check_of(check);
             return std::const_pointer_cast<Entry>(
-                without_lock([&] { return cache.lookup(key, fn); }));
+                without_lock([&] { return cache.lookup(key, fn, counted); }));
           },
-          py::arg("key"), py::arg("check") = py::none(),
-          "The entry or None. `check(entry)` returns True or accept, False or guard_miss, "
+          py::arg("key"), py::arg("check") = py::none(), py::arg("counted") = true,
+          "The entry or None; a miss is in the statistics if `counted`. `check(entry)` returns True or accept, False or guard_miss, "
           "incompatible, corrupt.")
       .def(
           "publish",

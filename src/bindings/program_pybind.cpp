@@ -76,7 +76,7 @@ class PyProgram {
     program_.set_weights(tensors, std::move(shared));
   }
 
-  py::list run(const py::sequence& inputs) {
+  py::list run(const py::sequence& inputs, bool only_accepted) {
     size_t n = inputs.size();
     std::vector<engine::TensorView> views(n);
     for (size_t i = 0; i < n; ++i) {
@@ -86,9 +86,17 @@ class PyProgram {
     exchange::FrameworkOutputs outputs(api_);
     {
       py::gil_scoped_release release;
-      program_.run(views, outputs);
+      program_.run(views, outputs, only_accepted);
     }
     return outputs.take();
+  }
+
+  void accept_kernels(uint64_t set) { program_.accept_kernels(set); }
+
+  uint64_t kernel_set(const py::sequence& inputs) {
+    std::vector<engine::TensorView> views = views_of(inputs);
+    py::gil_scoped_release release;
+    return program_.kernel_set(views);
   }
 
   // The results of one step for `tokens`, as `run` gives them. The role tensors are written.
@@ -274,7 +282,23 @@ void bind_drafts(py::module_& m) {
 
 }  // namespace
 
+// _core.NewKernels(set): raised by Program.run before anything is executed.
+void bind_new_kernels(py::module_& m) {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> kind;
+  kind.call_once_and_store_result([&]() -> py::object {
+    return py::exception<engine::NewKernels>(m, "NewKernels", PyExc_RuntimeError);
+  });
+  py::register_exception_translator([](std::exception_ptr p) {
+    try {
+      if (p) std::rethrow_exception(p);
+    } catch (const engine::NewKernels& found) {
+      PyErr_SetObject(kind.get_stored().ptr(), py::int_(found.set).ptr());
+    }
+  });
+}
+
 void bind_program(py::module_& m) {
+  bind_new_kernels(m);
   bind_drafts(m);
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] {
@@ -313,7 +337,12 @@ void bind_program(py::module_& m) {
            "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "
            "updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
-      .def("run", &PyProgram::run, py::arg("inputs"))
+      .def("run", &PyProgram::run, py::arg("inputs"), py::arg("only_accepted") = false,
+           "The results. With `only_accepted` raises NewKernels(set), and executes nothing, when "
+           "these sizes use a set of kernels that accept_kernels was not told of.")
+      .def("accept_kernels", &PyProgram::accept_kernels, py::arg("set"))
+      .def("kernel_set", &PyProgram::kernel_set, py::arg("inputs"),
+           "The digest of the set of kernels that a run with these inputs uses now.")
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"),
            py::arg("shared") = nullptr)
       .def("report", &PyProgram::report)

@@ -102,7 +102,8 @@ class CompileCache {
 
   /// Memory, then disk, then the shared tier; nullptr on a miss. Only with a check are entries
   /// that carry guards considered.
-  EntryPtr lookup(const Key& key, const CheckFn& check = {});
+  /// `counted`: a miss goes into the statistics; not for questions that are usually answered no.
+  EntryPtr lookup(const Key& key, const CheckFn& check = {}, bool counted = true);
   /// Stores what was made elsewhere; the returned entry serves whether or not that succeeded.
   EntryPtr publish(const Key& key, Artefact artefact, double compile_ms = 0);
   /// A hit, or what `compile` returns: it runs once however many threads and processes ask.

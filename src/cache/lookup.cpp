@@ -118,7 +118,7 @@ EntryPtr CompileCache::count_hit(EntryPtr entry, bool shared, double load_ms) {
   return entry;
 }
 
-EntryPtr CompileCache::lookup(const Key& key, const CheckFn& check) {
+EntryPtr CompileCache::lookup(const Key& key, const CheckFn& check, bool counted) {
   State& own = state();
   if (!key.bypass.empty()) {
     own.counters.add("bypass", key.bypass);
@@ -135,7 +135,7 @@ EntryPtr CompileCache::lookup(const Key& key, const CheckFn& check) {
   if (EntryPtr entry = find_on_disk(key, check, &shared)) {
     return count_hit(std::move(entry), shared, ms_since(start));
   }
-  own.counters.add(Counter::kMiss);
+  if (counted) own.counters.add(Counter::kMiss);
   return nullptr;
 }
 

@@ -50,6 +50,13 @@ class Gate {
     mutex_.unlock();
     changed_.notify_all();
   }
+  /// The thread that forked holds the mutex, and no other one exists: nobody waits or works.
+  void reopen_in_child() {
+    new (&changed_) std::condition_variable;
+    occupied_ = false;
+    forks_waiting_ = 0;
+    mutex_.unlock();
+  }
 
  private:
   std::mutex mutex_;
@@ -66,7 +73,7 @@ Gate& gate() {
 void guard_forks() {
   static const int registered = pthread_atfork(
       [] { gate().close(); }, [] { gate().reopen(); },
-      [] { new (&gate()) Gate; });  // the child has no thread that could wait in the old one
+      [] { gate().reopen_in_child(); });
   static_cast<void>(registered);
 }
 

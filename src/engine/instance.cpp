@@ -2,6 +2,8 @@
 #include "engine/instance.hpp"
 
 #include <chrono>
+#include <set>
+#include <string>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -62,6 +64,23 @@ void count_flops(Instance& instance, const ir::Graph& graph, const std::vector<i
   }
 }
 
+// Which rows, in which configuration, the steps of a plan use; order and number do not count.
+uint64_t kernel_set_of(const plan::Plan& plan) {
+  std::set<std::string> rows;
+  for (const plan::PlannedStep& step : plan.steps) {
+    if (step.kernel == nullptr || step.kernel->row == nullptr) continue;
+    const select::Row& row = *step.kernel->row;
+    rows.insert(row.backend + "/" + std::string(row.name()) + "#" +
+                std::to_string(step.kernel->config));
+  }
+  constexpr uint64_t kOffset = 14695981039346656037ULL, kPrime = 1099511628211ULL;  // FNV-1a
+  uint64_t digest = kOffset;
+  for (const std::string& row : rows) {
+    for (const char c : row + "\n") digest = (digest ^ static_cast<unsigned char>(c)) * kPrime;
+  }
+  return digest;
+}
+
 void log_instance(const Instance& instance) {
   log_debug(LogTopic::kPlan, [&] {
     return "instance: " + std::to_string(instance.plan->steps.size()) + " steps, arena " +
@@ -116,6 +135,7 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
       runtime::bind_constants(*plan, std::move(used), *wanted.store));
   out->can_pack = plan::can_repack(*plan, wanted.later);
   out->plan = std::move(plan);
+  out->kernel_set = kernel_set_of(*out->plan);
   describe_outputs(*out);
   count_flops(*out, graph, analysis.body);
   out->milliseconds = milliseconds_since(start);
@@ -139,6 +159,7 @@ std::shared_ptr<Instance> repack(const Instance& from, select::PreparedCache& ke
                                 control.run_unguarded(copy);
                               }));
   out->plan = std::move(plan);
+  out->kernel_set = kernel_set_of(*out->plan);
   out->outputs = from.outputs;
   out->output_input = from.output_input;
   out->flops = from.flops;

@@ -25,6 +25,8 @@ struct Instance {
   double flops = 0, native_flops = 0, milliseconds = 0;
   bool can_pack = false;  // packing would serve it: it reads weights unpacked that need not be
   std::atomic<int> calls{0};
+  uint64_t kernel_set = 0;  // digest of which kernels the plan uses; equal for equal sets
+  std::atomic<bool> kernels_accepted{false};  // a copy of what the program remembers by set
   std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;  // guarded by the program's mutex
 };
 

@@ -130,9 +130,31 @@ void Program::finish(Run run) {
   dropped = state_->arenas.release(std::move(run.arena), state_->instances.largest_arena());
 }
 
-void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& outputs) {
+void Program::accept_kernels(uint64_t set) {
+  std::lock_guard lock(state_->mutex);
+  state_->accepted_kernels.insert(set);
+}
+
+uint64_t Program::kernel_set(const std::vector<TensorView>& inputs) {
+  return instance(inputs)->kernel_set;
+}
+
+bool Program::accepted(Instance& instance) {
+  if (instance.kernels_accepted.load(std::memory_order_relaxed)) return true;
+  std::lock_guard lock(state_->mutex);
+  const bool known = state_->accepted_kernels.contains(instance.kernel_set);
+  instance.kernels_accepted.store(known, std::memory_order_relaxed);
+  return known;
+}
+
+void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
+                  bool only_accepted) {
   Run run = start(inputs);
   const std::shared_ptr<Instance> instance = run.instance;
+  if (only_accepted && !accepted(*instance)) {
+    finish(std::move(run));
+    throw NewKernels{instance->kernel_set};
+  }
   for (size_t i = 0; i < inputs.size(); ++i) run.context->bind_input(i, inputs[i].data);
   for (size_t i = 0; i < instance->outputs.size(); ++i) {
     if (instance->output_input[i] >= 0) {

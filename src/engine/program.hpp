@@ -36,6 +36,11 @@ class OutputAllocator {
   virtual void reuse(size_t index, size_t input) = 0;
 };
 
+/// A run would use kernels whose results nobody compared yet; nothing was executed.
+struct NewKernels {
+  uint64_t set;
+};
+
 struct ProgramReport {
   int64_t nodes = 0, native_nodes = 0;  // compute steps of the newest instance
   double flops = 0, native_flops = 0;
@@ -72,8 +77,15 @@ class Program {
   /// Output `i` may come with stride 0 along the axes `axes[i]`; called before the first run.
   void repeat_outputs(std::vector<ir::Ints> axes);
 
-  /// Throws rm::Error before anything is written when the inputs do not fit (RM105).
-  void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs);
+  /// Throws rm::Error before anything is written when the inputs do not fit (RM105), and with
+  /// `only_accepted` NewKernels when these sizes use a set of kernels that was not accepted yet.
+  void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
+           bool only_accepted = false);
+  /// Results of this set of kernels were compared with the original's. Packing weights and other
+  /// sizes give other sets.
+  void accept_kernels(uint64_t set);
+  /// The set that a run with these inputs uses now.
+  uint64_t kernel_set(const std::vector<TensorView>& inputs);
 
   const ir::Graph& graph() const;
   ProgramReport report() const;
@@ -99,6 +111,7 @@ class Program {
   void run_traced(Run& run);
   Run start(const std::vector<TensorView>& inputs);
   void finish(Run run);
+  bool accepted(Instance& instance);
   std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs);
   void pack_later(const std::shared_ptr<Instance>& from);
 

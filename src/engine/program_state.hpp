@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <optional>
+#include <set>
 
 #include "engine/program.hpp"
 
@@ -24,6 +25,7 @@ struct Program::State {
   runtime::ArenaPool arenas;
   std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
   std::optional<StepTrace> trace;
+  std::set<uint64_t> accepted_kernels;  // sets whose results were compared with the original's
   bool packed_once = false;  // the packed weights exist: new shapes use them from the start
 };
 

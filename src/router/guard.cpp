@@ -33,6 +33,8 @@ constexpr bool tags_usable(bool instance_dict) {
   return !instance_dict || PY_VERSION_HEX < 0x030D0000;
 }
 
+constexpr std::size_t kCallsForAll = 64;  // by then the content of every weight was compared
+
 constexpr std::array kTensorHolders = {"_parameters", "_buffers", "_modules"};
 constexpr std::array kHookHolders = {"_forward_hooks", "_forward_pre_hooks"};
 constexpr std::array kRegistries = {"_parameters", "_buffers", "_modules", "_forward_hooks",
@@ -92,6 +94,7 @@ void Guard::clear() {
   names_list_.clear();
   every_name_ = true;
   weights_.clear();
+  contents_.clear();
   dims_.clear();
   grad_hint_ = 0;
   taken_ = false;
@@ -157,6 +160,16 @@ Reason Guard::add_weights(PyObject* dict, std::uint32_t module, const TorchFacts
   return Reason::kNone;
 }
 
+/// Bytes from a tensor's first element to behind its last one.
+static std::size_t span_of(const DLTensor& view) noexcept {
+  std::int64_t elements = 1;
+  for (std::int32_t i = 0; i < view.ndim; ++i) {
+    if (view.shape[i] == 0) return 0;
+    elements += (view.shape[i] - 1) * view.strides[i];
+  }
+  return static_cast<std::size_t>(elements) * ((view.dtype.bits * view.dtype.lanes + 7) / 8);
+}
+
 Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, const char* place,
                          const TorchFacts& facts) {
   Weight weight;
@@ -181,15 +194,22 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
   weight.dims_at = static_cast<std::uint32_t>(dims_.size());
   dims_.insert(dims_.end(), view.shape, view.shape + view.ndim);
   dims_.insert(dims_.end(), view.strides, view.strides + view.ndim);
-  writes_->watch(value);
   const bool numbers = !trains_ || place[0] != '\0';
-  if (numbers && writes_->lent(value)) lent_ = weights_.size();
+  const bool parameter = facts.is_parameter(value);
+  if (parameter) {
+    writes_->watch(value);
+    if (numbers && writes_->lent(value)) lent_ = weights_.size();
+  }
+  if (numbers && (all_contents_ || !parameter) && view.device.device_type == kDLCPU) {
+    contents_.add(weight.data, span_of(view), weights_.size());
+  }
   weights_.push_back(std::move(weight));
   return Reason::kNone;
 }
 
 Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* sources) {
   clear();
+  if (all_contents_) contents_.compare_within(kCallsForAll);
   detail_.clear();
   default_dtype_ = facts.default_dtype();
   writes_ = facts.writes();
@@ -361,6 +381,9 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   for (Weight& weight : weights_) {
     if (trains_ && weight.place.empty()) continue;
     if (!same_weight(weight, facts)) return moved(weight, "");
+  }
+  if (const std::size_t owner = contents_.changed(); owner != Contents::kNone) {
+    return moved(weights_[owner], ": written in a way that leaves no trace but its content");
   }
   return writes_->clock() == clock_ && lent_ == SIZE_MAX ? Reason::kNone : check_writes();
 }

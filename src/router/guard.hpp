@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "router/contents.hpp"
 #include "router/torch.hpp"
 
 namespace rm::router {
@@ -40,6 +41,9 @@ class Guard {
 
   /// True when a tracked tensor requires grad.
   bool any_requires_grad(const TorchFacts& facts) noexcept;
+
+  /// Later snapshots also compare the content of all weights, a part of it at every check.
+  void compare_all_contents() { all_contents_ = true; }
 
   void clear();
   bool taken() const noexcept { return taken_; }
@@ -152,6 +156,8 @@ class Guard {
   bool every_name_ = true;         // it may read any attribute
   std::vector<Weight> weights_;
   std::vector<std::int64_t> dims_;  // shape then strides of each weight
+  Contents contents_;          // of the weights that are no Parameters, or of all
+  bool all_contents_ = false;
   PyRef default_dtype_;  // torch's, at the snapshot
   std::shared_ptr<SilentWrites> writes_;
   std::uint64_t clock_ = 0;      // of writes_, at the snapshot

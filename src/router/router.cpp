@@ -54,6 +54,7 @@ struct State {
   Reason stale = Reason::kNone;  // why the last check sent the caller to the slow path
   std::uint64_t pause = 0;
   std::uint64_t refused = 0;  // refusals in the table, at least
+  bool compare_contents = false;  // guards compare the content of weights
   bool strict = false;        // raise instead of serving by eager
   bool gradients = false;     // calls that need gradients are the slow path's, not eager's
 
@@ -331,6 +332,7 @@ PyObject* route_snapshot(PyObject* self, PyObject* sources) {
     State& s = state_of(self);
     const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
     auto guard = std::make_shared<Guard>();
+    if (s.compare_contents) guard->compare_all_contents();
     const Reason reason = guard->snapshot(module.get(), *s.facts, sources);
     s.guard = guard;
     s.stale = Reason::kNone;
@@ -436,6 +438,11 @@ PyObject* route_strict(PyObject* self, PyObject* on) {
   Py_RETURN_NONE;
 }
 
+PyObject* route_compare_contents(PyObject* self, PyObject*) {
+  state_of(self).compare_contents = true;
+  Py_RETURN_NONE;
+}
+
 PyObject* route_gradients(PyObject* self, PyObject* on) {
   state_of(self).gradients = on == Py_True;
   Py_RETURN_NONE;
@@ -496,6 +503,8 @@ PyMethodDef kMethods[] = {
     {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
+    {"compare_contents", route_compare_contents, METH_NOARGS,
+     "compare_contents(): guards compare the content of weights too, a part at every call"},
     {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},
     {"gradients", route_gradients, METH_O,
      "gradients(on): try_route gives NotImplemented for calls that need gradients"},

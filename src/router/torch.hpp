@@ -67,6 +67,9 @@ class TorchFacts {
   bool is_plain_tensor(PyObject* object) const noexcept {
     return Py_TYPE(object) == tensor_type_ || Py_TYPE(object) == parameter_type_;
   }
+  bool is_parameter(PyObject* object) const noexcept {
+    return Py_TYPE(object) == parameter_type_;
+  }
   bool is_any_tensor(PyObject* object) const noexcept {
     return PyType_IsSubtype(Py_TYPE(object), tensor_type_);
   }

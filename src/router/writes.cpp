@@ -1,4 +1,4 @@
-// What SilentWrites remembers, and the attribute that stands where torch.Tensor.data was.
+// What SilentWrites remembers, and the attribute `data` that nn.Parameter gets.
 #include "router/writes.hpp"
 
 #include <utility>
@@ -10,15 +10,44 @@ namespace rm::router {
 SilentWrites::~SilentWrites() {
   for (auto& [tensor, row] : watched_) {
     for (PyObject* alias : row.aliases) Py_DECREF(alias);
+    if (row.owned) Py_DECREF(tensor);
   }
+}
+
+void SilentWrites::watch(PyObject* tensor) {
+  Row& row = watched_[tensor];
+  ++row.guards;
+  if (!row.owned) return;
+  row.owned = false;
+  std::erase(orphans_, tensor);
+  Py_DECREF(tensor);  // the caller holds it
 }
 
 void SilentWrites::unwatch(PyObject* tensor) noexcept {
   const auto found = watched_.find(tensor);
   if (found == watched_.end() || --found->second.guards > 0) return;
   drop_dead(found->second);
-  // What is lent stays known: the next guard of the same weights must hear of it.
-  if (found->second.aliases.empty()) watched_.erase(found);
+  if (found->second.aliases.empty()) {
+    watched_.erase(found);
+  } else {  // what is held stays known: the next guard of the same weights must hear of it
+    found->second.owned = true;
+    Py_INCREF(tensor);
+    orphans_.push_back(tensor);
+  }
+  if (!orphans_.empty()) drop_orphans();
+}
+
+void SilentWrites::drop_orphans() noexcept {
+  std::vector<PyObject*> gone;
+  std::erase_if(orphans_, [&](PyObject* tensor) {
+    const auto row = watched_.find(tensor);
+    drop_dead(row->second);
+    if (!row->second.aliases.empty()) return false;
+    watched_.erase(row);
+    gone.push_back(tensor);
+    return true;
+  });
+  for (PyObject* tensor : gone) Py_DECREF(tensor);  // last: this may run anything
 }
 
 void SilentWrites::note(PyObject* tensor, PyObject* alias) noexcept {
@@ -128,6 +157,8 @@ void bind_silent_writes(py::module_& router) {
   if (!type) throw py::error_already_set();
   py::class_<SilentWrites, std::shared_ptr<SilentWrites>>(router, "SilentWrites")
       .def(py::init<>())
+      .def_property_readonly("clock", [](const SilentWrites& writes) { return writes.clock(); },
+                             "Moves with every write that was heard of.")
       .def("note",
            [](SilentWrites& writes, const py::list& groups) {
              for (const py::handle group : groups) {

@@ -19,7 +19,7 @@ from transformers import AutoModel, BertConfig, BertModel, LlamaConfig, LlamaFor
 import rm_abstract as rm
 
 PATCHED = [
-    (torch.Tensor, "data"),
+    (torch.nn.Parameter, "data"),
     (transformers.PreTrainedModel, "from_pretrained"),
     (transformers.PreTrainedModel, "_from_config"),
     (nn.Module, "train"),
@@ -28,7 +28,7 @@ PATCHED = [
     (transformers.generation.GenerationMixin, "_prepare_cache_for_generation"),
     (transformers.generation.GenerationMixin, "_sample"),
 ]
-WATCHED = [transformers.PreTrainedModel, nn.Module, torch.Tensor, torch.compiler]
+WATCHED = [transformers.PreTrainedModel, nn.Module, nn.Parameter, torch.Tensor, torch.compiler]
 WATCHED += [transformers.generation.GenerationMixin, nn.modules.module, transformers.modeling_utils]
 
 

@@ -142,11 +142,11 @@ def test_a_held_alias_of_a_weight_keeps_the_model_eager_until_it_is_gone() -> No
 
 
 def test_torch_data_attribute_works_as_before_and_is_put_back() -> None:
-    replaced = vars(torch.Tensor)["data"]
-    tensor = torch.ones(3, requires_grad=True)
+    replaced = vars(torch.nn.Parameter)["data"]
+    tensor = torch.nn.Parameter(torch.ones(3))
     assert tensor.data.data_ptr() == tensor.data_ptr() and not tensor.data.requires_grad
     tensor.data = torch.zeros(2)
-    assert tensor.shape == (2,) and torch.Tensor.data is replaced
+    assert tensor.shape == (2,) and torch.nn.Parameter.data is replaced
     rm.shutdown()
-    assert "data" not in vars(torch.Tensor)
+    assert "data" not in vars(torch.nn.Parameter)
     assert tensor.data.data_ptr() == tensor.data_ptr()

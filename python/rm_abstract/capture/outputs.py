@@ -22,7 +22,7 @@ from rm_abstract.calls.call import PLAIN
 from rm_abstract.capture import output_classes
 from rm_abstract.capture.aliases import taker
 from rm_abstract.capture.errors import capture_error
-from rm_abstract.kv import kv_cache
+from rm_abstract.kv import kv_cache, state_cache
 from rm_abstract.kv.bundle import is_bundle_type
 
 Structure: TypeAlias = "list[Any]"
@@ -95,7 +95,11 @@ class Recorder:
             self.touched[id(cache)] = ["caches", leaf, first, second, updated]
         elif id(cache) not in self.touched:
             numbers = self._numbers(cache, path)
-            self.touched[id(cache)] = ["cache", self.caches.get(id(cache), -1), numbers]
+            leaf = self.caches.get(id(cache), -1)
+            new_states = leaf < 0 and state_cache.is_states(cache)
+            self.touched[id(cache)] = (
+                ["states", numbers] if new_states else ["cache", leaf, numbers]
+            )
         return self.touched[id(cache)]
 
     def _numbers(self, cache: Any, path: str) -> list[int]:
@@ -158,6 +162,9 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: make_node([b(tensors, leaves) for b in nodes])
     if kind == "cache":
         return _cache_builder(structure[1], structure[2])
+    if kind == "states":
+        numbers = structure[1]
+        return lambda tensors, leaves: state_cache.made([tensors[n] for n in numbers])
     if kind == "caches":
         return _pair_builder(*structure[1:])
     if kind in ("list", "tuple"):
@@ -211,7 +218,7 @@ _FRONT = {"class": 3, "named": 3, "torch": 2, "node": 5}  # where the parts begi
 def _replaced(structure: Structure, put: Callable[[int], Structure]) -> Structure:
     """The structure with put(number) where tensors were."""
     kind = structure[0]
-    if kind in ("input", "part", "none", "const", "float", "int", "cache", "caches"):
+    if kind in ("input", "part", "none", "const", "float", "int", "cache", "states", "caches"):
         return structure
     if kind == "tensor":
         return put(structure[1])

@@ -210,23 +210,50 @@ class Artefacts:
 
     def verdict(self, artefact: str, weights: dict[str, torch.Tensor]) -> dict[str, Any] | None:
         """The stored result of the parity gate for this program and these very weights."""
+        return self._verdict_of(self._verdict_key(artefact, weights))
+
+    def store_verdict(
+        self, artefact: str, weights: dict[str, torch.Tensor], verdict: Verdict
+    ) -> None:
         key = self._verdict_key(artefact, weights)
-        entry = self.cache.lookup(key)
+        self._publish_verdict(key, verdict.passed, verdict.max_error, verdict.detail)
+
+    def store_kernels(self, artefact: str, kernels: int, verdict: Verdict) -> None:
+        """What a program gives with this set of kernels was compared with the original."""
+        key = self._kernels_key(artefact, kernels)
+        self._publish_verdict(key, verdict.passed, verdict.max_error, verdict.detail)
+
+    def kernels_passed(self, artefact: str, kernels: int) -> bool:
+        """Whether a process on this machine compared them. Weights make no difference here."""
+        found = self._verdict_of(self._kernels_key(artefact, kernels), counted=False)
+        return found is not None and found.get("passed") is True
+
+    def quarantine(self, artefact: str, weights: dict[str, torch.Tensor], detail: str) -> None:
+        """In the place of a verdict that the gate passed: no process uses the program again."""
+        key = self._verdict_key(artefact, weights)
+        stored = self.cache.lookup(key, counted=False)
+        if stored is not None:
+            self.cache.reject(stored, detail)
+        self._publish_verdict(key, False, None, detail)
+
+    def _kernels_key(self, artefact: str, kernels: int) -> Any:
+        builder = self.cache.new_key("verdict")
+        builder.set("program", f"{artefact} gate {GATE_VERSION} kernels {kernels:016x}")
+        builder.set("backend", {n: _core.backend.fingerprint(n).hex() for n in self.backends()})
+        return builder.finish()
+
+    def _verdict_of(self, key: Any, counted: bool = True) -> dict[str, Any] | None:
+        entry = self.cache.lookup(key, counted=counted)
         if entry is None:
             return None
         found = json.loads(bytes(entry.section("verdict")))
         return found if isinstance(found, dict) else None
 
-    def store_verdict(
-        self, artefact: str, weights: dict[str, torch.Tensor], verdict: Verdict
+    def _publish_verdict(
+        self, key: Any, passed: bool, max_error: float | None, detail: str
     ) -> None:
-        data = {
-            "passed": verdict.passed,
-            "max_error": verdict.max_error,
-            "detail": verdict.detail,
-        }
-        artefact_bytes = {"verdict": json.dumps(data).encode()}
-        self.cache.publish(self._verdict_key(artefact, weights), artefact_bytes)
+        data = {"passed": passed, "max_error": max_error, "detail": detail}
+        self.cache.publish(key, {"verdict": json.dumps(data).encode()})
 
     def _verdict_key(self, artefact: str, weights: dict[str, torch.Tensor]) -> Any:
         builder = self.cache.new_key("verdict")

@@ -29,7 +29,10 @@ from rm_abstract.engines.variant import Variant
 from rm_abstract.guards import torch_state
 from rm_abstract.guards.purity import Effects, can_watch
 from rm_abstract.kv import kv_cache
+from rm_abstract.verification.parity import Verdict
+from rm_abstract.verification.policy import Policy
 
+MOST_DIFFERENCES = 1  # in a row, after which a program is not used any more
 MAX_VARIANTS = 8  # captures of one call structure and size pattern
 
 Pattern = tuple[Any, ...]
@@ -107,6 +110,9 @@ class Specializer(Protocol):
     def module(self) -> torch.nn.Module:
         """Raises Decline when it no longer exists."""
 
+    def module_stamp(self) -> Hashable:
+        """Another one after a write to any weight of the module that anything shows."""
+
     def on_original(self) -> AbstractContextManager[None]:
         """Nothing inside is routed."""
 
@@ -121,6 +127,35 @@ class Specializer(Protocol):
 
     def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
         """Captures and compiles this call."""
+
+    policy: Policy
+
+    def compare(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any],
+    ) -> Verdict:
+        """Runs the variant on `call`, whose caches it writes, and says whether it is right."""
+
+    def kernels_compared(self, variant: Variant, kernels: int) -> bool:
+        """Whether an earlier process compared what this set of kernels gives; accepts it then."""
+
+    def accept_kernels(
+        self, variant: Variant, tensors: list[torch.Tensor], verdict: Verdict
+    ) -> None:
+        """The kernels that a call of these tensors uses were compared: they may serve."""
+
+    def quarantine(self, variant: Variant, detail: str) -> ParityError:
+        """No process uses the program of this variant any more; returns what to tell the user."""
+
+    def weights_stamp(self, variant: Variant) -> Hashable:
+        """Another one after a write to the variant's weights that anything shows."""
+
+    def read_weights_anew(self) -> bool:
+        """Gives all programs the weights of now; False when one cannot take them."""
 
     def refresh(self, variant: Variant) -> bool:
         """Gives it the module's weights of now; False when they are of other types."""
@@ -169,17 +204,99 @@ class CompiledCall:
         tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
             if variant.takes(tensors):
+                variant.until_sample -= 1
+                if variant.until_sample < 0:
+                    return self._compared(variant, pattern, flat_inputs)
                 trial = variant.trial
                 if trial is None:
-                    return variant.run(tensors, flat_inputs)
+                    return self._run(variant, pattern, tensors, flat_inputs)
                 self._try(variant, trial, tensors, flat_inputs)
                 return trial.in_turn(
                     tensors,
-                    lambda: variant.run(tensors, flat_inputs),  # noqa: B023 (called at once)
+                    lambda: self._run(variant, pattern, tensors, flat_inputs),  # noqa: B023
                     self._original(flat_inputs),
                     self._engine.events.served_by_original,
                 )
         return self._next(pattern, flat_inputs)
+
+    def _run(
+        self,
+        variant: Variant,
+        pattern: Pattern,
+        tensors: list[torch.Tensor],
+        flat_inputs: tuple[Any, ...],
+    ) -> Any:
+        """The program's output; kernels that were never compared are, on this very call."""
+        try:
+            return variant.run(tensors, flat_inputs, True)
+        except _core.NewKernels as new:
+            kernels = int(new.args[0])
+        if self._engine.kernels_compared(variant, kernels):
+            return variant.run(tensors, flat_inputs)
+        return self._compared(variant, pattern, flat_inputs)
+
+    def _compared(self, variant: Variant, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
+        """The original serves this call; the program runs it on copies and is compared.
+
+        A difference may come from weights that changed unseen: the program reads them anew, and the
+        next call is compared too. If that differs again the program is not used any more.
+        """
+        engine, started = self._engine, time.perf_counter()
+        leaves = self._step.prepare(flat_inputs) if self._step else flat_inputs
+        call = snapshot(self.spec, leaves)
+        again = snapshot(self.spec, flat_inputs) if variant.quantised else None
+        shown = call_tensors(call)
+        comparable = self._step.comparable(leaves) if self._step else _all
+        stamp = engine.weights_stamp(variant)
+        with engine.on_original():
+            output = self._original(flat_inputs)()
+        engine.events.served_by_original()
+        eager_s = time.perf_counter() - started
+        if self._step and self._step.reshaped(flat_inputs, call.leaves):
+            shown, _, _ = unfold(tuple(call.leaves), self.reads)
+        if not variant.takes(shown):
+            return output
+        calls = variant.report.calls
+        try:
+            after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
+            expected = (output, after)
+            if again is not None:
+                expected = engine.on_quantised_weights(variant, again)
+            verdict = engine.compare(variant, call, shown, expected, comparable)
+        except Decline:
+            return output  # this call is none for the program
+        except Exception as error:
+            self._remove(variant, pattern)
+            engine.events.failed(self._refuse(error, pattern, flat_inputs))
+            return output
+        finally:
+            variant.report.calls = calls
+        if stamp != engine.weights_stamp(variant):
+            return output  # another thread changes the weights: nothing was compared
+        if verdict.passed:
+            if variant.differed:
+                variant.differed = 0
+                engine.events.failed(Decline("RM504", "found when a call was compared"))
+            took = time.perf_counter() - started
+            variant.until_sample = engine.policy.next_sample(max(took - eager_s, 1e-7), took)
+            engine.accept_kernels(variant, shown, verdict)
+        elif variant.differed < MOST_DIFFERENCES and engine.read_weights_anew():
+            variant.differed += 1
+            variant.until_sample = 0
+        else:
+            self._withdraw(variant, pattern, verdict.detail)
+        return output
+
+    def _withdraw(self, variant: Variant, pattern: Pattern, detail: str) -> None:
+        """The program gave something else than the original: nobody uses it again."""
+        self._remove(variant, pattern)
+        self.refused[pattern] = Decline("RM502", detail)
+        self._engine.events.failed(self._engine.quarantine(variant, detail))
+
+    def _remove(self, variant: Variant, pattern: Pattern) -> None:
+        found = self.variants.get(pattern, [])
+        if variant in found:  # another thread may have been faster
+            found.remove(variant)
 
     def _try(
         self,
@@ -282,12 +399,13 @@ class CompiledCall:
             if known is not None and known.report.parity:
                 found.append(known)
                 self._on_trial(known)
-                return known.run(tensors, flat_inputs)
+                return self._run(known, pattern, tensors, flat_inputs)
             spare = None  # for a second comparison, when the first was with a stranger's program
             if known is not None and again is None and self._engine.runs_user_code():
                 spare = snapshot(self.spec, leaves)
             shown = call_tensors(before)
             comparable = self._step.comparable(leaves) if self._step else _all
+            moved = self._engine.module_stamp()
             started = time.perf_counter()
             with Effects(self._engine.module(), containers) as effects:
                 output = run_eager()
@@ -315,7 +433,10 @@ class CompiledCall:
                     expected = self._engine.on_quantised_weights(variant, again)
                 try:
                     self._engine.gate(variant, before, shown, expected, comparable)
-                except ParityError:
+                except ParityError as error:
+                    if moved != self._engine.module_stamp():
+                        why = "the weights changed while the program was compared"
+                        raise Decline("RM107", why) from error
                     if spare is None or variant is not known:
                         raise
                     # A record of the cache that is not this module's: something decides that no

@@ -10,7 +10,7 @@ import json
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,10 @@ from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
-from rm_abstract.guards import sources
+from rm_abstract.guards import sources, writes
 from rm_abstract.kv import kv_cache
 from rm_abstract.verification import parity
+from rm_abstract.verification.policy import Policy
 from rm_abstract.verification.quantised import OnQuantisedWeights, QuantisedWeight
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class NativeEngine:
         )
         self._ties: frozenset[tuple[str, ...]] | None = None  # when the first entry was made
         self._user_code: bool | None = None  # runs_user_code(), once it was found out
+        self.policy = Policy.of(context.settings.text("verify"))
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
         self._background = None if context.captures is None else Deferrals(context)
 
@@ -268,6 +270,7 @@ class NativeEngine:
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = Variant(record, program, past, forms)
+        variant.compares_kernels = self.policy.kernels
         self._reported(variant, _readable(call), artefact, started)
         variant.report.quantised = _sizes(forms, weights)
         return variant
@@ -299,6 +302,7 @@ class NativeEngine:
             compile_ms=(time.perf_counter() - started) * 1e3,
             precision=self.artefacts.precision_said,
         )
+        variant.until_sample = self.policy.first_sample()
         return variant
 
     def _packing(self, call: FlatCall) -> str:
@@ -389,7 +393,22 @@ class NativeEngine:
         expected: Any,
         comparable: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        """Runs the variant on the call `expected` came from. Raises ParityError when it differs.
+        """`compare` for a new variant. Raises ParityError when it differs; stores the verdict."""
+        verdict = self.compare(variant, call, tensors, expected, comparable)
+        self._note(variant, variant.report.artefact, verdict)
+        if not verdict.passed:
+            raise self._parity_error(verdict.detail)
+        self.accept_kernels(variant, tensors, verdict)
+
+    def compare(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any] = lambda value: value,
+    ) -> parity.Verdict:
+        """Runs the variant on the call `expected` came from and compares.
 
         What a quantised variant is expected to give comes from `on_quantised_weights`: rounding
         weights may change outputs a lot, a right program differs from eager on the rounded weights
@@ -408,20 +427,48 @@ class NativeEngine:
                     exact, trial, tensors, comparable(expected), output, comparable
                 )
                 if not verdict.passed:
-                    self._settle(variant, verdict)
+                    return verdict
                 expected, bits = (output, _caches(trial)), 8
             output = variant.run(tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        self._settle(
-            variant,
-            self._verdict(variant, call, tensors, comparable(expected), output, comparable, bits),
-        )
+        return self._verdict(variant, call, tensors, comparable(expected), output, comparable, bits)
 
-    def _settle(self, variant: Variant, verdict: parity.Verdict) -> None:
-        self._note(variant, variant.report.artefact, verdict)
-        if not verdict.passed:
-            raise self._parity_error(verdict.detail)
+    # ---- comparing later calls ----------------------------------------------------------------
+
+    def accept_kernels(
+        self, variant: Variant, tensors: list[torch.Tensor], verdict: parity.Verdict
+    ) -> None:
+        """Kernels whose results were compared just now may serve, here and in later processes."""
+        variant.report.compared += 1
+        if not variant.compares_kernels:
+            return
+        program: Any = variant.program
+        kernels = program.kernel_set(tensors)
+        program.accept_kernels(kernels)
+        self.artefacts.store_kernels(variant.report.artefact, kernels, verdict)
+
+    def kernels_compared(self, variant: Variant, kernels: int) -> bool:
+        if not self.artefacts.kernels_passed(variant.report.artefact, kernels):
+            return False
+        program: Any = variant.program
+        program.accept_kernels(kernels)
+        return True
+
+    def quarantine(self, variant: Variant, detail: str) -> ParityError:
+        variant.report.parity = f"failed: {detail}"
+        self.artefacts.quarantine(variant.report.artefact, self._weights(variant.record), detail)
+        return self._parity_error(detail, "RM502")
+
+    def weights_stamp(self, variant: Variant) -> Hashable:
+        return _stamp(self._weights(variant.record).values())
+
+    def module_stamp(self) -> Hashable:
+        module = self.module()
+        return _stamp([*module.parameters(), *module.buffers()])
+
+    def read_weights_anew(self) -> bool:
+        return all([self.refresh(variant) for variant in self._variants()])
 
     def _keeping_activations(self, variant: Variant, call: FlatCall) -> Variant | None:
         """The variant without rounding activations to 8 bits; None when it does not round them."""
@@ -470,11 +517,11 @@ class NativeEngine:
         weights = [t for t in self._weights(record).values() if t.is_floating_point()]
         return parity.working_precision([*weights, *tensors])
 
-    def _parity_error(self, detail: str) -> ParityError:
+    def _parity_error(self, detail: str, code: str = "RM501") -> ParityError:
         return ParityError(
             f"[parity] expected {type(self.module()).__name__} compiled to match eager, got "
             f"{detail}; try RM_DUMP_IR to inspect the program, or report it",
-            code="RM501",
+            code=code,
         )
 
     def slower(self, variant: Variant, eager_s: float) -> None:
@@ -521,6 +568,13 @@ class NativeEngine:
             owner, key = self._owner(name)
             weights[name] = owner[key].detach()
         return weights
+
+
+def _stamp(weights: Iterable[torch.Tensor]) -> Hashable:
+    """What shows writes to tensors: which they are, where they lie, how often each was written."""
+    return writes.registry().clock, tuple(
+        [(t.data_ptr(), None if t.is_inference() else t._version) for t in weights]
+    )
 
 
 def _ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:

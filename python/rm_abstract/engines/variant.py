@@ -21,6 +21,7 @@ from rm_abstract.verification.quantised import QuantisedWeight
 
 RECORD_VERSION = 1
 _TIMED_CALLS = 64  # of a program are timed, for the report; later ones pay nothing
+NO_SAMPLE = 1 << 62
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
 
 
@@ -84,12 +85,15 @@ class Variant:
         self.program = program
         self.serves: Callable[[Any], bool] = serves(record.input_dims, record.conditions, is_past)
         self._build = builder(record.output)
-        self._caches = [builder(c) for c in record.caches if c[1] >= 0]
+        self._caches = [builder(c) for c in record.caches if c[0] != "states" and c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")
         self.trial: Trial | None = None  # until it has won against the original
         self.measured: tuple[float, float] | None = None  # by it, seconds: compiled, eager
         self.eager_s: float | None = None  # of the call that the gate compared with
         self._best_s: float | None = None  # of the first calls
+        self.compares_kernels = False  # a set of kernels nobody compared raises NewKernels
+        self.until_sample = NO_SAMPLE  # calls to serve before one is compared (verification)
+        self.differed = 0  # comparisons in a row that failed
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
@@ -98,11 +102,21 @@ class Variant:
             not asked or asked == torch_state.answers(list(asked), tensors)
         )
 
-    def run(self, tensors: list[torch.Tensor], leaves: Sequence[Any]) -> Any:
-        """The module's output. Caches among `leaves` are updated last, after everything else."""
+    def run(
+        self, tensors: list[torch.Tensor], leaves: Sequence[Any], only_compared: bool = False
+    ) -> Any:
+        """The module's output. Caches among `leaves` are updated last, after everything else.
+
+        With `only_compared` raises _core.NewKernels, before anything is executed, where these sizes
+        need a set of kernels whose results were never compared with the original's.
+        """
         start = time.perf_counter() if self.report.calls < _TIMED_CALLS else None
         try:
-            results = self._execute(tensors, leaves)
+            if only_compared and self.compares_kernels:
+                native: Any = self.program
+                results = native.run(tensors, True)
+            else:
+                results = self._execute(tensors, leaves)
         except _core.CoreError as error:
             if error.code in BAD_CALL:  # this call, not the artefact: the original judges it
                 raise Decline(error.reason or "RM104", str(error)) from error

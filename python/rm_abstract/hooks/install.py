@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from rm_abstract.base.stay_out import staying_out
-from rm_abstract.guards import writes
 from rm_abstract.hooks.host import HookHost
 from rm_abstract.hooks.imports import ImportWatch
 from rm_abstract.hooks.patches import PatchSet
+from rm_abstract.hooks.weight_writes import WeightWrites, weight_writes
 
 _depth = threading.local()  # loads and train() calls in progress in this thread: outermost arms
 
@@ -27,11 +27,8 @@ class Installation:
     def __init__(self, host: HookHost) -> None:
         self._host = host
         self.patches = PatchSet()
-        self._optimizer_hook: Any = None  # a handle: torch.optim.optimizer's global post hook
         self.watch = ImportWatch(
             {
-                "torch._tensor": self._needed(self._patch_tensor),
-                "torch.optim.optimizer": self._needed(self._watch_optimizers),
                 "torch.nn.modules.module": _quiet(self._patch_module),
                 "transformers.modeling_utils": _quiet(self._patch_transformers),
                 "transformers.generation.utils": _quiet(self._patch_generation),
@@ -41,35 +38,25 @@ class Installation:
             }
         )
 
-    def _needed(self, patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-        """A patch without which writes to weights would be missed."""
-
-        def call(module: ModuleType) -> None:
-            if not _tried(patch, module):
-                self._host.cannot_watch()
-
-        return call
-
     def install(self) -> None:
         """Patches what is imported and watches for what is not."""
+        weight_writes.start(self, self._host.cannot_watch)
         self.watch.install()
 
     def remove(self) -> list[str]:
         """Restores everything; returns a line for each attribute somebody patched over."""
         self.watch.remove()
-        if self._optimizer_hook is not None:
-            self._optimizer_hook.remove()
-            self._optimizer_hook = None
-        return self.patches.restore()
+        return self.patches.restore() + weight_writes.stop(self)
 
     def listed(self) -> list[dict[str, str]]:
         """Every change that is in place: target, before, after, why, state."""
-        listed = [patch.to_dict() for patch in self.patches]
-        if self._optimizer_hook is not None:
+        patches = [*weight_writes.patches, *self.patches]
+        listed = [patch.to_dict() for patch in patches]
+        if weight_writes.optimizer_hook is not None:
             listed.append(
                 _in_place(
                     "torch.optim.optimizer._global_optimizer_post_hooks",
-                    f"{__name__}.Installation",
+                    f"{WeightWrites.__module__}.WeightWrites",
                     "fused optimisers change weights without counting versions",
                 )
             )
@@ -82,29 +69,6 @@ class Installation:
                 )
             )
         return listed
-
-    def _patch_tensor(self, tensor_module: ModuleType) -> None:
-        self.patches.replace(
-            tensor_module.Tensor,
-            "data",
-            writes.registry().data_attribute,
-            "what is written through it is seen nowhere: reading it of a weight that a program has "
-            "counts as a change",
-        )
-
-    def _watch_optimizers(self, module: ModuleType) -> None:
-        """torch's own registration for all optimisers: fused steps change weights, unseen."""
-        note = writes.registry().note
-
-        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-            from torch.compiler import is_dynamo_compiling  # torch is still being imported above
-
-            if is_dynamo_compiling():  # a compiled step counts versions
-                return
-            if not _tried(note, optimizer.param_groups):
-                self._host.cannot_watch()
-
-        self._optimizer_hook = module.register_optimizer_step_post_hook(stepped)
 
     def _patch_module(self, torch_module: ModuleType) -> None:
         module_class = torch_module.Module

@@ -146,6 +146,8 @@ class ArmedModel:
         )
         strict = session.settings.fallback_for("routing") == "error"
         self.route.strict(strict)
+        if session.settings.text("guard") == "strict":
+            self.route.compare_contents()
         self._try = self.route.try_route
         self._gradients: GradientCalls | None = None
         if session.settings.flag("serve_gradients") and not strict:

@@ -36,11 +36,16 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
 
 def around(tensors: Sequence[torch.Tensor]) -> Any:
     """A cache of its own memory with these states."""
+    return made([t.clone() for t in tensors])
+
+
+def made(tensors: Sequence[torch.Tensor]) -> Any:
+    """A cache that holds these very tensors."""
     from transformers import cache_utils
 
     cache: Any = cache_utils.DynamicCache()
     cache.layers = [getattr(cache_utils, _LAYER)() for _ in tensors[::2]]
-    commit(cache, [t.clone() for t in tensors])
+    commit(cache, tensors)
     return cache
 
 

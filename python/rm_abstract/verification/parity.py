@@ -16,7 +16,7 @@ import torch
 from rm_abstract.capture import output_classes
 from rm_abstract.kv import kv_cache
 
-GATE_VERSION = 2  # raise it with every change of what passes: older verdicts are not used then
+GATE_VERSION = 3  # raise it with every change of what passes: older verdicts are not used then
 
 # Largest error relative to the largest magnitude of a tensor. f32: sums of a few thousand products
 # in another order stay below 1e-5 a layer; half formats: a few units in the last place a layer.
@@ -115,6 +115,10 @@ def _walk(a: Any, b: Any, path: str, limits: Limits, verdict: Verdict) -> None:
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             _walk(x, y, f"{path}[{i}]", limits, verdict)
     elif kv_cache.is_cache(a):
+        kinds, expected = _layer_kinds(b), _layer_kinds(a)
+        if kinds != expected:
+            verdict.fail(f"{path} has layers {sorted(kinds)}, expected {sorted(expected)}")
+            return
         _walk(kv_cache.read(a), kv_cache.read(b), f"{path}.layers", limits, verdict)
     elif (parts := output_classes.take(a)) is not None:
         other = output_classes.take(b)
@@ -124,6 +128,10 @@ def _walk(a: Any, b: Any, path: str, limits: Limits, verdict: Verdict) -> None:
         _walk(parts.children, other.children, path, limits, verdict)
     elif a != b and not (a != a and b != b):  # NaN is NaN
         verdict.fail(f"{path} is {b!r}, expected {a!r}")
+
+
+def _layer_kinds(cache: Any) -> set[str]:
+    return {type(layer).__name__ for layer in getattr(cache, "layers", None) or ()}
 
 
 def _tensors(a: torch.Tensor, b: torch.Tensor, path: str, limits: Limits, verdict: Verdict) -> None:
