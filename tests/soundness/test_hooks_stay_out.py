@@ -17,7 +17,7 @@ from torch import nn
 import rm_abstract as rm
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.hooks import arming
-from rm_abstract.hooks.install import Installation
+from rm_abstract.hooks.weight_writes import WeightWrites
 
 
 def test_a_failure_while_a_module_is_caught_is_logged_once_and_not_raised(
@@ -53,7 +53,7 @@ def test_nothing_is_compiled_where_writes_to_weights_cannot_be_noticed(
         raise AttributeError("no attribute 'data'")
 
     rm.shutdown()
-    monkeypatch.setattr(Installation, "_patch_tensor", renamed)
+    monkeypatch.setattr(WeightWrites, "_patch_parameter", renamed)
     rm.init("cpu")
     model = nn.Linear(8, 8).eval()
     assert "_compiled_call_impl" not in vars(model)
