@@ -25,7 +25,7 @@ constexpr OptionSpec kTable[] = {
      "the device that runs the models; auto is the usable one that its plugin scores highest"},
     {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch", false,
      "what runs the models: native is rm_abstract's own compiler, torch leaves every model to PyTorch, auto is native"},
-    {"fallback", "RM_FALLBACK", kSession, kFallback, "warn", "warn, allow or error[:group,...] with groups routing, capture, compile, device, correctness, cache", false,
+    {"fallback", "RM_FALLBACK", kSession, kFallback, "warn", "warn, allow or error[:group,...] with groups routing, capture, compile, device, correctness, cache, training", false,
      "what happens when a call cannot be accelerated: warn once for each reason and run PyTorch, allow (run PyTorch silently), or error (raise); with groups, only these groups of reason codes raise and the others warn"},
     {"verify", "RM_VERIFY", kSession, kVerify, "auto", "off, first, auto, always, a number n, or p=<probability>", false,
      "which calls PyTorch runs as well, to compare the results: first is the first call of every program and of every set of kernels in it, auto also samples calls for about 0.5 % of the time, always is every call, n every n-th, p each with this probability, off only the first call of a program that this machine never compared"},

@@ -7,11 +7,11 @@
 namespace rm::control {
 namespace {
 
-constexpr std::array<std::string_view, 6> kCategories = {"routing", "capture",     "compile",
-                                                         "device",  "correctness", "cache"};
+constexpr std::array<std::string_view, 7> kCategories = {
+    "routing", "capture", "compile", "device", "correctness", "cache", "training"};
 
 constexpr std::string_view category(std::string_view code) {
-  const bool known = code.size() == 5 && code.starts_with("RM") && code[2] >= '1' && code[2] <= '6';
+  const bool known = code.size() == 5 && code.starts_with("RM") && code[2] >= '1' && code[2] <= '7';
   return known ? kCategories[static_cast<size_t>(code[2] - '1')] : std::string_view();
 }
 

@@ -66,8 +66,8 @@ ARCHITECTURES = {
     "gpt2": Architecture(gpt2),
     "llama": Architecture(llama),
     "t5_encoder": Architecture(t5_encoder),
-    "vit": Architecture(vit, pixels, fully_native=False),
-    "resnet": Architecture(resnet, pixels, fully_native=False),
+    "vit": Architecture(vit, pixels),
+    "resnet": Architecture(resnet, pixels),
 }
 
 

@@ -17,6 +17,7 @@ from torch import nn
 import rm_abstract as rm
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.hooks import arming
+from rm_abstract.hooks.install import Installation
 from rm_abstract.hooks.weight_writes import WeightWrites
 
 

@@ -182,7 +182,7 @@ def test_a_path_may_start_with_the_home_and_is_nothing_but_a_path(monkeypatch):
 
 @pytest.mark.parametrize(
     "option",
-    ["compile_mode", "dynamic", "autotune", "deterministic", "memory_budget", "rbln", "furiosa"],
+    ["dynamic", "autotune", "deterministic", "memory_budget", "rbln", "furiosa"],
 )
 def test_an_option_that_would_do_nothing_is_unknown(alone, option):
     with pytest.raises(rm.ConfigError, match=f"got '{option}'"):

@@ -50,7 +50,7 @@ def test_default_codes_are_in_the_table_of_reasons():
 
 def test_every_reason_has_a_text_a_remedy_and_a_group():
     groups = {reasons.group_of(code) for code in reasons.table()}
-    assert groups == {"routing", "capture", "compile", "device", "correctness", "cache"}
+    assert groups == {"routing", "capture", "compile", "device", "correctness", "cache", "training"}
     for code, row in reasons.table().items():
         assert row["text"] and row["remedy"] and row["anchor"]
         assert reasons.group_of(code) == row["category"]

@@ -28,8 +28,8 @@ class WeightWrites:
         self.optimizer_hook: Any = None  # a handle
         self._watch = ImportWatch(
             {
-                "torch.nn.parameter": self._needed(self._patch_parameter),
-                "torch.optim.optimizer": self._needed(self._watch_optimizers),
+                "torch.nn.parameter": self._needed("_patch_parameter"),
+                "torch.optim.optimizer": self._needed("_watch_optimizers"),
             }
         )
 
@@ -54,13 +54,13 @@ class WeightWrites:
             self._blind = False
             return self.patches.restore()
 
-    def _needed(self, patch: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def _needed(self, patch: str) -> Callable[[ModuleType], None]:
         """A patch without which writes to weights would be missed. Never raises."""
 
         def call(module: ModuleType) -> None:
             done = False
-            with staying_out(getattr(patch, "__qualname__", "a hook")):
-                patch(module)
+            with staying_out(patch):
+                getattr(self, patch)(module)
                 done = True
             if not done:
                 self._miss()
