@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +76,15 @@ def test_a_small_gpt_with_tied_tables_trains_as_in_eager() -> None:
         assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-4)
     assert step.report()["compiled"] == _STEPS - 2
     assert ours.head.weight is ours.tokens.weight
+
+
+def test_the_example_trains_and_draws_its_curves(repository: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    script = repository / "examples" / "train_char_gpt.py"
+    command = [sys.executable, "-W", "ignore", str(script), "4", str(picture)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "2 compiled steps" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 def _bert() -> Any:

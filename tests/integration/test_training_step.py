@@ -191,6 +191,36 @@ def test_the_memory_of_a_step_is_near_its_lower_bound() -> None:
     assert 0 < row["lower_bound"] <= row["arena"] <= 1.1 * row["lower_bound"]
 
 
+def test_a_parameter_that_is_used_later_gets_its_state_from_eager() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(16, 4), "b": nn.Linear(16, 4)})
+    twin = copy.deepcopy(model)
+
+    class Chosen(nn.Module):
+        def __init__(self, parts: nn.ModuleDict) -> None:
+            super().__init__()
+            self.parts = parts
+
+        def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+            y = self.parts["a"](x)
+            return y + self.parts["b"](x) if both else y
+
+    ours, theirs = Chosen(model), Chosen(twin)
+    a, b = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = rm.compile_step(ours, _square, a, options={"fallback": "allow"})
+    (x, y), reports = _batches(1)[0], []
+    for both in [False] * 4 + [True] * 5:
+        loss = step((x, both), y)
+        b.zero_grad()
+        wanted = _square(theirs(x, both), y)
+        wanted.backward()
+        b.step()
+        assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-4)
+        reports.append(step.report()["compiled"])
+    # Of the second kind: the state, then counters that differ within the group (eager from there).
+    assert reports == [0, 0, 1, 2, 2, 2, 2, 2, 2]
+    assert "different numbers of steps" in step.report()["reasons"]["RM701"]
+
+
 # ---- what changes between steps ------------------------------------------------------------------
 
 

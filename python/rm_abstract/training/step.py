@@ -73,10 +73,10 @@ class TrainingStep:
             found = self._programs.get(key)
             if found is None:
                 found = self._make(tensors, key, structure)
-            if found is not None:
-                if not found.checked:
-                    return self._first(found, key, tensors, inputs, targets)
+            if found.checked:
                 return self._run(found, tensors)
+            if not self._lacks_state(found):
+                return self._first(found, key, tensors, inputs, targets)
         except Decline as decline:
             self._note(decline)
         return self._eager(inputs, targets)
@@ -114,18 +114,10 @@ class TrainingStep:
 
     # ---- making programs ---------------------------------------------------------------------
 
-    def _make(
-        self, tensors: list[torch.Tensor], key: Hashable, structure: Any
-    ) -> StepProgram | None:
-        """The program for batches like this one; None while the optimiser has no state yet."""
+    def _make(self, tensors: list[torch.Tensor], key: Hashable, structure: Any) -> StepProgram:
+        """The program for batches like this one, not yet checked."""
         try:
             parameters = self._parameters()
-            if any(
-                optimizers.states(self.optimizer, t.tensor, self._rules[t.group]) is None
-                for t in parameters
-                if t.tensor.grad is not None or not self._programs
-            ) and not self._warm(parameters):
-                return None
             with _original():
                 module = batches.OfTensors(self._module, structure)
                 names = {n for t in parameters for n in t.names}
@@ -145,17 +137,15 @@ class TrainingStep:
         except Error as error:
             self._refused[key] = Decline(error.code or "RM306", str(error))
             raise self._refused[key] from error
-        if any(
-            optimizers.states(self.optimizer, t.tensor, self._rules[t.group]) is None
-            for t in found.trained
-        ):
-            return None
         self._programs[key] = found
         return found
 
-    def _warm(self, parameters: list[Tied]) -> bool:
-        """Whether the optimiser has state of any parameter: else its first step makes it."""
-        return any(self.optimizer.state.get(t.tensor) for t in parameters)
+    def _lacks_state(self, found: StepProgram) -> bool:
+        """Whether the optimiser has yet to make the state of a parameter: its own step does."""
+        return any(
+            optimizers.states(self.optimizer, t.tensor, self._rules[t.group]) is None
+            for t in found.trained
+        )
 
     def _first(
         self,
