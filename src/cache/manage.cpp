@@ -95,6 +95,16 @@ void reap_lock_files(const std::string& folder, int64_t now) {
   }
 }
 
+/// Verdicts on kernels that nobody asked for or added to in that time: of other builds or machines.
+void drop_old_records(const std::string& folder, int64_t now, int64_t max_age_s) {
+  for (const std::string& name : names_in(folder)) {
+    const std::string path = folder + "/" + name;
+    struct stat status;
+    if (max_age_s <= 0 || lstat(path.c_str(), &status) != 0) continue;
+    if (now - status.st_mtim.tv_sec > max_age_s) unlink(path.c_str());
+  }
+}
+
 /// Directories of older schemas, untouched for two weeks.
 void drop_old_versions(const std::string& root, int64_t now) {
   const int current = std::atoi(kVersionDirectory + 1);
@@ -208,6 +218,7 @@ GcReport CompileCache::collect(const GcLimits& limits) {
     report.temporary_files = reap_temporary_files(local_->directory("tmp"), now, limits.dry_run);
     if (!limits.dry_run) {
       reap_lock_files(local_->directory("locks"), now);
+      drop_old_records(local_->directory("kernels"), now, limits.max_age_s);
       drop_old_versions(local_->root(), now);
       state().counters.add(Counter::kEvicted, report.evicted);
     }
@@ -260,6 +271,8 @@ uint64_t CompileCache::clear() {
   for (const ObjectInfo& object : local_->objects()) {
     if (unlink(object.path.c_str()) == 0) ++count;
   }
+  const std::string records = local_->directory("kernels");
+  for (const std::string& name : names_in(records)) unlink((records + "/" + name).c_str());
   return count;
 }
 

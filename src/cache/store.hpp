@@ -2,6 +2,7 @@
 //
 //   v1/objects/ab/<key>[-<guards>].rmc   immutable, 0400      v1/tmp/         being written
 //   v1/locks/ab/<key>                    flock only           v1/stats/0..f   counters
+//   v1/kernels/     verdicts of src/selfcheck
 //   v1/quarantine/                       the newest 16        v1/gc.lock
 //
 // Nothing is modified in place: files appear by link and disappear by unlink or rename.

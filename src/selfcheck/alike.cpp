@@ -323,7 +323,7 @@ bool is_product(const Shape& s) {
 void bound(const Shape& s, const rm_kernel& row, const Axes& a, std::vector<int64_t>& sizes) {
   auto few = [&](size_t i) { sizes[i] = std::min(sizes[i], kFew); };
   for (size_t i = 0; i < a.all.size(); ++i) {
-    if (a.all[i].letter == '*') few(i);
+    if (a.all[i].letter == '*') sizes[i] = std::min(sizes[i], s.op == "sdpa" ? 2 : kFew);
   }
   if (is_product(s)) {
     const bool slow = (row.traits & RM_KERNEL_FALLBACK) != 0;

@@ -89,6 +89,12 @@ def test_a_refused_row_gives_way_to_the_next_one_loudly(own_cache: Path):
     assert "RM510 planted fault" in str(second)
 
 
+def test_clearing_the_cache_forgets_verdicts(own_cache: Path):
+    served(nn.Linear(96, 300), torch.randn(5, 96))
+    rm.cache.clear()
+    assert verdict_files(own_cache) == []
+
+
 def test_without_a_right_row_pytorch_serves(own_cache: Path):
     ids = torch.tensor([[1, 5, 2]])
     assert served(nn.Embedding(50, 16), ids).routed > 0

@@ -54,6 +54,23 @@ Shape gemm(int64_t m, int64_t n, int64_t k, DType dtype) {
           {{"trans_b", int64_t{1}}, {"activation", std::string("none")}, {"alpha", 1.0}}};
 }
 
+Shape sdpa(int64_t s, int64_t t, int64_t e, DType dtype) {
+  return {"sdpa",
+          {dense(dtype, {1, 2, s, 40}), dense(dtype, {1, 1, t, 40}), dense(dtype, {1, 1, t, e}), absent()},
+          {dense(dtype, {1, 2, s, e})},
+          {{"scale", 0.125}, {"is_causal", int64_t{s > 1}}}};
+}
+
+Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile) {
+  const int64_t p = (k + 63) / 64 * 64 * bits / 8, g = (k + 31) / 32;
+  return {"quant_linear",
+          {dense(DType::kF32, {m, k}), dense(bits == 8 ? DType::kI8 : DType::kU8, {n, p}, true),
+           dense(DType::kF16, {n, g}, true), absent(), dense(DType::kF32, {n}, true), absent()},
+          {dense(DType::kF32, {m, n})},
+          {{"bits", bits}, {"group", int64_t{32}}, {"tile", tile},
+           {"x_bits", int64_t{tile == 8 ? 8 : 16}}, {"activation", std::string("none")}}};
+}
+
 namespace {
 
 void add_products(std::vector<Shape>& out) {
@@ -91,15 +108,7 @@ void add_quantised(std::vector<Shape>& out) {
   for (int64_t bits : {4, 8}) {
     for (int64_t tile : {1, 8}) {
       for (int64_t rows : {1, 5, 64}) {
-        const int64_t n = 300, k = 512, p = k * bits / 8, g = k / 32;
-        ir::Attrs attrs{{"bits", bits}, {"group", int64_t{32}}, {"tile", tile},
-                        {"x_bits", int64_t{tile == 8 ? 8 : 16}}, {"activation", std::string("none")}};
-        const DType q = bits == 8 ? DType::kI8 : DType::kU8;
-        out.push_back({"quant_linear",
-                       {dense(DType::kF32, {rows, k}), dense(q, {n, p}, true),
-                        dense(DType::kF16, {n, g}, true), absent(), dense(DType::kF32, {n}, true), absent()},
-                       {dense(DType::kF32, {rows, n})},
-                       attrs});
+        out.push_back(quant_linear(rows, 300, 512, bits, tile));
       }
       out.push_back({"quantize", {dense(DType::kF32, {300, 500}, true)},
                      {dense(bits == 8 ? DType::kI8 : DType::kU8, {300, 512 * bits / 8}),

@@ -54,6 +54,16 @@ class Row {
     const double bytes = double(q.gemm.n) * double(q.blocks() * 4 * q.bits);
     return 1000 + std::max(bytes / 14, q.gemm.flops() / 50) / omp_get_max_threads();
   }
+  static std::vector<rm_edge> edges(Isa isa) {
+    std::vector<rm_edge> sizes = {{'M', 0, quant::QuantLinear::kFewRows},
+                                  {'N', 0, quant::kTile},
+                                  {'N', 0, quant::kStreams},
+                                  {'K', 0, quant::kBlock}};
+    for (const rm_edge& edge : gemm::PackedGemm::edges(tiles_of(isa))) {
+      if (edge.axis != 'K') sizes.push_back(edge);  // many rows: on the tiles of gemm
+    }
+    return sizes;
+  }
   Row(const Problem& p, Isa isa) : Row(p, isa, rounded_of(isa)) {}
   Row(const Problem& p, Isa isa, const quant::TileSet& rounded)
       : linear_(quant::decode_linear(p.raw()), kernels_of(isa), rounded, tiles_of(isa)) {}

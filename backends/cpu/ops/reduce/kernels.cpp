@@ -1,13 +1,11 @@
-// Folds of reduce.  f32, bf16 and f16 sums run in f32 vectors over pieces of kPiece elements, whose
-// totals are added in f64, so that long sums keep their digits.
+// Folds of reduce.  f32, bf16 and f16 sums run in f32 vectors over pieces of kReducePiece elements,
+// whose totals are added in f64, so that long sums keep their digits.
 #include "ops/reduce/kernels.hpp"
 
 #include "common/vec.hpp"
 
 namespace rm::cpu::RM_ISA {
 namespace {
-
-constexpr int64_t kPiece = 4096;
 
 RM_INLINE double get(double v) { return v; }
 RM_INLINE double get(float v) { return v; }
@@ -73,8 +71,8 @@ template <class T, ReduceKind kKind>
 void run_fast(const void* px, int64_t stride, int64_t n, int64_t first, ReduceState* s) {
   if (stride != 1 || n < 2 * kWidth) return run<T, kKind>(px, stride, n, first, s);
   const auto* x = static_cast<const T*>(px);
-  for (int64_t from = 0; from < n; from += kPiece) {
-    const int64_t to = imin(n, from + kPiece);
+  for (int64_t from = 0; from < n; from += kReducePiece) {
+    const int64_t to = imin(n, from + kReducePiece);
     vf acc[4];
     for (vf& a : acc) a = vset(kIdentity<kKind>);
     int64_t i = from;

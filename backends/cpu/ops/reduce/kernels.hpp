@@ -7,6 +7,9 @@ namespace rm::cpu {
 
 enum class ReduceKind : uint8_t { sum, mean, max, min, prod, any, all, argmax, argmin };
 
+/// Elements that are summed in f32 before their total goes to f64.
+constexpr int64_t kReducePiece = 4096;
+
 /// Values of float types are kept as f64, others as i64. `index` is the winner of argmax, argmin.
 struct ReduceState {
   double real;

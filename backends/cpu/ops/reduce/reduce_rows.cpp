@@ -55,6 +55,7 @@ class Reduce {
   static constexpr const char* kAlgorithm = "folds";
 
   static const char* reject(const Problem&) { return nullptr; }
+  static std::vector<rm_edge> edges(Isa) { return {{0, 0, kColumns}, {0, 0, kReducePiece}}; }
   static double cost_ns(const Problem& p) {
     return 300 + 0.5 * static_cast<double>(p.input(0).numel());
   }

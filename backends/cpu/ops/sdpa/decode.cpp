@@ -345,6 +345,6 @@ void combine(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, con
 }  // namespace
 
 extern const SdpaDecode sdpa_decode;
-const SdpaDecode sdpa_decode = {run, scratch_bytes, combine};
+const SdpaDecode sdpa_decode = {run, scratch_bytes, combine, kTile, kNearKeys};
 
 }  // namespace rm::cpu::RM_ISA

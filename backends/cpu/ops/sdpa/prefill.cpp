@@ -272,6 +272,6 @@ uint64_t scratch_bytes(const SdpaShape& p, int64_t rows) {
 }  // namespace
 
 extern const SdpaPrefill sdpa_prefill;
-const SdpaPrefill sdpa_prefill = {run, scratch_bytes};
+const SdpaPrefill sdpa_prefill = {run, scratch_bytes, kRows, kRowBlock, kPanel, kBlock};
 
 }  // namespace rm::cpu::RM_ISA

@@ -74,6 +74,13 @@ class Sdpa {
                                                           : "the mask is neither bool nor float";
   }
   static double cost_ns(const Problem& p) { return 1000 + flops(read_shape(p)) / 50; }
+  static std::vector<rm_edge> edges(Isa isa) {
+    const SdpaPrefill& prefill = *RM_CPU_PICK(isa, sdpa_prefill);
+    const SdpaDecode& decode = *RM_CPU_PICK(isa, sdpa_decode);
+    return {{'S', 0, kDecodeQueries}, {'S', 0, prefill.rows},      {'S', 0, prefill.row_block},
+            {'T', 0, decode.tile},    {'T', 0, decode.near_keys},  {'T', 0, kDecodeKeys},
+            {'T', 0, prefill.columns}, {'T', 0, prefill.key_block}, {'E', 0, prefill.columns}};
+  }
 
   Sdpa(const Problem& p, Isa isa)
       : shape_(read_shape(p)),

@@ -24,6 +24,7 @@ struct SdpaPrefill {
   void (*run)(const SdpaShape&, const SdpaData&, int64_t b, int64_t h, int64_t s0, int64_t s1,
               char* scratch);
   uint64_t (*scratch_bytes)(const SdpaShape&, int64_t rows);
+  int64_t rows, row_block, columns, key_block;  // edges: of a tile, between softmaxes, of a panel
 };
 
 /// Decode (few queries): keys [t0, t1) for every query of one group of heads. `partial` receives,
@@ -34,6 +35,7 @@ struct SdpaDecode {
   uint64_t (*scratch_bytes)(const SdpaShape&, int64_t keys);
   void (*combine)(const SdpaShape&, const SdpaData&, int64_t b, int64_t g, const float* partials,
                   int64_t pieces, float* scratch_e);
+  int64_t tile, near_keys;  // edges
 };
 
 /// Plain loops in f64, for f64 operands; scratch is t doubles.

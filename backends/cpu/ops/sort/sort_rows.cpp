@@ -129,6 +129,7 @@ class Sort {
   static constexpr const char* kOp = "sort";
   static constexpr const char* kAlgorithm = "lines";
 
+  static std::vector<rm_edge> edges(Isa) { return {{0, 0, kWorthRadix}}; }
   static const char* reject(const Problem& p) {
     if (p.output(1).dtype != DType::i64) return "indices are not i64";
     return p.output(0).dtype == p.input(0).dtype ? nullptr : "values and x have different types";
