@@ -175,6 +175,9 @@ def one(name: str, batch: int, against: list[str], rounds: int) -> dict[str, Any
         start = time.perf_counter()
         module(*inputs)
         row["first_call_s"] = round(time.perf_counter() - start, 1)
+        deadline = time.perf_counter() + 120  # a long capture goes on in the background
+        while not rm.explain(module).routed and time.perf_counter() < deadline:
+            module(*inputs)
         candidates["ours"] = lambda: module(*inputs)
         for peer, call in list(candidates.items()):
             error = (first_tensor(call()) - expected).abs().max() / expected.abs().max()
