@@ -221,6 +221,30 @@ def test_a_parameter_that_is_used_later_gets_its_state_from_eager() -> None:
     assert "different numbers of steps" in step.report()["reasons"]["RM701"]
 
 
+def test_a_routed_model_is_trained_and_its_router_hears_of_every_step() -> None:
+    with rm.init("cpu"):
+        model = _mlp()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        step = rm.compile_step(model, _square, optimizer, options=STRICT)
+        (batch,) = _batches(1)
+        for _ in range(3):
+            step(*batch)
+        rm.accelerate(model.eval())
+        for _ in range(3):
+            with torch.no_grad():
+                before = [model(batch[0]) for _ in range(3)][-1]
+            model.train()
+            step(*batch)
+            model.eval()
+            with torch.no_grad(), rm.disabled():
+                wanted = model(batch[0])
+            with torch.no_grad():
+                torch.testing.assert_close(model(batch[0]), wanted)
+            assert not torch.equal(before, wanted)
+        assert step.report()["reasons"] == {}
+        assert step.report()["compiled"] >= 1
+
+
 # ---- what changes between steps ------------------------------------------------------------------
 
 

@@ -44,6 +44,12 @@ def _number(group: dict[str, Any], name: str) -> float:
     return float(value)
 
 
+def _is_foreign(hook: Any) -> bool:
+    """Not the session's own, which notes writes that leave no version: a step counts versions."""
+    owner = getattr(hook, "func", hook)
+    return not (getattr(owner, "__module__", None) or "").startswith("rm_abstract.")
+
+
 def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises Decline for an optimiser whose step does more than a program would."""
     kind = type(optimizer)
@@ -52,8 +58,8 @@ def check(optimizer: torch.optim.Optimizer) -> None:
     if (
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
-        or _GLOBAL_PRE_HOOKS
-        or _GLOBAL_POST_HOOKS
+        or any(map(_is_foreign, _GLOBAL_PRE_HOOKS.values()))
+        or any(map(_is_foreign, _GLOBAL_POST_HOOKS.values()))
     ):
         raise Decline("RM701", "hooks of the optimizer's step")
     step = vars(optimizer).get("step")
