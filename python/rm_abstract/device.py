@@ -23,6 +23,9 @@ from rm_abstract.worker import python_plugins
 ENTRY_POINTS = "rm_abstract.backends"
 BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
 
+# Backends whose devices have names of kinds (cpu, gpu:0, npu:0) or are no devices of a user's.
+_NAMED_BY_KIND = frozenset({"cpu", "cuda", "rbln", "furiosa", "null", "sim", "torch"})
+
 _loading = threading.Lock()
 _loaded_paths: set[str] = set()
 
@@ -201,17 +204,20 @@ def backends(search_path: str = "") -> list[dict[str, Any]]:
     """One dict a plugin, loaded or not: name, path, version, score, available, reason, devices."""
     from rm_abstract import _core
 
-    load_plugins(search_path)
+    load_plugins(search_path or os.environ.get("RM_BACKEND_PATH", ""))
     return [dict(row) for row in _core.backend.backends()]
 
 
 def devices(sim_npu: bool = False) -> list[str]:
-    """Usable devices, best first; ``auto`` takes the first. Simulated ones, which it never takes,
-    come last and only when asked for."""
+    """Usable devices, best first; ``auto`` takes the first. Those of other makers' plugins, which
+    are used when they are named, follow; simulated ones come last and only when asked for."""
     from rm_abstract import _core
 
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
     found = [row["device"] for row in _core.control.usable_devices(sim_npu, hardware_root())]
+    for row in _core.backend.backends():
+        if row["name"] not in _NAMED_BY_KIND and row["available"]:
+            found += [f"{row['name']}:{i}" for i in range(len(row["devices"]))]
     for row in _core.backend.backends() if sim_npu else ():
         if row["name"] == "sim" and row["available"]:
             found += [f"sim:{i}" for i in range(len(row["devices"]))]

@@ -58,16 +58,17 @@ class PythonPlugin:
 
 
 class Failure(Exception):
-    """What a worker class raises to say what kind of failure it is; any other exception is RM301.
+    """What a worker class raises to say what kind of failure it is; any other exception is RM301
+    in compile, RM307 in load and execute.
 
     ``code`` is a reason: RM301 compiler failed, RM302 gave up, RM304 not supported, RM305 out of
-    memory, RM401 the vendor's software is missing, RM403 versions do not fit, RM407 device lost,
-    RM602 damaged artefact.
+    memory, RM307 failed while executing, RM308 executing took too long, RM401 the vendor's
+    software is missing, RM403 versions do not fit, RM407 device lost, RM602 damaged artefact.
     """
 
     _RM_CODES: Mapping[str, int] = {
-        "RM301": 13, "RM302": 4, "RM304": 12, "RM305": 8, "RM401": 5, "RM403": 9, "RM407": 14,
-        "RM602": 15,
+        "RM301": 13, "RM302": 4, "RM304": 12, "RM305": 8, "RM307": 13, "RM308": 4, "RM401": 5,
+        "RM403": 9, "RM407": 14, "RM602": 15,
     }  # fmt: skip
 
     def __init__(self, message: str, code: str = "RM301") -> None:

@@ -219,6 +219,11 @@ def _entry_lines(entry: dict[str, Any]) -> list[str]:
     ]
     if entry.get("precision"):
         lines.append(f"    precision {entry['precision']}{_quantised(entry['quantised'])}")
+    if crashes := entry.get("crashes"):
+        lines.append(
+            f"    RM303 its worker crashed {len(crashes)} times and was started again, last: "
+            + crashes[-1].splitlines()[0]
+        )
     kept = "kept on the cpu" if entry["engine"] == "whole_program" else "kept on torch"
     for title, counts in (("kernels", entry["kernels"]), (kept, entry["kept"])):
         if counts:

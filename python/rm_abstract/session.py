@@ -284,7 +284,9 @@ class Session:
 
         with _lock:
             if backend not in self._workers:
-                self._workers[backend] = WorkerPool(backend, fingerprint)
+                self._workers[backend] = WorkerPool(
+                    backend, fingerprint, self.settings.text("worker_log_dir")
+                )
             return self._workers[backend]
 
     def close_workers(self) -> None:

@@ -105,6 +105,8 @@ constexpr OptionSpec kTable[] = {
      "the instruction sets that kernels on the CPU may use; read when the first plugin is loaded"},
     {"log", "RM_LOG", kDebug, kLogSpec, "", "topic[=level],...", false,
      "which topics to log to stderr, and at which level"},
+    {"worker_log_dir", "RM_WORKER_LOG_DIR", kDebug, kPath, "", "a directory", false,
+     "the folder that keeps everything that worker processes of devices write, one file for each process; errors name the file; empty: the end is kept in memory"},
     {"dump_ir", "RM_DUMP_IR", kDebug, kPath, "", "a directory", false,
      "the folder into which the program is written after every compiler pass"},
 };

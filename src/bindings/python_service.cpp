@@ -54,7 +54,7 @@ class PythonRunnable final : public worker::Runnable {
     run_ = py::object();
   }
   void run(worker::States* /*none are made*/) override {
-    in_python("RM301", [&] { run_(); });
+    in_python(device::kExecuting, [&] { run_(); });
   }
 
  private:
@@ -79,7 +79,7 @@ class PythonService final : public worker::Service {
   }
 
   std::string compile(const worker::CompileJob& job) override {
-    return in_python("RM301", [&] {
+    return in_python(device::kCompiling, [&] {
       const auto progress = [&](double fraction, const std::string& stage) {
         const py::gil_scoped_release unlocked;
         job.progress(fraction, stage);
@@ -93,7 +93,7 @@ class PythonService final : public worker::Service {
   }
 
   std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override {
-    return in_python("RM301", [&]() -> std::unique_ptr<worker::Runnable> {
+    return in_python(device::kExecuting, [&]() -> std::unique_ptr<worker::Runnable> {
       return std::make_unique<PythonRunnable>(service_.attr("load")(
           job.device, py::bytes(job.artefact), rows_of(job.constants, Access::kRead),
           rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite)));

@@ -75,7 +75,7 @@ class LoadedExecutable final : public worker::Runnable {
     args_.num_outputs = outputs_.size();
   }
   void run(worker::States* states) override {
-    with_reason("RM301", [&] {
+    with_reason(kExecuting, [&] {
       std::vector<rm_state_handle> handles;
       if (!states_.empty()) {
         if (states == nullptr) throw_invalid("[execute] expected states, got none");
@@ -118,7 +118,7 @@ std::string reason_of(rm_code code, const std::string& otherwise) {
       return "RM305";
     case RM_CANCELLED:
     case RM_DEADLINE_EXCEEDED:
-      return "RM302";
+      return otherwise == kExecuting ? "RM308" : "RM302";
     case RM_FAILED_PRECONDITION:
       return "RM403";
     case RM_DATA_LOSS:
@@ -136,7 +136,7 @@ worker::Ready BackendService::describe() {
 }
 
 std::string BackendService::compile(const worker::CompileJob& job) {
-  return with_reason("RM301", [&] {
+  return with_reason(kCompiling, [&] {
     const Views views(job.constants);
     const auto constants = constants_of(job.constants, views);
     const std::string format = program_format(backend_, job.device);
@@ -149,7 +149,7 @@ std::string BackendService::compile(const worker::CompileJob& job) {
 }
 
 std::unique_ptr<worker::Runnable> BackendService::load(const worker::LoadJob& job) {
-  return with_reason("RM301", [&]() -> std::unique_ptr<worker::Runnable> {
+  return with_reason(kExecuting, [&]() -> std::unique_ptr<worker::Runnable> {
     if (backend_.check_compat(job.device, job.artefact) == RM_COMPAT_NO) {
       throw Error(RM_FAILED_PRECONDITION,
                   "[load] expected an artefact of this device and compiler, got another's; it is "
@@ -162,13 +162,13 @@ std::unique_ptr<worker::Runnable> BackendService::load(const worker::LoadJob& jo
 
 std::unique_ptr<worker::States> BackendService::make_states(uint64_t device,
                                                             const worker::Slots& slots) {
-  return with_reason("RM301", [&]() -> std::unique_ptr<worker::States> {
+  return with_reason(kExecuting, [&]() -> std::unique_ptr<worker::States> {
     return std::make_unique<BackendStates>(backend_, device, slots);
   });
 }
 
 void BackendService::copy_states(const worker::CopyJob& job) {
-  with_reason("RM301", [&] { device::copy_states(job); });
+  with_reason(kExecuting, [&] { device::copy_states(job); });
 }
 
 }  // namespace rm::device

@@ -20,7 +20,11 @@ class BackendService final : public worker::Service {
   Backend& backend_;
 };
 
+inline constexpr const char* kCompiling = "RM301";
+inline constexpr const char* kExecuting = "RM307";  ///< loading, running, keeping states
+
 /// What a plugin's code means in this situation: "RM304" for an operator it does not have, ...
+/// `otherwise`, one of the above or another reason, for one that says no more.
 std::string reason_of(rm_code code, const std::string& otherwise);
 
 }  // namespace rm::device

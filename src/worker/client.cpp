@@ -82,6 +82,7 @@ void Worker::crashed(const std::string& what) {
   throw Error(RM_UNAVAILABLE,
               "[worker " + what + "] expected an answer, got " +
                   (ending.empty() ? "a process that stopped answering" : ending) +
+                  process_.log_named() +
                   (log.empty() ? "; its log is empty" : "; the end of its log:\n" + log),
               "RM303");
 }

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <string_view>
 
 #include "worker/client.hpp"
 
@@ -30,7 +31,7 @@ class Worker::Call {
                   "[worker " + std::string(what) + "] expected a turn within " + limit() +
                       ", got none: the worker was busy with another thread's call; raise the time "
                       "limit or call from one thread",
-                  "RM302");
+                  late());
     }
     if (patience_.interrupt) patience_.interrupt();
   }
@@ -49,13 +50,18 @@ class Worker::Call {
   [[noreturn]] void give_up(const std::string& advice) const {
     throw Error(RM_DEADLINE_EXCEEDED,
                 "[worker " + std::string(what) + "] expected an answer within " + limit() +
-                    ", got none; " + advice,
-                "RM302");
+                    ", got none; " + advice + worker_.process_.log_named(),
+                late());
   }
 
   const char* const what;
 
  private:
+  /// A compiler that is late is another matter than a device that is.
+  const char* late() const {
+    const std::string_view doing = what;
+    return doing == "compile" || doing == "start" ? "RM302" : "RM308";
+  }
   std::string limit() const {
     char text[32];
     std::snprintf(text, sizeof text, "%g s", deadline_.timeout_s());
@@ -133,7 +139,8 @@ std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Cal
         return packet->body;
       }
       if (packet->type == MessageType::kFailed) {
-        throw Failure::decode(packet->body).error("worker " + std::string(call.what));
+        throw Failure::decode(packet->body)
+            .error("worker " + std::string(call.what), process_.log_named());
       }
       if (packet->type == MessageType::kProgress && progress) {
         const Progress step = Progress::decode(packet->body);
@@ -230,7 +237,7 @@ void Worker::execute(uint64_t handle, uint64_t states, const Patience& patience)
   ring_and_wait(handle, states, call);
   if (bell_->code != RM_OK) {
     throw Failure{bell_->code, bell_->answered_reason(), bell_->answered_message()}.error(
-        "worker execute");
+        "worker execute", process_.log_named());
   }
 }
 

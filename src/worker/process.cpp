@@ -93,7 +93,12 @@ struct SpawnPlan {
   }
 };
 
-Fd make_log() {
+Fd make_log(const std::string& path) {
+  if (!path.empty()) {
+    Fd file(open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!file) throw FileError("open", path, errno);
+    return file;
+  }
   Fd log(memfd_create("rm_abstract_log", MFD_CLOEXEC));
   if (!log) throw FileError("memfd_create", "the worker's log", errno);
   fcntl(log.get(), F_SETFL, O_APPEND);
@@ -108,7 +113,7 @@ Fd away_from(const Fd& file, int taken) {
 }  // namespace
 
 ChildProcess::ChildProcess(const Options& options, const Fd& inherited)
-    : owner_(getpid()), log_(make_log()) {
+    : owner_(getpid()), log_(make_log(options.log_path)), log_path_(options.log_path) {
   unreaped().reap();
   const Fd end = away_from(inherited, kInheritedAs);
   const Fd log = away_from(log_, kInheritedAs);
@@ -207,9 +212,13 @@ std::string ChildProcess::log_tail(size_t bytes) {
   std::string out(static_cast<size_t>(status.st_size - start), '\0');
   const ssize_t got = pread(log_.get(), out.data(), out.size(), start);
   out.resize(got < 0 ? 0 : static_cast<size_t>(got));
-  if (status.st_size > kMaxLogBytes && ftruncate(log_.get(), 0) != 0)
+  if (log_path_.empty() && status.st_size > kMaxLogBytes && ftruncate(log_.get(), 0) != 0)
     return out;  // O_APPEND: starts over
   return out;
+}
+
+std::string ChildProcess::log_named() const {
+  return log_path_.empty() ? std::string() : "; its log is " + log_path_;
 }
 
 }  // namespace rm::worker

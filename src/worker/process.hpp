@@ -19,6 +19,7 @@ class ChildProcess {
     std::vector<std::string> command;      ///< command[0] is looked up in PATH
     std::vector<std::string> environment;  ///< "NAME=value", complete
     uint64_t memory_limit_bytes = 0;       ///< address space; 0: none
+    std::string log_path = {};  ///< keeps all it writes in this file; empty: the end, in memory
   };
   /// The child finds `inherited` as descriptor 3. Throws rm::Error(RM_UNAVAILABLE, RM401).
   ChildProcess(const Options& options, const Fd& inherited);
@@ -40,6 +41,8 @@ class ChildProcess {
   void kill() noexcept;
   /// The last bytes it wrote to stdout and stderr.
   std::string log_tail(size_t bytes = 2048);
+  /// "; its log is PATH" where a file keeps it, else empty.
+  std::string log_named() const;
 
  private:
   enum class State { kRunning, kReaped, kLeftToTheNext };
@@ -47,6 +50,7 @@ class ChildProcess {
   pid_t pid_ = -1;
   pid_t owner_ = -1;  // a forked copy of this object must not touch the child
   Fd pidfd_, log_;
+  const std::string log_path_;
   std::mutex mutex_;  // guards what follows, and pid_'s meaning: a reaped number may be reused
   State state_ = State::kRunning;
   int status_ = 0;

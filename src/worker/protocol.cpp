@@ -197,9 +197,9 @@ Failure Failure::decode(std::string_view bytes) {
   return out;
 }
 
-Error Failure::error(const std::string& where) const {
+Error Failure::error(const std::string& where, const std::string& more) const {
   const bool known = code > RM_OK && code <= RM_DATA_LOSS;
-  return Error(known ? static_cast<rm_code>(code) : RM_UNKNOWN, "[" + where + "] " + message,
+  return Error(known ? static_cast<rm_code>(code) : RM_UNKNOWN, "[" + where + "] " + message + more,
                reason);
 }
 

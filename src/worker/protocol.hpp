@@ -95,7 +95,7 @@ struct Failure {
   std::string encode() const;
   static Failure decode(std::string_view bytes);
   /// With `where` in front of the message; a code that is none becomes RM_UNKNOWN.
-  Error error(const std::string& where) const;
+  Error error(const std::string& where, const std::string& more = {}) const;
 };
 
 }  // namespace rm::worker

@@ -39,7 +39,7 @@ COMPILE_FAULTS = {
     "compile_crash": (rm.CompileError, "RM303", "simulated crash"),
     "out_of_memory": (rm.CompileError, "RM305", "device memory"),
     "corrupt_artefact": (rm.CompileError, "RM602", "damaged"),
-    "run_error": (rm.ExecutionError, "RM301", "device error"),
+    "run_error": (rm.ExecutionError, "RM307", "device error"),
     "run_crash": (rm.ExecutionError, "RM303", "simulated crash"),
     "device_lost": (rm.ExecutionError, "RM407", "the device"),
     "wrong_numbers": (rm.ParityError, "RM501", "differs by"),
@@ -147,7 +147,7 @@ def test_a_hang_while_serving_is_given_up_and_the_call_is_served(
         start = time.monotonic()
         result = run(calls=2)
         assert time.monotonic() - start < 15
-    assert result.right and "RM302" in result.codes
+    assert result.right and "RM308" in result.codes
 
 
 def test_a_worker_somebody_kills_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_a_worker_killed_between_two_tokens_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "code"), [("run_hang", "RM302"), ("device_lost", "RM407"), ("run_error", "RM301")]
+    ("fault", "code"), [("run_hang", "RM308"), ("device_lost", "RM407"), ("run_error", "RM307")]
 )
 def test_the_original_goes_on_when_the_device_does_not(
     fault: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -109,7 +109,7 @@ def test_what_goes_wrong_in_it_is_told_and_the_model_runs_eager(
 def test_a_program_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE_FAULT", "run_hang")
     found = here(monkeypatch, compile_options={"execute_timeout_s": 1})
-    assert found.right and "RM302" in found.codes
+    assert found.right and "RM308" in found.codes
 
 
 def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:

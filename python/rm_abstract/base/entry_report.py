@@ -30,6 +30,7 @@ class EntryReport:
     compiled_ms: float | None = None  # the best call that the program served
     timed: str = ""  # how: "by turns" (best against best), "first calls" (eager's only run)
     compared: int = 0  # calls that PyTorch ran as well, the first ones included
+    crashes: list[str] = field(default_factory=list)  # of worker processes, survived: their endings
     shapes: int = 0  # concrete shapes instantiated
     precision: str = ""  # of the weights of products: "int8, groups of 128"; empty: the model's own
     quantised: dict[str, int] = field(default_factory=dict)  # weights, bytes, bytes_before

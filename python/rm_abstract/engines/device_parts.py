@@ -94,6 +94,7 @@ class DevicePart:
         self._outputs = outputs[: len(outputs) - len(states)]
         self.nodes = len(program.nodes)
         self.key = ""
+        self.digest = ""  # of the artefact's bytes
         self.source = ""
         self._loaded: Any = None
         self._worker: Any = None
@@ -104,6 +105,7 @@ class DevicePart:
         """Compiles or finds the artefact. Raises CoreError, Error, KeyboardInterrupt."""
         found = self._compiler.artefact(self.text, weights)
         self._entry, self.key, self.source = found
+        self.digest = bytes(_core.cache.digest(self._entry.section("artefact"))).hex()
 
     def ensure_loaded(self, weights: dict[str, torch.Tensor]) -> None:
         """Loads it into the live worker. A stale or damaged artefact is made again, once."""

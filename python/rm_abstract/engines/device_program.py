@@ -26,6 +26,16 @@ if TYPE_CHECKING:
     from rm_abstract.engines.device_compiler import DeviceCompiler
 
 _CRASHED = "RM303"
+_FAILED = "RM307"
+
+
+class Remade(Decline):
+    """The artefact that was compared had to be made again: its successor was not compared yet."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(
+            "RM602", f"the artefact for {device} was made again and is compared before it serves"
+        )
 
 
 class DeviceProgram:
@@ -54,6 +64,8 @@ class DeviceProgram:
         }
         self._lock = threading.Lock()
         self.side = "right"
+        self.compared = ""  # the artefact a verdict is about; empty until there is one
+        self.crashes: list[str] = []  # of workers, survived: what each ended with
         self._set_bucket(bucket, sizes)
 
     def _set_bucket(self, bucket: Bucket, sizes: dict[str, int]) -> None:
@@ -97,15 +109,23 @@ class DeviceProgram:
         for part in self.device_parts:
             part.ensure_loaded(self._weights)
 
-    @staticmethod
-    def _surviving_a_crash(body: Callable[[], Any]) -> Any:
+    def _surviving_a_crash(self, body: Callable[[], Any]) -> Any:
         """The body's result; once more, in the next worker, when one died meanwhile."""
         try:
             return body()
         except _core.CoreError as error:
             if error.reason != _CRASHED:
                 raise
-        return body()
+            crash = str(error)
+        result = body()
+        self.crashes.append(crash)
+        return result
+
+    def _enter(self) -> None:
+        """Loads what is not loaded. Raises Remade when that gave other bytes than were compared."""
+        self._ensure_loaded()
+        if self.compared and self.compared != self.artefact:
+            raise Remade(self._compiler.device)
 
     def become_exact(self, sizes: dict[str, int]) -> None:
         """Gives padding up: this program serves one shape from now on."""
@@ -117,9 +137,10 @@ class DeviceProgram:
 
     @property
     def artefact(self) -> str:
-        """What a verdict is about: the artefacts and the way calls are padded for them."""
+        """What a verdict is about: the artefacts, down to their bytes, and the way calls are padded
+        for them. A compiler may give other bytes for the same key: those are compared anew."""
         padding = f"|{self.side}" if self.is_short else ""
-        return "+".join(part.key for part in self.device_parts) + padding
+        return "+".join(f"{part.key}:{part.digest}" for part in self.device_parts) + padding
 
     @property
     def cache(self) -> str:
@@ -169,7 +190,7 @@ class DeviceProgram:
 
     def _run(self, inputs: list[torch.Tensor], fill: float, rows: float) -> list[torch.Tensor]:
         def attempt() -> list[torch.Tensor]:
-            self._ensure_loaded()
+            self._enter()
             padding = self._padding(self.sizes_of([t.shape for t in inputs]))
             return self._run_parts(inputs, padding, fill, rows)
 
@@ -183,11 +204,11 @@ class DeviceProgram:
         try:
             return self._surviving_a_crash(body)
         except _core.CoreError as error:
-            if error.reason in ("", "RM301") and error.code in BAD_CALL:
+            if error.reason in ("", _FAILED) and error.code in BAD_CALL:
                 raise  # the call is wrong, not the device
             raise ExecutionError(
                 f"{error}; try the original, which serves this model now",
-                code=error.reason or "RM301",
+                code=error.reason or _FAILED,
             ) from error
 
     def _put(

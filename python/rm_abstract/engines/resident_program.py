@@ -72,7 +72,7 @@ class ResidentProgram(DeviceProgram):
         self, inputs: list[torch.Tensor], home: Residence, padding: Padding, fill: float
     ) -> list[Any]:
         def attempt() -> list[Any]:
-            self._ensure_loaded()
+            self._enter()
             states = home.enter(self._compiler, self._shapes[self._buffers[0]][0])
             return self._run_parts(inputs, padding, fill, fill, states)
 

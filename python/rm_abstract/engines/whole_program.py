@@ -24,7 +24,7 @@ from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
-from rm_abstract.engines.device_program import DeviceProgram
+from rm_abstract.engines.device_program import DeviceProgram, Remade
 from rm_abstract.engines.device_step import DeviceStep, replaying
 from rm_abstract.engines.native import NativeEngine, containers
 from rm_abstract.engines.resident_program import ResidentProgram
@@ -54,6 +54,7 @@ class DeviceVariant(Variant):
     def full_report(self) -> EntryReport:
         report = super().full_report()
         report.kept = dict(self.program.support.kept)
+        report.crashes = list(self.program.crashes)
         return report
 
 
@@ -90,7 +91,17 @@ class DeviceCall(CompiledCall):
             raise found
         completed = self._complete(flat_inputs)
         self._remember(completed)
-        return super().run(completed)
+        try:
+            return super().run(completed)
+        except Remade:  # before anything of the user's changed
+            self._drop_remade()
+            return super().run(completed)
+
+    def _drop_remade(self) -> None:
+        """Variants whose artefact was made again are built from the cache and compared again."""
+        with self._lock:
+            for pattern, found in self.variants.items():
+                self.variants[pattern] = [v for v in found if not _is_remade(v)]
 
     def _remember(self, completed: tuple[Any, ...]) -> None:
         if isinstance(self._step, DeviceStep):
@@ -114,6 +125,9 @@ class DeviceCall(CompiledCall):
         self._remember(completed)
         try:
             return super()._first(completed, run_eager, raises, containers)
+        except Remade:  # of a program from the cache, whose worker died just now
+            self._drop_remade()
+            return super()._first(completed, run_eager, raises, containers)
         except Decline as outside:
             if outside.code != "RM105" or not raises:
                 raise
@@ -123,6 +137,12 @@ class DeviceCall(CompiledCall):
                 if refusal.code == "RM105":
                     given = self._explicit.original(completed) if self._explicit else completed
                     self._outside[_shape_key(given)] = self.refused.pop(pattern)
+
+
+def _is_remade(variant: Variant) -> bool:
+    program = variant.program
+    assert isinstance(program, DeviceProgram)
+    return bool(program.compared) and program.compared != program.artefact
 
 
 def _shape_key(flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -222,6 +242,7 @@ class WholeProgramEngine(NativeEngine):
                 program.side = program.sides[0]
                 return False
             if verdict.get("passed") is True:
+                program.compared = program.artefact
                 variant.report.artefact = program.artefact
                 variant.report.max_error = verdict.get("max_error")
                 variant.report.parity = "stored verdict"
@@ -243,11 +264,12 @@ class WholeProgramEngine(NativeEngine):
         none suits is compiled for this very shape. Raises ParityError."""
         program = variant.program
         assert isinstance(program, DeviceProgram)
-        detail = ""
+        detail = program.compared = ""
         for side in program.sides:
             program.side = side
             detail = self._compare(variant, call, tensors, expected, comparable)
             if not detail:
+                program.compared = program.artefact
                 return
         if program.is_short:
             self._no_padding.add(variant.record.ir)
@@ -258,6 +280,7 @@ class WholeProgramEngine(NativeEngine):
                 raise from_core(error, CompileError) from error
             detail = self._compare(variant, call, tensors, expected, comparable)
             if not detail:
+                program.compared = program.artefact
                 return
         raise self._parity_error(detail)
 
@@ -279,12 +302,16 @@ class WholeProgramEngine(NativeEngine):
         trial = snapshot(call.spec, tuple(call.leaves))
         try:
             output = variant.run(tensors, trial.leaves)
+            ran = program.artefact
             inert = not program.is_short or _padding_is_inert(program, call, tensors)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         verdict = self._verdict(variant, trial, tensors, comparable(expected), output, comparable)
         if verdict.passed and not inert:
             verdict.fail("the values of padding reach the results")
+        if verdict.passed and program.artefact != ran:
+            verdict.fail("it was made again while it was compared")
+            return verdict.detail
         self._note(variant, program.artefact, verdict)
         variant.report.signature = _signature(record, program)
         return verdict.detail

@@ -116,7 +116,7 @@ class Residence:
             raise ExecutionError(
                 f"{error}; the keys and values it held are lost, and they came from more than "
                 "tokens; try this generation again",
-                code=error.reason or "RM303",
+                code=error.reason or "RM307",
             ) from error
         content = self.replay(self.history)
         self.replays += 1

@@ -6,12 +6,14 @@ not take loaded programs with it.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 from rm_abstract import _core
-from rm_abstract.base.errors import DeviceUnavailableError, from_core
+from rm_abstract.base.errors import ConfigError, DeviceUnavailableError, from_core
 from rm_abstract.worker.interpreter import environment, interpreter
 
 ROLES = ("compile", "execute")
@@ -20,9 +22,11 @@ ROLES = ("compile", "execute")
 class WorkerPool:
     """The workers of one backend. Thread safe. A forked child must make a pool of its own."""
 
-    def __init__(self, backend: str, fingerprint: bytes) -> None:
+    def __init__(self, backend: str, fingerprint: bytes, log_dir: str = "") -> None:
+        """``log_dir`` keeps what the workers write, one file each; empty: nothing is kept."""
         self.backend = backend
         self._fingerprint = fingerprint
+        self._log_dir = Path(log_dir).absolute() if log_dir else None
         self._workers: dict[str, Any] = {}
         self._lock = threading.Lock()
         self.starts = 0
@@ -37,10 +41,27 @@ class WorkerPool:
                 return known
             command = [interpreter(self.backend), "-m", "rm_abstract.worker", self.backend]
             self.starts += 1
-            worker = _core.worker.Worker([*command, "--fd", "3"], environment(self.backend))
+            worker = _core.worker.Worker(
+                [*command, "--fd", "3"],
+                environment(self.backend),
+                log_path=self._log_path(role),
+            )
             self._check(worker)
             self._workers[role] = worker
             return worker
+
+    def _log_path(self, role: str) -> str:
+        """The file of the worker that starts now. Raises ConfigError."""
+        if self._log_dir is None:
+            return ""
+        try:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"[worker] expected RM_WORKER_LOG_DIR to be a folder, got {error}; try another"
+            ) from error
+        name = f"{self.backend}-{os.getpid()}-{self.starts}-{role}.log"
+        return str(self._log_dir / name)
 
     def _check(self, worker: Any) -> None:
         theirs = worker.ready["fingerprint"]

@@ -59,7 +59,7 @@ class Cancelled(public.Failure):
 
 
 @contextmanager
-def _told(doing: str) -> Iterator[None]:
+def _told(doing: str, executing: bool = False) -> Iterator[None]:
     """Prints the whole traceback to the log the frame keeps; exceptions Python has for it get the
     reason that fits."""
     try:
@@ -68,9 +68,13 @@ def _told(doing: str) -> Iterator[None]:
         raise
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
+        failed, late = ("RM307", "RM308") if executing else ("RM301", "RM302")
         if isinstance(error, public.Failure):
+            if executing and error.code in ("RM301", "RM302"):
+                code = failed if error.code == "RM301" else late
+                raise public.Failure(str(error), code) from error
             raise
-        code = "RM301"
+        code = failed
         if isinstance(error, NotImplementedError):
             code = "RM304"
         elif isinstance(error, ImportError):
@@ -78,7 +82,7 @@ def _told(doing: str) -> Iterator[None]:
         elif isinstance(error, MemoryError):
             code = "RM305"
         elif isinstance(error, TimeoutError):
-            code = "RM302"
+            code = late
         raise public.Failure(f"[{doing}] {type(error).__name__}: {error}", code) from error
 
 
@@ -142,7 +146,7 @@ class Service:
     def load(
         self, device: int, artefact: bytes, constants: Rows, inputs: Rows, outputs: Rows
     ) -> Callable[[], None]:
-        with _told(f"{self._plugin.name} load"):
+        with _told(f"{self._plugin.name} load", executing=True):
             payload = artefact_header.unwrap(
                 artefact, self._plugin.name, self._targets[device], self._fingerprint
             )
@@ -150,7 +154,7 @@ class Service:
         given, wanted = _tensors(inputs), _tensors(outputs)
 
         def run() -> None:
-            with _told(f"{self._plugin.name} execute"):
+            with _told(f"{self._plugin.name} execute", executing=True):
                 loaded.execute(given, wanted)
 
         return run

@@ -104,7 +104,7 @@ TEST_CASE("an exit, a hang and an error of the device have errors of their own")
                     }).what())
             .find("exit status 3") != std::string::npos);
   const auto begin = Clock::now();
-  CHECK(failure_of([] { load(*start(), "hang")->execute({0.3, {}}); }).reason() == "RM302");
+  CHECK(failure_of([] { load(*start(), "hang")->execute({0.3, {}}); }).reason() == "RM308");
   CHECK(seconds_since(begin) < 10);
   const auto worker = start();
   CHECK(failure_of([&] { load(*worker, "error")->execute({10, {}}); }).reason() == "RM301");
