@@ -18,7 +18,7 @@ import rm_abstract as rm
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS / "fault"))
-from npu_support import Result, run, worker_pids
+from npu_support import Result, run, worker_pids  # noqa: E402
 
 INPUTS = {"input": torch.linspace(-1, 1, 24).reshape(3, 8)}
 
