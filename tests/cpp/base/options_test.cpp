@@ -158,6 +158,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"self_check", "off"},
                                                     {"cpu_isa", "avx2"},
                                                     {"log", "cache"},
+                                                    {"worker_log_dir", "/x"},
                                                     {"dump_ir", "/x"}};
   for (const rm::OptionSpec& spec : rm::option_table()) {
     CAPTURE(spec.name);
