@@ -242,8 +242,8 @@ def compile_step(
 
     Parameters and optimiser state stay the tensors they are and are updated in place; gradients
     (``.grad``) are None after a step. What cannot be compiled (CPU only; SGD, Adam and AdamW;
-    float32 and float64) runs eager, with the reason in ``step.report()``; with ``options``
-    {"fallback": "error"} it raises Error instead.
+    float32: products in float64 have no fast kernels) runs eager, with the reason in
+    ``step.report()``; with ``options`` {"fallback": "error"} it raises Error instead.
     """
     from rm_abstract.training.step import TrainingStep
 
