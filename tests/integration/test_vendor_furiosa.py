@@ -16,6 +16,8 @@ import rm_abstract as rm
 from rm_abstract.plugin import Failure
 from rm_abstract.vendors import environments
 from rm_abstract.vendors.furiosa import artefact, description, messages
+from rm_abstract.vendors.furiosa.attention import as_sum, mask_inputs, spelled_out
+from rm_abstract.worker.ir_to_torch import ir_to_torch
 
 PACKAGE = str(Path(rm.__file__).parent.parent)
 SDK = os.environ.get("RM_TEST_FURIOSA_PYTHON", "")
@@ -89,6 +91,28 @@ def test_what_stays_on_the_host_has_a_reason() -> None:
     assert "i64" in description.why_not("add", ["i64"])
 
 
+def test_masks_of_attention_become_sums_and_mean_the_same() -> None:
+    import torch
+
+    text = """rmir 1
+input %0 "q" : f32[2,2,8,4]
+input %1 "mask" : bool[2,1,1,8]
+input %2 "other" : bool[2,2,8,4]
+%3 = sdpa(%0, %0, %0, %1) {is_causal=0, scale=0x1p-1} : f32[2,2,8,4]
+%4 = where(%2, %3, %0) : f32[2,2,8,4]
+return %4
+"""
+    module = ir_to_torch(text, {})
+    assert mask_inputs(module.program) == {1}  # not the one that something else reads
+    torch.manual_seed(0)
+    x, keep = torch.randn(2, 2, 8, 4), torch.arange(8).expand(2, 1, 1, 8) < 5
+    other = torch.rand(2, 2, 8, 4) < 0.5
+    words = ir_to_torch(text, {}, {"sdpa": spelled_out})
+    (with_mask,), (with_sum,) = module(x, keep, other), words(x, as_sum(keep), other)
+    torch.testing.assert_close(with_sum, with_mask)
+    assert not torch.equal(with_sum, module(x, torch.ones_like(keep), other)[0])
+
+
 # Ends of what furiosa-torch 2026.4.0 said, shortened.
 MEANINGS = {
     "compile error:\nfailed to import dfg: Not importable for all cases, and_1\naten_err:": (
@@ -150,31 +174,42 @@ def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> No
 
 # ---- with it: the real compiler ------------------------------------------------------------------
 
-SCRIPT = """
-import json, torch, rm_abstract as rm
-torch.manual_seed(0)
-mlp = torch.nn.Sequential(
+START = "import json, torch, rm_abstract as rm; torch.manual_seed(0)"
+MLP = """
+model = torch.nn.Sequential(
     torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(),
     torch.nn.Linear(128, 32),
 ).eval()
-x = torch.randn(8, 64)
+inputs = (torch.randn(8, 64),)
+"""
+BERT = """
+import transformers
+sizes = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
+config = transformers.BertConfig(vocab_size=1000, return_dict=False, **sizes)
+model = transformers.BertModel(config, add_pooling_layer=False).eval()
+ids = torch.randint(1, 1000, (1, 64))
+inputs = (ids, torch.ones_like(ids))
+"""
+SCRIPT = """
 with torch.no_grad():
-    expected = mlp(x)
-    rm.init("npu:0", compile_options={"precision": "bf16"})
-    mlp = rm.accelerate(mlp)
-    right = all(torch.equal(mlp(x), expected) for _ in range(2))
-reasons = rm.explain(mlp).to_dict()["models"][0]["reasons"]
+    wanted = model(*inputs)
+    rm.init("npu:0", compile_options={"precision": "bf16", "timeout_s": 1800})
+    model = rm.accelerate(model)
+    got = [model(*inputs) for _ in range(2)]
+right = all(torch.equal(a[0], wanted[0]) for a in got)
+reasons = rm.explain(model).to_dict()["models"][0]["reasons"]
 print(json.dumps([rm.current_device(), right, [[r["code"], r["detail"]] for r in reasons]]))
 """
 
 
-def served(cache: Path, root: Path, **more: str) -> tuple[list[list[str]], str]:
+def served(cache: Path, root: Path, model: str = MLP, **more: str) -> tuple[list[list[str]], str]:
     """The reasons of a script of its own that wants the card, and its stderr."""
     env = {**os.environ, "PYTHONPATH": PACKAGE, "RM_HARDWARE_ROOT": str(root), **more}
     env |= {"RM_CACHE_DIR": str(cache), "RM_VERBOSE": "1", "RM_FURIOSA_PYTHON": SDK}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=500
-    )
+        [sys.executable, "-c", START + model + SCRIPT],
+        capture_output=True, text=True, env=env, timeout=1900,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     device, right, reasons = json.loads(done.stdout.splitlines()[-1])
     assert device == "furiosa:0" and right  # PyTorch's own results: no card computes
@@ -192,6 +227,17 @@ def test_a_program_is_compiled_for_real_once(tmp_path: Path) -> None:
     reasons, told = served(cache, root)
     assert "Loading compiled model from cache" in told
     assert "compiling with furiosa-torch" not in told and reasons[0][0] == "RM401"
+
+
+@with_sdk
+@pytest.mark.skipif(os.environ.get("RM_HEAVY") != "1", reason="takes minutes: RM_HEAVY=1")
+def test_two_layers_of_bert_compile_as_one_program(tmp_path: Path) -> None:
+    root, cache = machine(tmp_path / "root", 1), tmp_path / "cache"
+    reasons, told = served(cache, root, BERT)
+    assert "compiling with furiosa-torch" in told
+    ((code, detail),) = reasons
+    assert code == "RM401" and messages.RUNTIME in detail, detail  # compiled, not loaded
+    assert "compiling with furiosa-torch" not in served(cache, root, BERT)[1]
 
 
 @with_sdk

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -21,6 +21,7 @@ from rm_abstract.worker.ir_images import IMAGES
 from rm_abstract.worker.ir_text import Node, Program, parse
 
 Operands = Sequence[Any]
+Functions: TypeAlias = "Mapping[str, Callable[[Operands, Node], Any]]"
 
 
 def _reduce(x: Any, node: Node) -> Any:
@@ -204,7 +205,9 @@ def _argument(value: Any, operands: Operands) -> Any:
 class IrModule(torch.nn.Module):
     """forward(*inputs) -> tuple of outputs."""
 
-    def __init__(self, program: Program, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self, program: Program, weights: Mapping[str, torch.Tensor], instead: Functions
+    ) -> None:
         super().__init__()
         self.program = program
         for value, name in program.weights.items():
@@ -213,7 +216,9 @@ class IrModule(torch.nn.Module):
             kind = program.types[value]
             literal = torch.frombuffer(bytearray(data), dtype=DTYPES[kind.dtype])
             self.register_buffer(f"w{value}", literal.reshape(kind.shape), persistent=False)
-        self._steps = [(node, self._function(node)) for node in program.nodes]
+        self._steps = [
+            (node, instead.get(node.op) or self._function(node)) for node in program.nodes
+        ]
 
     @staticmethod
     def _function(node: Node) -> Callable[[Operands, Node], Any]:
@@ -248,6 +253,9 @@ class IrModule(torch.nn.Module):
         return tuple(values[i] for i in self.program.outputs)
 
 
-def ir_to_torch(text: str, weights: Mapping[str, torch.Tensor]) -> IrModule:
-    """The module of a static program. Raises ValueError for what it does not know."""
-    return IrModule(parse(text), weights)
+def ir_to_torch(
+    text: str, weights: Mapping[str, torch.Tensor], instead: Functions | None = None
+) -> IrModule:
+    """The module of a static program; ``instead`` has operators in a vendor's own words. Raises
+    ValueError for what it does not know."""
+    return IrModule(parse(text), weights, instead or {})

@@ -17,15 +17,25 @@ import torch
 from rm_abstract.plugin import Failure
 from rm_abstract.vendors.furiosa import messages
 from rm_abstract.vendors.furiosa.artefact import Artefact
+from rm_abstract.vendors.furiosa.attention import mask_inputs, spelled_out
 from rm_abstract.worker.ir_to_torch import IrModule, ir_to_torch
 
 Progress = Callable[[float, str], None]
 
 
+def module_of(text: str, weights: Mapping[str, torch.Tensor]) -> IrModule:
+    """The program's torch module in operators that the compiler takes. Raises Failure RM304."""
+    return ir_to_torch(text, weights, {"sdpa": spelled_out}).eval()
+
+
 def exported(module: IrModule) -> Any:
-    """The program as torch.export sees it, with example inputs of its own shapes."""
-    types = module.program.input_types
-    examples = tuple(_example(kind.shape, kind.dtype) for kind in types)
+    """The program as torch.export sees it, with example inputs of its own shapes; attention masks
+    are sums (attention.py)."""
+    sums = mask_inputs(module.program)
+    examples = tuple(
+        torch.zeros(kind.shape) if i in sums else _example(kind.shape, kind.dtype)
+        for i, kind in enumerate(module.program.input_types)
+    )
     return torch.export.export(module, examples, strict=False)
 
 
@@ -53,7 +63,7 @@ def compile_program(text: str, weights: Mapping[str, torch.Tensor], progress: Pr
     if shutil.which(messages.CROSS_COMPILER) is None:
         raise messages.missing_cross_compiler()
     progress(0.0, "exporting")
-    module = ir_to_torch(text, weights).eval()
+    module = module_of(text, weights)
     program = exported(module)
     progress(0.1, "compiling with furiosa-torch")
     compiled = _quietly(lambda: CompileModule.from_exported(program))

@@ -38,6 +38,7 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "reshape": ("view.default",),
     "rsqrt": ("rsqrt.default",),
     "sigmoid": ("sigmoid.default",),
+    "sdpa": ("bmm.default", "_softmax.default", "mul.Scalar", "add.Tensor"),
     "silu": ("sigmoid.default", "mul.Tensor"),
     "sin": ("sin.default",),
     "slice": ("slice.Tensor",),

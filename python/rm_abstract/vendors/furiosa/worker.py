@@ -13,7 +13,7 @@ import torch
 
 from rm_abstract.plugin import Failure
 from rm_abstract.vendors.furiosa import artefact, compiler, description, messages
-from rm_abstract.worker.ir_to_torch import ir_to_torch
+from rm_abstract.vendors.furiosa.attention import as_sum, mask_inputs
 from rm_abstract.worker.python_backend import Program
 from rm_abstract.worker.tensors import Tensor
 
@@ -21,14 +21,16 @@ from rm_abstract.worker.tensors import Tensor
 class Loaded:
     """A binary with its weights on one card."""
 
-    def __init__(self, runnable: Any, fixed: Sequence[torch.Tensor | None], device: str) -> None:
-        self._runnable, self._fixed, self._device = runnable, fixed, device
+    def __init__(
+        self, runnable: Any, fixed: Sequence[torch.Tensor | None], sums: set[int], device: str
+    ) -> None:
+        self._runnable, self._fixed, self._sums = runnable, fixed, sums
+        self._device = device
 
     def execute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        calls = iter(inputs)
-        given = [
-            _moved(next(calls).torch(), self._device) if one is None else one for one in self._fixed
-        ]
+        tensors = (tensor.torch() for tensor in inputs)
+        calls = (as_sum(t) if i in self._sums else t for i, t in enumerate(tensors))
+        given = [_moved(next(calls), self._device) if one is None else one for one in self._fixed]
         results = self._runnable.execute(given)
         for result, output in zip(results, outputs, strict=True):
             output.write(result.cpu().reshape(output.shape))
@@ -64,13 +66,13 @@ class Worker:
             )
         device = f"furiosa:{self._device}"
         tensors = {name: tensor.torch() for name, tensor in weights.items()}
-        module = ir_to_torch(read.text, tensors)
+        module = compiler.module_of(read.text, tensors)
         runnable.binary = _moved(runnable.binary, device)
         if runnable.weight is not None:
             runnable.weight = _moved(runnable.weight, device)
         runnable.reserve_stacks()
         fixed = [_moved(getattr(module, name), device) if name else None for name in read.inputs]
-        return Loaded(runnable, fixed, device)
+        return Loaded(runnable, fixed, mask_inputs(module.program), device)
 
 
 def _moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
