@@ -182,14 +182,6 @@ model = torch.nn.Sequential(
 ).eval()
 inputs = (torch.randn(8, 64),)
 """
-BERT = """
-import transformers
-sizes = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=512)
-config = transformers.BertConfig(vocab_size=1000, return_dict=False, **sizes)
-model = transformers.BertModel(config, add_pooling_layer=False).eval()
-ids = torch.randint(1, 1000, (1, 64))
-inputs = (ids, torch.ones_like(ids))
-"""
 SCRIPT = """
 with torch.no_grad():
     wanted = model(*inputs)
@@ -227,17 +219,6 @@ def test_a_program_is_compiled_for_real_once(tmp_path: Path) -> None:
     reasons, told = served(cache, root)
     assert "Loading compiled model from cache" in told
     assert "compiling with furiosa-torch" not in told and reasons[0][0] == "RM401"
-
-
-@with_sdk
-@pytest.mark.skipif(os.environ.get("RM_HEAVY") != "1", reason="takes minutes: RM_HEAVY=1")
-def test_two_layers_of_bert_compile_as_one_program(tmp_path: Path) -> None:
-    root, cache = machine(tmp_path / "root", 1), tmp_path / "cache"
-    reasons, told = served(cache, root, BERT)
-    assert "compiling with furiosa-torch" in told
-    ((code, detail),) = reasons
-    assert code == "RM401" and messages.RUNTIME in detail, detail  # compiled, not loaded
-    assert "compiling with furiosa-torch" not in served(cache, root, BERT)[1]
 
 
 @with_sdk
