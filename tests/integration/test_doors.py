@@ -182,3 +182,12 @@ def test_the_doctor_knows_the_ways_in():
     checks = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert checks["RM_ABSTRACT"]["status"] == "ok"
     assert checks["torch.compile"]["status"] == "ok"
+
+
+def test_the_doctor_knows_every_door():
+    from rm_abstract.cli import doctor
+
+    findings = {finding.name: finding for finding in doctor._doors()}
+    assert {"RM_ABSTRACT", "torch.compile", "pytest", "IPython", "scripts"} <= set(findings)
+    assert findings["pytest"].detail.endswith("-p rm_abstract.pytest_plugin")
+    assert "backend" in findings["torch.compile"].detail

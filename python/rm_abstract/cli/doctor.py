@@ -6,6 +6,7 @@ transformers are imported in a child process (a broken one may kill it).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -20,6 +21,12 @@ import click
 
 from rm_abstract._version import __version__
 
+# Programs that switch it on inside themselves, and how they are asked.
+_HOSTS = {
+    "pytest": "pytest -p rm_abstract.pytest_plugin",
+    "IPython": "%load_ext rm_abstract",
+}
+_RUNNER = "python -m rm_abstract script.py, -m module, -c code, or - for standard input"
 _MINIMUM = {"torch": (2, 10), "transformers": (5, 0)}
 
 
@@ -211,6 +218,11 @@ def _doors() -> list[Finding]:
     else:
         remedy = "pip install --force-reinstall rm_abstract"
         found.append(Finding("torch.compile", "warn", "the backend is not registered", remedy))
+    for package, use in _HOSTS.items():
+        there = importlib.util.find_spec(package) is not None
+        state = f"{package} is installed: {use}" if there else f"{package} is not installed"
+        found.append(Finding(package, "ok", state))
+    found.append(Finding("scripts", "ok", _RUNNER))
     return found
 
 
