@@ -33,6 +33,8 @@ constexpr OptionSpec kTable[] = {
      "strict also compares a part of the weights' contents at every call, all of them within 64 calls, for writes that leave no other trace"},
     {"disable", "RM_DISABLE", kSession, kBool, "false", "", false,
      "true leaves every model as it is"},
+    {"hook", "RM_HOOK", kSession, kChoice, "default", "default|all", false,
+     "which modules are caught: default catches models of transformers and sentence-transformers, and others at their eval() or to(); all also catches every other module in evaluation mode when it is called, such as one that was unpickled or prepared before init()"},
     {"serve_gradients", "RM_SERVE_GRADIENTS", kSession, kBool, "true", "", false,
      "also serve calls of a model in evaluation mode that are made without torch.no_grad(); if the outputs are differentiated, the original forward runs again for the gradients"},
     {"verbose", "RM_VERBOSE", kSession, kInt, "0", "0..3", false,

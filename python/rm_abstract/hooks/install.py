@@ -18,6 +18,7 @@ from rm_abstract.hooks.imports import ImportWatch
 from rm_abstract.hooks.patches import PatchSet
 from rm_abstract.hooks.weight_writes import WeightWrites, weight_writes
 
+_calls = threading.local()  # modules whose call is in progress in this thread: outermost arms
 _depth = threading.local()  # loads and train() calls in progress in this thread: outermost arms
 
 
@@ -78,6 +79,13 @@ class Installation:
         ):
             self.patches.replace(
                 module_class, name, functools.partial(_arming_method, self._host, source=name), why
+            )
+        if self._host.settings.text("hook") == "all":
+            self.patches.replace(
+                module_class,
+                "__call__",
+                functools.partial(_arming_call, self._host),
+                "hook='all': a module that nothing else caught is caught when it is called",
             )
         self.patches.replace(
             module_class,
@@ -182,6 +190,28 @@ def _arming_method(host: HookHost, original: Any, *, source: str) -> Any:
         return result
 
     return method
+
+
+def _arming_call(host: HookHost, original: Any) -> Any:
+    from rm_abstract.hooks.slot import SLOT
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch.compiler import is_dynamo_compiling  # torch is still being imported above
+
+        if is_dynamo_compiling():
+            return original(self, *args, **kwargs)
+        depth = getattr(_calls, "depth", 0)
+        if depth == 0 and not self.training and vars(self).get(SLOT) is None and host.active:
+            with staying_out("catching a called module"):
+                host.arm(self, "call")
+        _calls.depth = depth + 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _calls.depth = depth
+
+    return call
 
 
 def _replicating_without_slot(original: Any) -> Any:

@@ -29,8 +29,8 @@ from rm_abstract.generation.state import GenerationState
 from rm_abstract.guards import purity, sources, writes
 from rm_abstract.hooks.gradients import GradientCalls
 from rm_abstract.hooks.host import RouterHost
+from rm_abstract.hooks.slot import SLOT
 
-SLOT = "_compiled_call_impl"
 # A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
 _SAME_IN_TRAINING = (
     *(nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Identity),

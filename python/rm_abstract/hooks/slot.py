@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+SLOT = "_compiled_call_impl"  # nn.Module.__call__ runs what an instance has here
+
 
 def drop_slot(module: Any) -> Any:
     """Removes a router (and only a router) from a copied ``__dict__``; returns the module."""
-    slot = vars(module).get("_compiled_call_impl")
+    slot = vars(module).get(SLOT)
     if type(slot).__module__ == "rm_abstract.hooks.router":
-        del vars(module)["_compiled_call_impl"]
+        del vars(module)[SLOT]
     return module

@@ -153,6 +153,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"prompt_lookup", "off"},
                                                     {"compile_mode", "async"},
                                                     {"when_slower", "compiled"},
+                                                    {"hook", "all"},
                                                     {"serve_gradients", "false"},
                                                     {"force_kernel", "gemm:x"},
                                                     {"self_check", "off"},
