@@ -19,8 +19,8 @@ _TAKES_OVER = ("from_pretrained", "_from_config", "accelerate")
 
 def armed_of(module: Any) -> ArmedModel | None:
     """The router in this module's own slot, if it is ours and meant for it."""
+    from rm_abstract.hooks.host import SLOT
     from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.hooks.slot import SLOT
 
     slot = vars(module).get(SLOT)
     if isinstance(slot, ArmedModel) and slot.module_ref() is module:
@@ -32,8 +32,8 @@ def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
     """See Session.arm."""
     from torch import nn
 
+    from rm_abstract.hooks.host import SLOT
     from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.hooks.slot import SLOT
 
     if host.settings.flag("disable"):
         return None
@@ -68,8 +68,8 @@ def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
 
 
 def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
+    from rm_abstract.hooks.host import SLOT
     from rm_abstract.hooks.router import ArmedModel
-    from rm_abstract.hooks.slot import SLOT
 
     if type(module).__hash__ is None:
         why = "the class compares by value and has no hash: torch cannot list its parts; "

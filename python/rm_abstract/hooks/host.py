@@ -10,6 +10,8 @@ from rm_abstract.device import Resolved
 from rm_abstract.engines.base import Engine
 from rm_abstract.engines.context import Events
 
+SLOT = "_compiled_call_impl"  # nn.Module.__call__ runs what an instance has here
+
 
 class HookHost(Protocol):
     """What the replaced methods of torch and transformers need."""

@@ -193,7 +193,7 @@ def _arming_method(host: HookHost, original: Any, *, source: str) -> Any:
 
 
 def _arming_call(host: HookHost, original: Any) -> Any:
-    from rm_abstract.hooks.slot import SLOT
+    from rm_abstract.hooks.host import SLOT
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

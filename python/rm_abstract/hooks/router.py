@@ -28,8 +28,7 @@ from rm_abstract.engines.base import Engine
 from rm_abstract.generation.state import GenerationState
 from rm_abstract.guards import purity, sources, writes
 from rm_abstract.hooks.gradients import GradientCalls
-from rm_abstract.hooks.host import RouterHost
-from rm_abstract.hooks.slot import SLOT
+from rm_abstract.hooks.host import SLOT, RouterHost
 
 # A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
 _SAME_IN_TRAINING = (

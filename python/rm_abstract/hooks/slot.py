@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SLOT = "_compiled_call_impl"  # nn.Module.__call__ runs what an instance has here
+from rm_abstract.hooks.host import SLOT
 
 
 def drop_slot(module: Any) -> Any:
