@@ -37,8 +37,20 @@ _NOT_CALLED_BY_FORWARD = frozenset(
     | {"__deepcopy__", "__del__", "__dir__", "__init_subclass__", "__class_getitem__"}
     | {"__sizeof__", "__subclasshook__", "__setattr__", "__delattr__", "__str__", "__getnewargs__"}
 )
+# Methods that operators and statements call without naming them: any code may reach them.
+_IMPLICIT = (
+    frozenset(
+        name
+        for kind in (int, float, list, dict, set, type(iter(())))
+        for name in vars(kind)
+        if name.startswith("__") and callable(vars(kind)[name])
+    )
+    | {"__get__", "__set__", "__delete__", "__getattr__", "__getattribute__", "__enter__"}
+    | {"__exit__", "__missing__", "__matmul__", "__rmatmul__", "__torch_function__", "__iadd__"}
+    | {"__imul__", "__isub__", "__itruediv__", "__imatmul__", "__ipow__", "__length_hint__"}
+) - (_NOT_CALLED_BY_FORWARD | {"__init__", "__new__", "__format__", "__dir__", "__class__"})
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
-_START = frozenset({"forward", "training", "__call__", "__class__"})
+_START = frozenset({"forward", "training", "__call__", "__class__"}) | _IMPLICIT
 _MAX_HOLDERS = 4096
 _MAX_ITEMS = 4096  # of lists, which are compared item by item at every call
 _MAX_SET = 256
@@ -329,6 +341,8 @@ class _Search:
         self._followed.add(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
         user = is_user_class(kind)
         self.found.user_code |= user
+        if is_user_class(type(kind)):  # a metaclass: its attributes are read through the class
+            self._class(type(kind), constructed=False)
         for base in kind.__mro__:
             if base in (object, torch.nn.Module) or not base.__flags__ & (1 << 9):
                 continue
