@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "base/edit_distance.hpp"
 #include "base/error.hpp"
 
 namespace rm {
@@ -113,21 +114,6 @@ constexpr OptionSpec kTable[] = {
      "the folder into which the program is written after every compiler pass"},
 };
 // clang-format on
-
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i;
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t substituted = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
-    }
-  }
-  return row.back();
-}
 
 [[noreturn]] void throw_unknown(std::string_view name, std::string_view source) {
   const auto nearest = std::min_element(

@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/edit_distance.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/options.hpp"
@@ -227,6 +228,21 @@ Canonical parse(const OptionSpec& spec, std::string_view text) {
   return std::nullopt;
 }
 
+/// "; try 'x'" for a choice: the nearest one, or the default where none is alike.
+std::string suggestion(const OptionSpec& spec, std::string_view text) {
+  if (spec.type != OptionType::kChoice) return {};
+  const std::string given = lower(trimmed(text));
+  std::string_view nearest = spec.default_text;
+  size_t best = given.size() / 2 + 1;  // more than half of the letters wrong is another word
+  for (std::string_view choice : split(spec.accepted, '|')) {
+    const size_t distance = edit_distance(given, choice);
+    if (distance >= best) continue;
+    best = distance;
+    nearest = choice;
+  }
+  return "; try '" + std::string(nearest) + "'";
+}
+
 }  // namespace
 
 std::string_view option_type_name(OptionType type) {
@@ -265,7 +281,8 @@ std::string canonical_option(const OptionSpec& spec, std::string_view text,
   }
   if (canonical) return *canonical;
   throw_invalid("[options] expected " + accepted_values(spec) + " for '" + std::string(spec.name) +
-                "' from " + std::string(source) + ", got '" + std::string(text) + "'" + detail);
+                "' from " + std::string(source) + ", got '" + std::string(text) + "'" + detail +
+                suggestion(spec, text));
 }
 
 }  // namespace rm

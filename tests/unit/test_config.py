@@ -51,6 +51,10 @@ def test_the_project_file_is_found_from_a_folder_below_but_not_beyond_the_projec
     [
         ({"device": "tpu"}, ["tpu", "cpu", "argument"]),
         ({"inference_engine": "tensorrt"}, ["tensorrt", "native", "argument"]),
+        ({"inference_engine": "torhc"}, ["torhc", "try 'torch'"]),
+        ({"inference_engine": " Nativ "}, ["try 'native'"]),
+        ({"inference_engine": "mlx"}, ["mlx", "try 'auto'"]),
+        ({"compile_options": {"precision": "itn8"}}, ["itn8", "try 'int8'"]),
         ({"fallback": "maybe"}, ["maybe", "warn", "argument"]),
         ({"verify": "p=2"}, ["p=2", "argument"]),
         ({"verbose": "loud"}, ["loud", "argument"]),
