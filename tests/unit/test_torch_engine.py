@@ -1,4 +1,4 @@
-"""inference_engine="torch": PyTorch runs every call, and the report says that this was asked for."""
+"""inference_engine="torch": PyTorch runs every call, and the report says it was asked for."""
 
 from __future__ import annotations
 
