@@ -98,6 +98,7 @@ class Session:
         self._kernel_checks = None
         self._end_captures()
         for armed in self.armed():
+            armed.route.retire("")  # the engine that gave it up (torch) may be another one now
             armed.reset()
         aside, self.aside = self.aside, {}
         for armed in aside.values():

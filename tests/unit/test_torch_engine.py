@@ -43,3 +43,26 @@ def test_every_call_is_pytorch_and_no_fault(tmp_path, model, fallback):
             rm.shutdown()
     assert "0 routed, 3 eager" in report
     assert "RM108" in report and "inference_engine='torch'" in report
+
+
+def test_a_session_changes_from_torch_to_native_and_back(tmp_path, model):
+    ids = torch.arange(14).reshape(2, 7)
+    routed = []
+    with torch.no_grad():
+        plain = model(ids).last_hidden_state
+        try:
+            for engine in ("torch", "native", "torch"):
+                options = {"when_slower": "compiled"}
+                session = rm.init(
+                    "cpu",
+                    inference_engine=engine,
+                    cache_dir=tmp_path / "cache",
+                    compile_options=options,
+                )
+                rm.accelerate(model)
+                for _ in range(3):
+                    torch.testing.assert_close(model(ids).last_hidden_state, plain)
+                routed.append(sum(armed.routed_calls for armed in session.armed()))
+        finally:
+            rm.shutdown()
+    assert routed == [0, 2, 2]  # the first call compiles and is compared
