@@ -75,7 +75,8 @@ class CpuBackend final : public plugin::Backend {
 
   const void* extension(std::string_view name) noexcept override {
     if (name != RM_KERNELS_EXTENSION) return nullptr;
-    static const std::vector<rm_kernel> rows = all_rows();
+    // Never destroyed: at exit a thread that packs weights may still look at a row.
+    static const std::vector<rm_kernel>& rows = *new std::vector<rm_kernel>(all_rows());
     static const rm_kernels table{sizeof(rm_kernels), rows.data(), rows.size(), sizeof(rm_kernel)};
     return &table;
   }

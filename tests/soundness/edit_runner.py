@@ -111,7 +111,9 @@ def carry_out(case: dict[str, Any], folder: Path) -> dict[str, Any]:
                 try:
                     outcome = ["gave", do[step]()]
                 except Exception as error:
-                    outcome = ["raised", type(error).__name__, str(error)[:200]]
+                    # Each process has a temporary file of its own.
+                    message = str(error).replace(getattr(module, "PATH", "PATH"), "PATH")
+                    outcome = ["raised", type(error).__name__, message[:200]]
             left = repr(eval(case["state"], vars(module) | {"m": model}))
             steps.append([step, outcome, printed.getvalue(), left])
     finally:

@@ -432,7 +432,8 @@ class _Search:
             path = f"{path}.{attribute}"
             self._name_in(inside, attribute, value.__name__)
             if attribute not in inside:
-                if user and type(value) is not types.ModuleType:
+                lazy = type(value) is not types.ModuleType or "__getattr__" in inside
+                if user and lazy:
                     self._unseen("computed by its module", path)
                 return
             value = inside[attribute]
