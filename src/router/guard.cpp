@@ -137,9 +137,25 @@ void Guard::add_dict(PyObject* dict, bool is_root, Kind kind, std::uint32_t modu
   dicts_.push_back(std::move(record));
 }
 
+/// CPython keeps the pointer to an object's dictionary in the object, in one place for its life.
+Guard::Attributes Guard::Attributes::of(PyObject* object) {
+  Attributes found;
+  if (_PyObject_GetDictPtr(object) == nullptr) return found;
+  PyObject* dict = PyObject_GenericGetDict(object, nullptr);  // makes one of values kept inline
+  if (dict == nullptr) {
+    PyErr_Clear();
+    return found;
+  }
+  found.dict = PyRef::steal(dict);
+  PyObject** const place = _PyObject_GetDictPtr(object);
+  found.place = *place == dict ? place : nullptr;
+  return found;
+}
+
 void Guard::add_module(PyObject* module, bool is_root, const std::string& path) {
   Module record;
   if (!is_root) record.object = PyRef::borrow(module);
+  if (!is_root) record.attributes = Attributes::of(module);
   record.type = Py_TYPE(module);
   record.path = path;
   modules_.push_back(std::move(record));
@@ -364,6 +380,10 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
       detail_ = path_of(static_cast<std::uint32_t>(i), nullptr) + ": another class";
       return Reason::kStructure;
     }
+    if (modules_[i].attributes.replaced()) {
+      detail_ = path_of(static_cast<std::uint32_t>(i), nullptr) + ": another __dict__";
+      return Reason::kStructure;
+    }
   }
   PyObject* root_dict = PyObject_GenericGetDict(root, nullptr);
   if (root_dict == nullptr) {
@@ -421,7 +441,10 @@ bool Guard::any_requires_grad(const TorchFacts& facts) noexcept {
 }
 
 int Guard::traverse(visitproc visit, void* arg) const {
-  for (const Module& m : modules_) Py_VISIT(m.object.get());
+  for (const Module& m : modules_) {
+    Py_VISIT(m.object.get());
+    Py_VISIT(m.attributes.dict.get());
+  }
   for (const Class& c : classes_) {
     Py_VISIT(c.type.get());
     for (const PyRef& found : c.found) Py_VISIT(found.get());
@@ -441,6 +464,7 @@ int Guard::traverse(visitproc visit, void* arg) const {
   for (const Object& o : objects_) {
     Py_VISIT(o.object.get());
     Py_VISIT(o.type.get());
+    Py_VISIT(o.attributes.dict.get());
     for (const Item& i : o.slots) {
       Py_VISIT(i.key.get());
       Py_VISIT(i.value.get());

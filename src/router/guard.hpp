@@ -83,8 +83,15 @@ class Guard {
     PyRef object;
     std::string content, place;
   };
+  struct Attributes {  // the __dict__ of an object, which a script may replace whole
+    PyRef dict;
+    PyObject** place = nullptr;  // in the object, which somebody keeps alive; null: it has none
+    static Attributes of(PyObject* object);
+    bool replaced() const noexcept { return place != nullptr && *place != dict.get(); }
+  };
   struct Object {  // of this very class, with these values in its slots
     PyRef object, type;
+    Attributes attributes;
     std::vector<Item> slots;
     std::string place;
   };
@@ -99,6 +106,7 @@ class Guard {
   struct Module {
     PyRef object;  // empty for the root
     PyTypeObject* type = nullptr;
+    Attributes attributes;  // of the root none: it is asked for them at every check
     std::string path;
   };
   struct Weight {

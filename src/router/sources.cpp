@@ -136,6 +136,7 @@ void Guard::add_object(PyObject* object, PyObject* slots, std::string place) {
   Object record;
   record.object = PyRef::borrow(object);
   record.type = PyRef::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object)));
+  record.attributes = Attributes::of(object);
   record.place = std::move(place);
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(slots); ++i) {
     PyObject* name = PyTuple_GET_ITEM(slots, i);
@@ -245,6 +246,10 @@ bool Guard::check_object(const Object& known) {
   PyObject* object = known.object.get();
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != known.type.get()) {
     detail_ = known.place + ": another class";
+    return false;
+  }
+  if (known.attributes.replaced()) {
+    detail_ = known.place + ": another __dict__";
     return false;
   }
   for (const Item& slot : known.slots) {

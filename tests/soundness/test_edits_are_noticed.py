@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from soundness import Base, X, eager, quiet, routed, same_as_eager
 from torch import nn
 
+import rm_abstract as rm
+
 
 class Level(enum.IntEnum):
     LOW = 2
@@ -498,3 +500,40 @@ def test_a_module_of_sys_prefix_beside_the_environment_is_the_users(tmp_path: An
     assert not installed(os.path.join(sys.prefix, "app", "my_model.py"))
     assert installed(torch.__file__)
     assert installed(os.__file__)
+
+
+@pytest.mark.parametrize("holder", ["object", "submodule"])
+def test_a_dict_put_in_the_place_of_an_objects_own_is_noticed(holder: str) -> None:
+    class Box:
+        def __init__(self, v: float) -> None:
+            self.v = v
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v = 2.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.v
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.l, self.box, self.scale = nn.Linear(8, 8), Box(2.0), Scale()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale(self.l(x)) * self.box.v
+
+    rm.init("cpu")
+    try:
+        model, x = Model().eval(), torch.ones(2, 8)
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+            edited: Any = model.box if holder == "object" else model.scale
+            edited.__dict__ = {**vars(edited), "v": 3.0}
+            ours = model(x)
+            with rm.disabled():
+                torch.testing.assert_close(ours, model(x))
+    finally:
+        rm.shutdown()

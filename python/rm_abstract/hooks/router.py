@@ -187,9 +187,9 @@ class ArmedModel:
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(None), ())
 
-    def __del__(self) -> None:
+    def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:  # `sys` may be gone by then
         session = getattr(self, "session", None)
-        if session is not None and not sys.is_finalizing():
+        if session is not None and not _finalizing():
             session.keep_record(self.record())
 
     # ---- state ------------------------------------------------------------------------------
