@@ -278,7 +278,9 @@ class CompiledCall:
                 variant.differed = 0
                 engine.events.failed(Decline("RM504", "found when a call was compared"))
             took = time.perf_counter() - started
-            variant.until_sample = engine.policy.next_sample(max(took - eager_s, 1e-7), took)
+            # The best of its first calls: in this one the program ran on copies, under a watch.
+            usual = eager_s if variant.best_s is None else variant.best_s
+            variant.until_sample = engine.policy.next_sample(usual, took)
             engine.accept_kernels(variant, shown, verdict)
         elif variant.differed < MOST_DIFFERENCES and engine.read_weights_anew():
             variant.differed += 1

@@ -90,7 +90,7 @@ class Variant:
         self.trial: Trial | None = None  # until it has won against the original
         self.measured: tuple[float, float] | None = None  # by it, seconds: compiled, eager
         self.eager_s: float | None = None  # of the call that the gate compared with
-        self._best_s: float | None = None  # of the first calls
+        self.best_s: float | None = None  # a call, of the first ones that were served
         self.compares_kernels = False  # a set of kernels nobody compared raises NewKernels
         self.until_sample = NO_SAMPLE  # calls to serve before one is compared (verification)
         self.differed = 0  # comparisons in a row that failed
@@ -123,7 +123,7 @@ class Variant:
             raise
         if start is not None:
             took = time.perf_counter() - start
-            self._best_s = took if self._best_s is None else min(self._best_s, took)
+            self.best_s = took if self.best_s is None else min(self.best_s, took)
         self.report.calls += 1
         for commit in self._caches:
             commit(results, leaves)
@@ -157,7 +157,7 @@ class Variant:
         best = self.trial.best if self.trial is not None else None
         best = best or self.measured
         report.timed = "by turns" if best is not None else "first calls"
-        compiled, eager = best or (self._best_s, self.eager_s)
+        compiled, eager = best or (self.best_s, self.eager_s)
         report.compiled_ms = None if compiled is None else compiled * 1e3
         report.eager_ms = None if eager is None else eager * 1e3
         return report

@@ -49,7 +49,7 @@ class Policy:
         return _spread(_FIRST_SAMPLE) if self.budget else _NEVER
 
     def next_sample(self, program_s: float, extra_s: float) -> int:
-        """The same after a sample: a call takes `program_s`, comparing took `extra_s` on top."""
+        """The same after a comparison: a usual call takes `program_s`, that one `extra_s`."""
         if not self.budget:
             return self.first_sample()
         return _spread(max(_FEWEST, math.ceil(extra_s / (SHARE * max(program_s, 1e-7)))))
