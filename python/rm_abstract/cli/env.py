@@ -23,4 +23,6 @@ def create_command(vendor: str, folder: Path) -> None:
     python = create(recipe, folder.absolute(), lambda line: click.echo(line, err=True))
     for tool in missing_tools(recipe):
         click.echo(f"{tool.program} is missing: apt-get install {tool.debian}", err=True)
+    for requirement in recipe.by_hand:
+        click.echo(f"install {requirement}.* in it, from the vendor's own package index", err=True)
     click.echo(f"export {recipe.variable}={python}")

@@ -30,13 +30,15 @@ class Tool:
 @dataclass(frozen=True)
 class Recipe:
     """What an environment consists of. ``pinned`` is installed without dependencies, because the
-    vendor's own list drags in what is not needed; ``others`` is what of it is."""
+    vendor's own list drags in what is not needed; ``others`` is what of it is. ``by_hand`` is left
+    to the user."""
 
     name: str
     variable: str
     pinned: Sequence[str]
     others: Sequence[str]
     tools: Sequence[Tool] = ()
+    by_hand: Sequence[str] = ()  # from the vendor's own index, for those with an account there
 
 
 # furiosa-torch loads with exactly this torch, and that build's libraries are linked against CUDA's:
@@ -73,7 +75,43 @@ FURIOSA = Recipe(
     ),
     tools=(Tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),),
 )
-RECIPES = {recipe.name: recipe for recipe in (FURIOSA,)}
+# What optimum-rbln 0.12.0 names, without what only audio and pictures need. torch-rbln stays out:
+# it changes torch when that is imported.
+RBLN = Recipe(
+    name="rbln",
+    variable="RM_RBLN_PYTHON",
+    pinned=(
+        "torch==2.13.0+cpu",
+        "optimum-rbln==0.12.0",
+        "transformers==5.15.1",
+        "tokenizers==0.22.1",
+        "diffusers==0.38.0",
+    ),
+    others=(
+        "accelerate>=1.0.1",
+        "filelock",
+        "fsspec",
+        "httpx<1.0.0",
+        "huggingface-hub>=1.0,<2",
+        "importlib_metadata",
+        "jinja2",
+        "mpmath<1.4",
+        "networkx",
+        "numpy",
+        "packaging>=24.1",
+        "Pillow",
+        "pyyaml",
+        "regex",
+        "requests",
+        "safetensors>=0.8.0rc0",
+        "sympy",
+        "tqdm",
+        "typer",
+        "typing_extensions",
+    ),
+    by_hand=("rebel-compiler==0.12",),
+)
+RECIPES = {recipe.name: recipe for recipe in (FURIOSA, RBLN)}
 
 
 @dataclass(frozen=True)
@@ -137,7 +175,7 @@ def examine(recipe: Recipe, python: str) -> list[Finding]:
     remedy = (
         f"rm-abstract env create {recipe.name} FOLDER, then {recipe.variable}=FOLDER/bin/python"
     )
-    names = [requirement.partition("==")[0] for requirement in recipe.pinned]
+    names = [wanted.partition("==")[0] for wanted in (*recipe.pinned, *recipe.by_hand)]
     code = (
         "import json, sys\nfrom importlib import metadata\nfound = {}\n"
         "for name in ['rm_abstract', *sys.argv[1:]]:\n"
@@ -158,8 +196,18 @@ def examine(recipe: Recipe, python: str) -> list[Finding]:
     for requirement in recipe.pinned:
         name, _, wanted = requirement.partition("==")
         have = found[name]
-        if have is None or have.partition("+")[0] != wanted:
+        if have is None or have.partition("+")[0] != wanted.partition("+")[0]:
             findings.append(Finding(f"expected {requirement}, got {have or 'none'}", remedy))
+    for requirement in recipe.by_hand:
+        name, _, wanted = requirement.partition("==")
+        if not f"{found[name]}.".startswith(f"{wanted}."):
+            findings.append(
+                Finding(
+                    f"expected {requirement}, got {found[name] or 'none'}",
+                    f"{python} -m pip install '{requirement}.*', from the vendor's own package "
+                    "index: an account of the vendor's is needed",
+                )
+            )
     if found["rm_abstract"] is None:
         findings.append(Finding("expected rm_abstract in it, got none", remedy))
     findings += [
@@ -167,9 +215,8 @@ def examine(recipe: Recipe, python: str) -> list[Finding]:
         for tool in missing_tools(recipe)
     ]
     if not findings:
-        findings.append(
-            Finding(f"{python}: {names[0]} {found[names[0]]}, {names[1]} {found[names[1]]}")
-        )
+        first = ", ".join(f"{name} {found[name]}" for name in names[:2])
+        findings.append(Finding(f"{python}: {first}"))
     return findings
 
 

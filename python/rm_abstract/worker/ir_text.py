@@ -69,6 +69,7 @@ class Node:
 @dataclass
 class Program:
     inputs: list[int] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)  # of inputs that have one
     donated: set[int] = field(default_factory=set)  # inputs that are states
     weights: dict[int, str] = field(default_factory=dict)
     literals: dict[int, bytes] = field(default_factory=dict)
@@ -161,6 +162,8 @@ def _read_value(line: str, program: Program) -> None:
     program.types[value] = parse_type(type_text)
     if kind == "input":
         program.inputs.append(value)
+        if name:
+            program.names[value] = unquote(name)
         if donated:
             program.donated.add(value)
     elif kind == "weight":

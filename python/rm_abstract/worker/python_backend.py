@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from rm_abstract import plugin as public
-from rm_abstract.worker import artefact_header
+from rm_abstract.worker import artefact_header, ports
 from rm_abstract.worker.python_plugins import Found, fingerprint, source_digest
 from rm_abstract.worker.tensors import Tensor
 
@@ -36,6 +36,20 @@ class Program:
     def text(self) -> str:
         """The program in rm.ir/1."""
         return self.code.decode()
+
+    @property
+    def inputs(self) -> list[ports.Port]:
+        """Name, element type and shape of each input; ``example()`` is a tensor of them."""
+        return self._ports[0]
+
+    @property
+    def outputs(self) -> list[ports.Port]:
+        """The same of each output."""
+        return self._ports[1]
+
+    @property
+    def _ports(self) -> tuple[list[ports.Port], list[ports.Port]]:
+        return ports.of_onnx(self.code) if self.format == "onnx" else ports.of_text(self.text)
 
     def torch(self) -> Any:
         """An nn.Module of a program in rm.ir/1: forward(*inputs) -> tuple of outputs."""

@@ -1,0 +1,74 @@
+"""The worker's side of the backend `rbln`, in the Python that RM_RBLN_PYTHON names.
+
+Loading and executing follow the vendor's documentation and have not been tried on an NPU
+(docs/npu_rbln.md); the gate compares every first answer.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.vendors.rbln import description, messages
+
+if TYPE_CHECKING:
+    from rm_abstract.worker.python_backend import Program
+    from rm_abstract.worker.tensors import Tensor
+
+
+class Loaded:
+    """A compiled program on one NPU."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+
+    def execute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        import torch
+
+        given = [t.torch().to(torch.int32) if t.dtype == "bool" else t.torch() for t in inputs]
+        try:
+            found = self._runtime.run(*given)
+        except Exception as error:
+            raise messages.of_running("execute", error) from error
+        results = list(found) if isinstance(found, (list, tuple)) else [found]
+        for result, output in zip(results, outputs, strict=True):
+            value = result.reshape(output.shape)
+            output.write(value != 0 if output.dtype == "bool" else value)
+
+
+class Worker:
+    def __init__(self, device: int) -> None:
+        self._device = device
+        # torch-rbln, where it is installed, would change torch at its import.
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+
+    def compile(
+        self,
+        program: Program,
+        options: Mapping[str, str],
+        progress: Callable[[float, str], None],
+    ) -> bytes:
+        from rm_abstract.vendors.rbln import compiler
+
+        arch = description.devices()[self._device].arch
+        return compiler.compile_program(
+            program, "" if arch == description.UNKNOWN else arch, progress
+        )
+
+    def load(self, data: bytes, weights: Mapping[str, Tensor]) -> Loaded:
+        import rebel
+
+        if rebel.get_npu_name(self._device) is None:
+            raise messages.no_npu(self._device, rebel.device_count())
+        try:
+            with tempfile.TemporaryDirectory(prefix="rm-rbln-") as folder:
+                path = Path(folder, "program.rbln")
+                path.write_bytes(data)
+                compiled = rebel.RBLNCompiledModel(str(path))
+                runtime = rebel.Runtime(compiled, tensor_type="pt", device=self._device)
+        except Exception as error:
+            raise messages.of_running("load", error) from error
+        return Loaded(runtime)

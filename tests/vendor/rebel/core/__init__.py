@@ -1,0 +1,1 @@
+"""`rebel.core`: only what public clients import of it."""
