@@ -17,7 +17,8 @@ KEPT = {
     "RM_HEAVY",
     "RM_SEED",
     "RM_TEST_PLUGINS",
-    "RM_TEST_FURIOSA_PYTHON",  # an environment of `rm-abstract env create furiosa`
+    "RM_TEST_FURIOSA_PYTHON",  # environments of `rm-abstract env create`
+    "RM_TEST_RBLN_PYTHON",
     "RM_CPU_ISA",
 }  # they choose tests, not behaviour
 

@@ -12,6 +12,7 @@ Settings, read when they are needed:
   REBEL_OLD_NAMES   1: the compiler takes `tensor_parallel_size`, not `num_devices`
 """
 
+from rebel import custom_ops as custom_ops
 from rebel.compile_context import CompileContext
 from rebel.compiled_model import RBLNCompiledModel
 from rebel.compiler import compile, compile_from_torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import torch
 
 
@@ -14,6 +16,7 @@ class CompileContext:
         self.use_weight_sharing = use_weight_sharing
         self.use_global_ctx = use_global_ctx
         self.static: dict[str, torch.Tensor] = {}
+        self.identity = uuid.uuid4().hex
 
     def mark_static_address(self, tensor: torch.Tensor, name: str) -> None:
         self.static[name] = tensor

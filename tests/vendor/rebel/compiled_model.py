@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from rebel.core.exception import RBLNRuntimeError
 if TYPE_CHECKING:
     from rebel.runtime import Runtime
 
-_VERSION = "0.12.0"
+VERSION = "0.12.0"
 
 
 @dataclass(frozen=True)
@@ -44,66 +44,69 @@ class RBLNCompiledModel:
             raise RBLNRuntimeError("LOADING_FILE_NOT_FOUND: The specified file does not exist.")
         try:
             with zipfile.ZipFile(path) as archive:
-                meta = json.loads(archive.read("meta.json"))
-                program = archive.read("program.pt2")
+                self._meta = json.loads(archive.read("meta.json"))
+                self._program = archive.read("program.pt2")
         except (zipfile.BadZipFile, KeyError, ValueError) as error:
             # docs.rbln.ai, error codes: LOADING_ is the stage of reading the file.
             raise RBLNRuntimeError(f"LOADING_INVALID_FILE: {error}") from error
-        inputs = [Input(n, tuple(s), getattr(torch, d)) for n, s, d in meta["inputs"]]
-        self._fill(program, inputs, meta["static"], meta["npu"], meta["devices"], meta["wrong"])
-        self._version = meta["version"]
 
     @classmethod
-    def _of(
-        cls,
-        program: Any,
-        inputs: Sequence[Input],
-        static: Sequence[str],
-        npu: str,
-        devices: int,
-        is_wrong: bool,
-    ) -> RBLNCompiledModel:
+    def _of(cls, program: Any, meta: dict[str, Any]) -> RBLNCompiledModel:
         made = cls.__new__(cls)
         data = io.BytesIO()
         torch.export.save(program, data)
-        made._fill(data.getvalue(), inputs, static, npu, devices, is_wrong)
-        made._version = _VERSION
+        made._program, made._meta = data.getvalue(), {"version": VERSION, **meta}
         return made
 
-    def _fill(
-        self,
-        program: bytes,
-        inputs: Sequence[Input],
-        static: Sequence[str],
-        npu: str,
-        devices: int,
-        is_wrong: bool,
-    ) -> None:
-        self._program, self._inputs, self._static = program, list(inputs), list(static)
-        self._npu, self._devices, self._is_wrong = npu, devices, is_wrong
+    def _inputs(self) -> list[Input]:
+        return [Input(n, tuple(s), getattr(torch, d)) for n, s, d in self._meta["inputs"]]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Source: docs.rbln.ai: writes the `.rbln` file."""
-        meta = {
-            "version": "0.1.0" if faults.happens("version_skew") else self._version,
-            "npu": self._npu,
-            "devices": self._devices,
-            "inputs": [(i.name, i.shape, str(i.dtype).partition(".")[2]) for i in self._inputs],
-            "static": self._static,
-            "wrong": self._is_wrong,
-        }
+        meta = dict(self._meta)
+        if faults.happens("version_skew"):
+            meta["version"] = "0.1.0"
         if faults.happens("compile_garbage"):
             Path(path).write_bytes(b"\x7fRBLN not whole")
             return
         with zipfile.ZipFile(path, "w") as archive:
-            for name, data in (
-                ("meta.json", json.dumps(meta).encode()),
-                ("program.pt2", self._program),
-            ):
-                archive.writestr(zipfile.ZipInfo(name), data)
+            archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta).encode())
+            archive.writestr(zipfile.ZipInfo("program.pt2"), self._program)
 
     def create_runtime(self, *, device: int = 0, tensor_type: str = "np") -> Runtime:
         """Source: docs.rbln.ai."""
         from rebel.runtime import Runtime
 
         return Runtime(self, tensor_type=tensor_type, device=device)
+
+    # ---- memory on the device: optimum-rbln's modeling_attention_utils.py asks and sets it -------
+
+    def get_alloc_per_chiplet_by_key(self) -> dict[str, list[list[int]]]:
+        """Bytes by kind, a node, a chiplet; DramTensor are the tensors that stay."""
+        stay = sum(sum(map(sum, rows)) for rows in self.exp_get_dram_tensor_sizes().values())
+        return {"Weight": [[self._meta["weights"]]], "DramTensor": [[stay]]}
+
+    def get_alloc_per_node_by_key(self) -> dict[str, list[int]]:
+        return {
+            key: [sum(row) for row in rows]
+            for key, rows in self.get_alloc_per_chiplet_by_key().items()
+        }
+
+    def exp_get_dram_tensor_sizes(self) -> dict[str, list[list[int]]]:
+        """Bytes of each tensor that stays, a node, a chiplet."""
+        width = {one.name: one.dtype.itemsize for one in self._inputs()}
+        return {
+            name: [[math.prod(shape) * width[name]]] for name, shape in self._meta["static"].items()
+        }
+
+    def exp_multiply_buffer_size(self, factors: dict[str, int]) -> None:
+        """So many times the blocks, after compiling."""
+        for name, factor in factors.items():
+            first, *others = self._meta["static"][name]
+            self._meta["static"][name] = [first * factor, *others]
+
+    def exp_rescale_buffer_size(self, ratios: dict[str, tuple[int, int]]) -> None:
+        """target / current times the blocks."""
+        for name, (target, current) in ratios.items():
+            first, *others = self._meta["static"][name]
+            self._meta["static"][name] = [first * target // current, *others]

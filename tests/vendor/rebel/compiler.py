@@ -42,18 +42,51 @@ def _compile(
         raise NotImplementedError("The following operators are not implemented: ['aten::unfold']")
     if faults.happens("compile_slow"):
         time.sleep(float(os.environ.get("REBEL_COMPILE_S", "2")))
-    static = compile_context.static if compile_context is not None else {}
-    examples = tuple(example_inputs or [_example(one) for one in inputs])
-    with torch.no_grad():
-        program = torch.export.export(mod, examples, strict=False)
+    static = set(compile_context.static if compile_context is not None else ())
     return RBLNCompiledModel._of(
-        program,
-        inputs,
-        [name for name in static if name in {one.name for one in inputs}],
-        target,
-        devices or 1,
-        faults.happens("compile_wrong"),
+        _exported(mod, inputs, example_inputs, static),
+        {
+            "npu": target,
+            "devices": devices or 1,
+            "inputs": [(i.name, i.shape, str(i.dtype).partition(".")[2]) for i in inputs],
+            "static": {i.name: i.shape for i in inputs if i.name in static},
+            "context": compile_context.identity if compile_context is not None else "",
+            "wrong": faults.happens("compile_wrong"),
+            "weights": sum(p.nbytes for p in mod.state_dict().values()),
+        },
     )
+
+
+def _exported(
+    mod: torch.nn.Module,
+    inputs: Sequence[Input],
+    given: Sequence[torch.Tensor] | None,
+    static: set[str],
+) -> Any:
+    """The module as torch.export sees it. Tensors that stay on the device may have more blocks
+    later (exp_multiply_buffer_size), so their first dim is left open; an example of them may be a
+    meta tensor (optimum-rbln)."""
+    examples, open_dims = [], []
+    for number, one in enumerate(inputs):
+        if one.name in static:
+            examples.append(torch.zeros((one.shape[0] + 1, *one.shape[1:]), dtype=one.dtype))
+        else:
+            examples.append(given[number].clone() if given else _example(one))
+        open_dims.append({0: torch.export.Dim.DYNAMIC} if one.name in static else None)
+    starred = any(
+        p.kind is p.VAR_POSITIONAL for p in inspect.signature(mod.forward).parameters.values()
+    )
+    shapes = (tuple(open_dims),) if starred else tuple(open_dims)
+    learned = [parameter for parameter in mod.parameters() if parameter.requires_grad]
+    try:  # where optimum-rbln calls, everything is an inference tensor
+        for parameter in learned:
+            parameter.requires_grad_(False)
+        with torch.inference_mode(False), torch.no_grad():
+            examples = [example.clone() for example in examples]
+            return torch.export.export(mod, tuple(examples), dynamic_shapes=shapes, strict=False)
+    finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
 
 
 def _compile_new(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rebel import faults
-from rebel.compiled_model import RBLNCompiledModel
+from rebel.compiled_model import VERSION, RBLNCompiledModel
 from rebel.core.exception import RBLNRuntimeError
 from rebel.devices import family, get_npu_name
 
@@ -25,6 +26,13 @@ class _Rounding(TorchDispatchMode):
 
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.bfloat16().to(tensor.dtype) if tensor.dtype is torch.float32 else tensor
+
+
+class _Memory(dict[str, torch.Tensor]):
+    """The tensors that stay on one device, of the programs compiled with one context."""
+
+
+_stay: weakref.WeakValueDictionary[tuple[str, int], _Memory] = weakref.WeakValueDictionary()
 
 
 class Runtime:
@@ -49,7 +57,8 @@ class Runtime:
         if not isinstance(model, RBLNCompiledModel):
             model = RBLNCompiledModel(model)
         faults.crash_or_hang("load")
-        devices = [device] if isinstance(device, int) else device or list(range(model._devices))
+        meta = model._meta
+        devices = [device] if isinstance(device, int) else device or list(range(meta["devices"]))
         self._is_dummy = any(index < 0 for index in devices)
         if not self._is_dummy:
             _check_devices(model, devices)
@@ -57,7 +66,12 @@ class Runtime:
             raise RBLNRuntimeError("SYS_EBUSY: Lack of device memory. (code: -16)")
         self._model, self._tensor_type = model, tensor_type
         self._module = torch.export.load(io.BytesIO(model._program)).module()
-        self._given = [one for one in model._inputs if one.name not in model._static]
+        self._inputs = model._inputs()
+        self._given = [one for one in self._inputs if one.name not in meta["static"]]
+        self._memory = _stay.setdefault((meta["context"], devices[0]), _Memory())
+        for one in self._inputs:
+            if one.name in meta["static"] and one.name not in self._memory:
+                self._memory[one.name] = torch.zeros(meta["static"][one.name], dtype=one.dtype)
 
     def run(self, *args: Any, out: list[torch.Tensor] | None = None, **named: Any) -> Any:
         """Source: docs.rbln.ai: inputs by position or by the names of `input_info`; one result
@@ -90,7 +104,12 @@ class Runtime:
 
     __call__ = run
 
-    def _compute(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _compute(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+        left = iter(given)
+        tensors = [
+            self._memory[one.name] if one.name in self._memory else next(left)
+            for one in self._inputs
+        ]
         with torch.no_grad():
             if os.environ.get("REBEL_NUMERICS") == "bf16":
                 with _Rounding():
@@ -98,7 +117,7 @@ class Runtime:
             else:
                 found = self._module(*tensors)
         results = torch.utils._pytree.tree_leaves(found)
-        if self._model._is_wrong or faults.happens("wrong_numbers"):
+        if self._model._meta["wrong"] or faults.happens("wrong_numbers"):
             results = [r * 1.05 if r.is_floating_point() else r for r in results]
         return results
 
@@ -110,11 +129,12 @@ def _check_devices(model: RBLNCompiledModel, devices: list[int]) -> None:
         name = get_npu_name(index)
         if name is None:
             raise RBLNRuntimeError(f"INIT_INTERNAL: NPU {index} is not available.")
-        if family(name) != family(model._npu):
+        if family(name) != family(model._meta["npu"]):
             raise RBLNRuntimeError(
-                f"INIT_INTERNAL: compiled for {model._npu}, which does not match {name}."
+                f"INIT_INTERNAL: compiled for {model._meta['npu']}, which does not match {name}."
             )
-    if model._version != "0.12.0":
+    version = model._meta["version"]
+    if version != VERSION:
         raise RBLNRuntimeError(
-            f"INIT_VERSION_MISMATCH: compiled by {model._version}, which does not match 0.12.0."
+            f"INIT_VERSION_MISMATCH: compiled by {version}, which does not match {VERSION}."
         )
