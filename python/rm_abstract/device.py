@@ -161,7 +161,8 @@ def check(device: str) -> None:
 
 
 def require_known(settings: Settings) -> None:
-    """Raises ConfigError when the settings name a device of a plugin there is not."""
+    """Raises ConfigError when the settings name a device of a plugin there is not, or options of
+    one."""
     from rm_abstract import _core
 
     load_plugins(settings.text("backend_path"), settings.text("cpu_isa"))
@@ -172,6 +173,33 @@ def require_known(settings: Settings) -> None:
     except _core.CoreError as error:
         source = settings.source("device")
         raise ConfigError(f"{error} from {source}; try device='auto'") from None
+    _check_plugin_options(settings)
+
+
+def _check_plugin_options(settings: Settings) -> None:
+    """Raises ConfigError for options of a plugin there is not, or that it does not have."""
+    from rm_abstract import _core
+
+    given = settings.plugins()
+    if not given:
+        return
+    rows = {row["name"]: row for row in _core.backend.backends()}
+    for name, options in given.items():
+        if name not in rows:
+            raise ConfigError(
+                f"[compile_options] expected an option or the name of a plugin ({', '.join(rows)}) "
+                f"from {settings.source('plugin_options')}, got {name!r}; try rm-abstract backends"
+            )
+        devices = rows[name]["devices"]
+        if not devices:
+            continue  # nothing is compiled for it
+        known = dict(devices[0]["properties"]).get("options", "").split()
+        for option in options:
+            if option not in known:
+                raise ConfigError(
+                    f"[compile_options] expected options of the plugin {name} "
+                    f"({', '.join(known) or 'it has none'}), got {option!r}; try without it"
+                )
 
 
 def resolve(settings: Settings) -> Resolved:

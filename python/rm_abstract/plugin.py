@@ -34,6 +34,8 @@ class PythonPlugin:
     ``why_not(operator, dtypes)`` gives the reason an operator stays on the host, "" when the device
     has it. ``packages`` are the distributions whose versions change artefacts, looked up in the
     worker's interpreter; ``fingerprint()`` adds what else does (a driver's version in sysfs).
+    ``options`` are the plugin's own: compile_options={"zeta": {"level": 3}} reaches compile() as
+    options["zeta.level"], "3", and is in the key.
     """
 
     name: str
@@ -47,6 +49,7 @@ class PythonPlugin:
     embeds_weights: bool = False
     score: int = 1
     properties: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() and self.name == self.name.lower()):
@@ -55,6 +58,8 @@ class PythonPlugin:
             raise ValueError(
                 f"[plugin] expected program_format rm.ir/1 or onnx, got {self.program_format!r}"
             )
+        if wrong := [name for name in self.options if not name.isidentifier()]:
+            raise ValueError(f"[plugin] expected identifiers as options, got {wrong}")
 
 
 class Failure(Exception):

@@ -74,6 +74,8 @@ constexpr OptionSpec kTable[] = {
      "seconds after which compiling for a device in a worker process is given up; 0 waits for ever"},
     {"execute_timeout_s", "RM_EXECUTE_TIMEOUT_S", kCompile, kNumber, "300", "0..86400", false,
      "seconds after which a call on a device in a worker process is given up and the process is restarted; 0 waits for ever"},
+    {"plugin_options", "RM_PLUGIN_OPTIONS", kCompile, kText, "", "a JSON object: plugin to its options", false,
+     "options of devices' plugins, for each plugin by its name; in code they are written as compile_options={'rbln': {'num_devices': 2}}; those of the device that compiles are in the key of its artefacts"},
 
     // The compile cache
     {"cache_dir", "RM_CACHE_DIR", kCache, kPath, "", "a directory", false,

@@ -112,6 +112,42 @@ def test_a_program_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.right and "RM308" in found.codes
 
 
+def test_its_own_options_reach_it_and_are_in_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_WORKER_LOG_DIR", str(tmp_path))
+    seen = []
+    for level in (3, 4, 3):
+        found = here(monkeypatch, compile_options={"mine": {"level": level}})
+        assert found.right and found.routed == 1
+        (model,) = found.report["models"]
+        seen.append(model["entries"][-1]["cache"])
+    assert seen == ["miss", "miss", "hit"]
+    told = "".join(log.read_text() for log in tmp_path.glob("*-compile.log"))
+    assert "mine: level 3" in told and "mine: level 4" in told
+    monkeypatch.setenv("RM_PLUGIN_OPTIONS", '{"mine": {"level": 4}}')
+    (model,) = here(monkeypatch).report["models"]
+    assert model["entries"][-1]["cache"] == "hit"
+
+
+@pytest.mark.parametrize(
+    ("options", "mentions"),
+    [
+        ({"mine": {"lefel": 3}}, ["mine (level)", "lefel"]),
+        ({"mino": {"level": 3}}, ["name of a plugin", "mino"]),
+        ({"plugin_options": "[1]"}, ["JSON object", "[1]"]),
+        ({"plugin_options": "{"}, ["JSON object"]),
+    ],
+)
+def test_options_of_a_plugin_that_it_does_not_have_are_refused(
+    options: dict[str, Any], mentions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_BACKEND_PATH", str(PLUGINS))
+    with pytest.raises(rm_abstract.ConfigError) as caught:
+        rm_abstract.init("mine:0", compile_options=options)
+    assert all(word in str(caught.value) for word in mentions), caught.value
+
+
 def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     venv.create(tmp_path / "sdk", with_pip=False)
     python = tmp_path / "sdk" / "bin" / "python"

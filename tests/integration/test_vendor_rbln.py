@@ -292,6 +292,18 @@ def test_both_vendors_are_counted_and_a_live_model_moves_between_them(
     ]
 
 
+@heavy
+def test_a_program_runs_on_two_npus(standin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with rm.init("rbln:0", fallback=STRICT, compile_options={"rbln": {"num_devices": 2}}):
+        result = run(calls=2)
+    assert result.right and result.routed == 1
+    with rm.init("rbln:0"):  # another artefact
+        assert run(calls=2).routed == 1
+    with rm.init("rbln:1", fallback=STRICT, compile_options={"rbln": {"num_devices": 2}}):
+        (error,) = run(calls=1).errors
+    assert error.code == "RM407" and "NPU 2" in str(error)
+
+
 # ---- what goes wrong -----------------------------------------------------------------------------
 
 FAULTS: dict[str, tuple[type[rm.Error], str, str]] = {

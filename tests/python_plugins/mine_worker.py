@@ -66,6 +66,9 @@ class TorchWorker:
             raise NotImplementedError("attention of this kind")
         if fault("out_of_memory"):
             raise MemoryError("the device has 1 GiB")
+        print(f"mine: level {options.get('mine.level', '0')}", file=sys.stderr)
+        for port in (*program.inputs, *program.outputs):
+            assert tuple(port.example().shape) == port.shape and port.name.isidentifier()
         program.torch()  # it can be built: what a compiler would take
         seconds = float(os.environ.get("MINE_COMPILE_S", "0"))
         for step in range(20):

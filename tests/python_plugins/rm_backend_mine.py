@@ -26,4 +26,5 @@ plugin = PythonPlugin(
     devices=devices,
     why_not=why_not,
     packages=("torch",),
+    options=("level",),
 )

@@ -43,6 +43,25 @@ class Settings:
     def integers(self, name: str) -> list[int]:
         return [int(part) for part in self.text(name).split(",") if part]
 
+    def of_plugin(self, name: str) -> dict[str, str]:
+        """The options given for one plugin. Raises ConfigError for text that is no such object."""
+        return self.plugins().get(name, {})
+
+    def plugins(self) -> dict[str, dict[str, str]]:
+        """All of them, by plugin. Raises ConfigError."""
+        text, source = self.values["plugin_options"]
+        try:
+            found = json.loads(text or "{}")
+            return {
+                str(plugin): {str(name): to_text(name, value) for name, value in given.items()}
+                for plugin, given in found.items()
+            }
+        except (ValueError, AttributeError):
+            raise ConfigError(
+                f"[plugin_options] expected a JSON object of objects from {source}, got {text!r}; "
+                """try '{"rbln": {"num_devices": 2}}'"""
+            ) from None
+
     def fallback_for(self, group: str) -> str:
         """ "warn", "allow" or "error" for one group of reasons (routing, capture, compile, …)."""
         policy, _, groups = self.text("fallback").partition(":")
@@ -126,6 +145,8 @@ def _compile_options(value: object) -> dict[str, str]:
             "try compile_options={'precision': 'bf16'}"
         )
     groups = {row["name"]: row["group"] for row in table()}
+    plugins = {k: v for k, v in value.items() if isinstance(v, Mapping) and k not in groups}
+    value = {k: v for k, v in value.items() if k not in plugins}
     accepted = [name for name, group in groups.items() if group == "compile"]
     for name in value:
         if name not in accepted:
@@ -135,7 +156,10 @@ def _compile_options(value: object) -> dict[str, str]:
                 f"[compile_options] expected one of {', '.join(accepted)}, got {name!r} from the "
                 f"argument; try {hint}"
             )
-    return {name: to_text(name, item) for name, item in value.items() if item is not None}
+    given = {name: to_text(name, item) for name, item in value.items() if item is not None}
+    if plugins:
+        given["plugin_options"] = to_text("plugin_options", plugins)
+    return given
 
 
 _PATHS = ("cache_dir", "cache_shared_dir", "cache_secret_file", "dump_ir")
@@ -200,7 +224,10 @@ def read_file(path: Path) -> dict[str, str]:
     flat: dict[str, str] = {}
     for name, value in data.items():
         if name == "compile_options" and isinstance(value, dict):
-            flat.update({key: to_text(key, item) for key, item in value.items()})
+            plugins = {k: v for k, v in value.items() if isinstance(v, dict)}
+            flat.update({k: to_text(k, v) for k, v in value.items() if k not in plugins})
+            if plugins:
+                flat["plugin_options"] = to_text("plugin_options", plugins)
         else:
             flat[name] = to_text(name, value)
     return flat

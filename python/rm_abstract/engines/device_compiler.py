@@ -122,7 +122,11 @@ class DeviceCompiler:
 
     def _options(self) -> dict[str, str]:
         rows = [row["name"] for row in _core.options.table() if row["affects_artefact"]]
-        return {name: self._settings.text(name) for name in rows}
+        own = self._settings.of_plugin(self.backend)
+        return {
+            **{name: self._settings.text(name) for name in rows},
+            **{f"{self.backend}.{name}": text for name, text in own.items()},
+        }
 
     def reject(self, entry: Any, why: str) -> None:
         self._artefacts.cache.reject(entry, why)

@@ -129,6 +129,7 @@ class _DeviceRow:
             "numerics": device.numerics,
             "embeds_weights": "1" if plugin.embeds_weights else "0",
             "program_format": plugin.program_format,
+            "options": " ".join(plugin.options),
         }
 
 

@@ -125,6 +125,10 @@ class Runtime:
 def _check_devices(model: RBLNCompiledModel, devices: list[int]) -> None:
     """Source: docs.rbln.ai, create_runtime: RBLNRuntimeError when the NPU is missing or is not the
     compiled model's; versions are compared here too (optimum-rbln's notes), not while loading."""
+    if len(devices) != model._meta["devices"]:  # docs.rbln.ai: as many as were compiled for
+        raise RBLNRuntimeError(
+            f"INIT_INTERNAL: {len(devices)} devices for a model of {model._meta['devices']}."
+        )
     for index in devices:
         name = get_npu_name(index)
         if name is None:

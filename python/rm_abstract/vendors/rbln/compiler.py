@@ -23,16 +23,16 @@ from rm_abstract.worker.python_backend import Program
 Progress = Callable[[float, str], None]
 
 
-def compile_program(program: Program, target: str, progress: Progress) -> bytes:
-    """A `.rbln` file's bytes for an NPU of that name; "" asks the vendor's software which one there
-    is. Raises Failure: RM304, RM305, RM301."""
+def compile_program(program: Program, target: str, devices: int, progress: Progress) -> bytes:
+    """A `.rbln` file's bytes for so many NPUs of that name; "" asks the vendor's software which one
+    there is. Raises Failure: RM304, RM305, RM301."""
     import rebel
 
     progress(0.0, "making the torch module")
     module = with_named_parameters(program)
     info = [(one.name, list(one.shape), _name_of(given_dtype(one))) for one in program.inputs]
     progress(0.1, "compiling with rebel")
-    options = {"npu": target or None, _devices_keyword(rebel): None}
+    options = {"npu": target or None, _devices_keyword(rebel): devices}
     try:
         with torch.no_grad():
             compiled = rebel.compile_from_torch(module, info, **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rm_abstract.plugin import Device, Failure, PythonPlugin
@@ -106,6 +106,14 @@ def why_not(operator: str, dtypes: Sequence[str]) -> str:
     return f"the vendor's compiler takes no {other[0]}" if other else ""
 
 
+def number_of_devices(options: Mapping[str, str]) -> int:
+    """compile_options={"rbln": {"num_devices": N}}. Raises Failure RM301."""
+    text = options.get("rbln.num_devices", "1")
+    if not text.isdecimal() or int(text) < 1:
+        raise Failure(f"[rbln] expected num_devices of 1 or more, got {text!r}")
+    return int(text)
+
+
 def driver() -> str:
     """The drivers' versions, where the kernel shows them, for the cache keys."""
     root = Path(os.environ.get("RM_HARDWARE_ROOT") or "/")
@@ -124,5 +132,6 @@ def rbln() -> PythonPlugin:
         packages=("rebel-compiler", "torch"),
         fingerprint=driver,
         embeds_weights=True,
+        options=("num_devices",),
         score=1,  # below the CPU: `auto` takes no device that this was never tried on
     )

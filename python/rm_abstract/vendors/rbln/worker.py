@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.vendors.rbln import description, messages
+from rm_abstract.vendors.rbln import artefact, description, messages
 
 if TYPE_CHECKING:
     from rm_abstract.worker.python_backend import Program
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Loaded:
-    """A compiled program on one NPU."""
+    """A compiled program on its NPUs."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime
@@ -54,21 +54,26 @@ class Worker:
         from rm_abstract.vendors.rbln import compiler
 
         arch = description.devices()[self._device].arch
-        return compiler.compile_program(
-            program, "" if arch == description.UNKNOWN else arch, progress
-        )
+        target = "" if arch == description.UNKNOWN else arch
+        devices = description.number_of_devices(options)
+        file = compiler.compile_program(program, target, devices, progress)
+        return artefact.pack(file, devices)
 
     def load(self, data: bytes, weights: Mapping[str, Tensor]) -> Loaded:
         import rebel
 
-        if rebel.get_npu_name(self._device) is None:
-            raise messages.no_npu(self._device, rebel.device_count())
+        file, count = artefact.unpack(data)
+        devices = list(range(self._device, self._device + count))
+        for index in devices:
+            if rebel.get_npu_name(index) is None:
+                raise messages.no_npu(index, rebel.device_count())
         try:
             with tempfile.TemporaryDirectory(prefix="rm-rbln-") as folder:
                 path = Path(folder, "program.rbln")
-                path.write_bytes(data)
+                path.write_bytes(file)
                 compiled = rebel.RBLNCompiledModel(str(path))
-                runtime = rebel.Runtime(compiled, tensor_type="pt", device=self._device)
+                where = devices if count > 1 else self._device
+                runtime = rebel.Runtime(compiled, tensor_type="pt", device=where)
         except Exception as error:
             raise messages.of_running("load", error) from error
         return Loaded(runtime)
