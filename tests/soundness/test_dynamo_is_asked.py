@@ -10,6 +10,7 @@ import torch
 from soundness import Base, X, quiet, routed
 
 from rm_abstract.guards import oracle, sources
+from rm_abstract.guards.found import Sources
 
 FACTOR = 2.0
 
@@ -26,7 +27,7 @@ class Reads(Base):
         return self.inner(x) * self.scale * self.table["gain"] * FACTOR + self.shift
 
 
-def without(found: sources.Sources, name: str) -> sources.Sources:
+def without(found: Sources, name: str) -> Sources:
     return dataclasses.replace(found, names=found.names - {name})
 
 
@@ -47,7 +48,7 @@ def test_a_forward_with_a_hole_in_its_sources_is_not_compiled(
 ) -> None:
     complete = sources.of_module
 
-    def with_a_hole(module: Any) -> sources.Sources:
+    def with_a_hole(module: Any) -> Sources:
         return without(complete(module), "shift")
 
     monkeypatch.setattr(sources, "of_module", with_a_hole)

@@ -18,8 +18,8 @@ from rm_abstract import _core
 from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.variant import Record
+from rm_abstract.guards.found import Sources
 from rm_abstract.guards.identity import Unstable, describe
-from rm_abstract.guards.sources import Sources
 from rm_abstract.verification.parity import GATE_VERSION, Verdict
 from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
 

@@ -19,9 +19,10 @@ import torch
 
 from rm_abstract.base.kinds import kind_of
 from rm_abstract.guards import sources
+from rm_abstract.guards.found import BOOKKEEPING, Sources, contents
+from rm_abstract.guards.kinds import is_buffer
 from rm_abstract.guards.packages import installed, is_user_code
 from rm_abstract.guards.replaced_code import Unstable, code_digest, replaced_code
-from rm_abstract.guards.sources import Sources
 
 __all__ = ["Unstable", "describe"]
 
@@ -87,7 +88,7 @@ def difference(here: str, there: str, found: Sources) -> str:
 
 
 def _is_read(name: str, found: Sources) -> bool:
-    ours = name in sources.BOOKKEEPING or name in _NOT_COMPUTED_WITH
+    ours = name in BOOKKEEPING or name in _NOT_COMPUTED_WITH
     return not ours and found.may_read(name)
 
 
@@ -98,13 +99,16 @@ def _around(found: Sources, digest: Callable[[bytes], bytes]) -> list[Any]:
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         content = digest(flat.numpy().tobytes()).hex()
         rows.append([where, str(tensor.dtype), list(tensor.shape), content])
-    for where, value in sources.contents(found):
+    for where, value in contents(found):
         if isinstance(value, types.BuiltinFunctionType):
             continue  # of torch or Python, whose versions are in the identity
         if isinstance(value, (set, frozenset)):
             rows.append([where, sorted(map(repr, value))])
         elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
             rows.append([where, str(value.dtype), digest(value.tobytes()).hex()])
+        elif is_buffer(type(value)):
+            view = memoryview(value)
+            rows.append([where, view.format, digest(view.tobytes()).hex()])
         elif isinstance(value, types.FunctionType):  # two lambdas have one name
             code = code_digest(value.__code__) if is_user_code(value) else ""
             rows.append([where, value.__module__, value.__qualname__, code])

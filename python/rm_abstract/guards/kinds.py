@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 import types
 from typing import Any
@@ -16,6 +17,14 @@ _DESCRIPTORS = (
 _HARMLESS_PACKAGES = frozenset({"logging", "threading", "_thread"})
 _COMPILED_FUNCTIONS = frozenset({"cython_function_or_method", "fused_cython_function"})
 _HARMLESS_MODULES = frozenset({"torch._ops", "typing", "_abc"})
+
+
+# Members of classes made in C that the interpreter fills in as it likes.
+_OF_THE_INTERPRETER = frozenset(
+    {"__vectorcalloffset__", "__dictoffset__", "__weaklistoffset__", "__weakrefoffset__"}
+)
+# Type codes of ctypes' numbers. Others are pointers: their bytes say nothing of what they point to.
+_CTYPES_NUMBERS = frozenset("bBhHiIlLqQfdg?c")
 
 
 def is_leaf(value: Any) -> bool:
@@ -36,6 +45,27 @@ def is_harmless(kind: type) -> bool:
     return module.split(".")[0] in _HARMLESS_PACKAGES or module in _HARMLESS_MODULES
 
 
+def is_buffer(kind: Any) -> bool:
+    """Whether the objects of a class are bytes and nothing else: these can be compared."""
+    if kind in (bytearray, array.array):
+        return True
+    return kind.__module__ == "ctypes" and getattr(kind, "_type_", None) in _CTYPES_NUMBERS
+
+
+def members_of(kind: Any) -> tuple[str, ...]:
+    """Names of the slots of a class and of its bases, those of bases in C included."""
+    return tuple(name for name in _members(kind) if name not in _OF_THE_INTERPRETER)
+
+
+def _members(kind: Any) -> list[str]:
+    return [
+        name
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, types.MemberDescriptorType)
+    ]
+
+
 @functools.lru_cache(maxsize=4096)
 def slots_of(kind: Any) -> tuple[str, ...] | None:
     """Names of the slots of a class; None when its objects hold more than slots and a dictionary.
@@ -43,16 +73,11 @@ def slots_of(kind: Any) -> tuple[str, ...] | None:
     C code may keep state that no attribute shows. It takes room in the object: what is neither a
     slot, nor the dictionary, nor the list of weak references is such state.
     """
-    slots = [
-        name
-        for base in kind.__mro__
-        for name, value in vars(base).items()
-        if isinstance(value, types.MemberDescriptorType)
-    ]
+    slots = _members(kind)
     pointer = object.__basicsize__ // 2
     offsets = [kind.__dictoffset__, kind.__weakrefoffset__]
     shown = object.__basicsize__ + pointer * (len(slots) + sum(offset > 0 for offset in offsets))
-    return tuple(slots) if kind.__basicsize__ <= shown and not kind.__itemsize__ else None
+    return members_of(kind) if kind.__basicsize__ <= shown and not kind.__itemsize__ else None
 
 
 def container_base(kind: type) -> type | None:

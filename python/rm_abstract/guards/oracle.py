@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 
-from rm_abstract.guards import sources
+from rm_abstract.guards.found import BOOKKEEPING, Sources
 from rm_abstract.guards.packages import is_user_file
-from rm_abstract.guards.sources import Sources
 
 # Tracing takes some milliseconds for each module: larger trees are left to the search alone.
 MAX_MODULES = 64
@@ -82,7 +81,7 @@ def _text(source: Any) -> str:
 
 
 def _is_missing(name: str, found: Sources) -> bool:
-    return not (name in sources.BOOKKEEPING or name.startswith("__") or found.may_read(name))
+    return not (name in BOOKKEEPING or name.startswith("__") or found.may_read(name))
 
 
 def _names(source: Any) -> Iterator[str]:

@@ -21,9 +21,9 @@ import torch
 
 from rm_abstract.base.kinds import same_value
 from rm_abstract.guards import sources, torch_state
+from rm_abstract.guards.found import BOOKKEEPING, Sources
 from rm_abstract.guards.packages import is_user_file
 from rm_abstract.guards.pure_calls import effect_of, effect_of_library
-from rm_abstract.guards.sources import Sources
 
 _LOGGING = logging.__file__
 # torch.nn.TransformerEncoder asks it of a padding mask and computes with nested tensors.
@@ -208,7 +208,7 @@ def _picked(names: tuple[Any, ...]) -> Callable[[Any], dict[Any, Any]]:
 
 
 def _attributes(space: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in space.items() if k not in sources.BOOKKEEPING}
+    return {k: v for k, v in space.items() if k not in BOOKKEEPING}
 
 
 def _class_values(kind: type) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _content(array: Any) -> bytes:
-    return bytes(array.tobytes())
+    return bytes(array.tobytes() if hasattr(array, "tobytes") else array)
 
 
 def _tensors(group: dict[str, Any]) -> dict[str, Any]:

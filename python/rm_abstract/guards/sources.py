@@ -14,24 +14,28 @@ from __future__ import annotations
 
 import builtins
 import functools
+import gc
 import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from rm_abstract.base.kinds import kind_of
 from rm_abstract.guards.code import Reads, reads_of
-from rm_abstract.guards.kinds import container_base, is_harmless, is_leaf, slots_of
-from rm_abstract.guards.packages import is_user_class, is_user_code, is_user_file
+from rm_abstract.guards.found import BOOKKEEPING, Place, Sources, functions_of, is_user_module
+from rm_abstract.guards.kinds import (
+    container_base,
+    is_buffer,
+    is_harmless,
+    is_leaf,
+    members_of,
+    slots_of,
+)
+from rm_abstract.guards.packages import is_user_class, is_user_code
 
-# What every nn.Module has: the guard compares registries itself, and the rest is bookkeeping.
-# `call_super_init` is read by the constructor of modules alone.
-BOOKKEEPING = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "call_super_init"}
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
     | {"__deepcopy__", "__del__", "__dir__", "__init_subclass__", "__class_getitem__"}
@@ -51,46 +55,12 @@ _IMPLICIT = (
 ) - (_NOT_CALLED_BY_FORWARD | {"__init__", "__new__", "__format__", "__dir__", "__class__"})
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
 _START = frozenset({"forward", "training", "__call__", "__class__"}) | _IMPLICIT
+_PARTIAL = ("func", "args", "keywords")
 _MAX_HOLDERS = 4096
 _MAX_ITEMS = 4096  # of lists, which are compared item by item at every call
 _MAX_SET = 256
 _MAX_ARRAY_BYTES = 16384  # compared at every call
 _MAX_DICT = 65536
-
-Place = str
-
-
-@dataclass
-class Sources:
-    """Every source once. The first fields, in this order, are the guard's input (C++)."""
-
-    names: frozenset[str] = frozenset()  # all that reached code may use as an attribute's name
-    every: bool = False  # it may read any attribute
-    # The dict is None where it is the root module's own __dict__ (holding it would be a cycle).
-    # Names: some entries, those that are missing too; None: all; True: those among `names`.
-    dicts: list[tuple[dict[Any, Any] | None, tuple[Any, ...] | bool | None, Place]] = field(
-        default_factory=list
-    )
-    held: list[tuple[Any, Place]] = field(default_factory=list)  # lists, deques, sets, cells
-    objects: list[tuple[Any, tuple[str, ...], Place]] = field(default_factory=list)  # their slots
-    arrays: list[tuple[Any, Place]] = field(default_factory=list)  # NumPy's
-    classes: list[type] = field(default_factory=list)
-    functions: list[types.FunctionType] = field(default_factory=list)
-    tensors: list[tuple[torch.Tensor, Place]] = field(default_factory=list)
-    # Not for the guard:
-    unseen: list[str] = field(default_factory=list)  # what may be read and cannot be watched
-    user_code: bool = False  # a reached function or class is no installed package's
-    user_functions: list[types.FunctionType] = field(default_factory=list)
-
-    def rows(self) -> tuple[Any, ...]:
-        """For the guard of src/router."""
-        return (
-            *(self.names, self.every, self.dicts, self.held, self.objects, self.arrays),
-            *(self.classes, self.functions, self.tensors),
-        )
-
-    def may_read(self, name: Any) -> bool:
-        return self.every or name in self.names
 
 
 def of_module(module: torch.nn.Module) -> Sources:
@@ -218,6 +188,12 @@ class _Search:
             self._cell(value, where, True)
         elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
             self._array(value, where)
+        elif is_buffer(kind):
+            if memoryview(value).nbytes > _MAX_ARRAY_BYTES:
+                self._unseen(f"a {kind.__qualname__} of {memoryview(value).nbytes} bytes", where)
+            found.arrays.append((value, where))
+        elif kind is types.MappingProxyType:
+            self._proxy(value, where)
         elif kind in (OrderedDict, deque) or container_base(kind) is kind:
             self._container(value, where)
         elif is_harmless(kind):
@@ -262,7 +238,7 @@ class _Search:
         """An instance: its dictionary, its slots, its class; or nothing that can be seen."""
         kind: Any = type(value)
         base = container_base(kind)
-        slots = slots_of(kind) if base is None else ()
+        slots = slots_of(kind) if base is None else members_of(kind)
         if slots is None or (base is not None and base not in (dict, list)):
             self._unseen(f"a {kind.__module__}.{kind.__qualname__}", where)
             return
@@ -270,6 +246,7 @@ class _Search:
             self._container(value, where)
         self._class(kind, constructed=False)
         self.found.objects.append((value, slots, where))
+        self._names.update(slots if base is not None else ())
         for name in slots:
             try:
                 held = object.__getattribute__(value, name)
@@ -288,9 +265,23 @@ class _Search:
         self.found.dicts.append((inside, True if is_user_class(kind) else None, where))
         self._spaces.append((inside, where, True))
 
+    def _proxy(self, value: Any, where: Place) -> None:
+        """A read-only view of a dictionary: the dictionary may change behind it."""
+        behind = [held for held in gc.get_referents(value) if type(held) is dict]
+        if len(behind) != 1:
+            self._unseen("a mappingproxy of no ordinary dictionary", where)
+            return
+        self._pending.append((behind[0], where, True))
+
     def _partial(self, value: functools.partial[Any], where: Place, strict: bool) -> None:
         self._seen.add(id(value))
-        self.found.dicts.append((value.keywords, None, where))
+        found, kind = self.found, type(value)
+        if is_user_class(kind):
+            self._class(kind, constructed=False)
+        found.objects.append((value, members_of(kind), where))  # __setstate__ writes them all
+        found.dicts += [(value.keywords, None, where), (value.__dict__, True, where)]
+        self._spaces.append((value.__dict__, where, strict))
+        self._names.update(_PARTIAL, value.keywords)
         self._pending += [(value.func, where, strict), (value.args, where, strict)]
         self._pending += [(v, f"{where}.{k}", strict) for k, v in value.keywords.items()]
 
@@ -449,60 +440,10 @@ class _Search:
         for module in (torch, torch.nn.functional):
             inside = vars(module)
             for name, value in inside.items():
+                if name == "manual_seed":
+                    continue  # importing dynamo wraps it; a forward that calls it has an effect
                 if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
                     self._name_in(inside, name, module.__name__)
                     if isinstance(value, types.FunctionType) and is_user_code(value):
                         self._function(value)
         self._classes.setdefault(torch.Tensor, False)
-
-
-def is_user_module(module: types.ModuleType) -> bool:
-    if module.__name__ in sys.builtin_module_names:
-        return False
-    return is_user_file(getattr(module, "__file__", None))
-
-
-def functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions that an attribute of a class runs."""
-    if isinstance(value, types.FunctionType):
-        yield value
-    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
-        yield from functions_of(value.__func__)
-    elif isinstance(value, property):
-        for part in (value.fget, value.fset, value.fdel):
-            yield from functions_of(part)
-    elif isinstance(value, functools.cached_property):
-        yield from functions_of(value.func)
-    elif isinstance(value, (functools.partial, functools.partialmethod)):
-        yield from functions_of(value.func)
-
-
-def contents(found: Sources) -> Iterator[tuple[Place, Any]]:
-    """Every watched value beside the modules' own attributes, with its place."""
-    for space, names, where in found.dicts:
-        if space is None:
-            continue
-        if names is True:
-            entries = [name for name in space if found.may_read(name)]
-        else:
-            entries = list(space if names is None or names is False else names)
-        yield from ((f"{where}.{name}", space[name]) for name in entries if name in space)
-    for value, where in found.held:
-        if isinstance(value, types.CellType):
-            yield where, value.cell_contents
-        elif isinstance(value, (set, frozenset)):
-            yield where, value
-        else:
-            yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
-    for value, slots, where in found.objects:
-        for name in slots:
-            try:
-                yield f"{where}.{name}", object.__getattribute__(value, name)
-            except AttributeError:
-                continue
-    yield from ((where, value) for value, where in found.arrays)
-    for kind in found.classes:
-        for base in kind.__mro__:
-            for name, value in list(vars(base).items()) if is_user_class(base) else ():
-                if found.may_read(name) and not name.startswith("__"):
-                    yield f"{base.__qualname__}.{name}", value

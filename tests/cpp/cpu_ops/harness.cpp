@@ -320,6 +320,12 @@ std::string isa() {
   return set == nullptr ? "auto" : set;
 }
 
+bool refused(rm_status* status) {
+  const bool failed = status != nullptr;
+  delete status;
+  return failed;
+}
+
 const rm_backend_api& plugin() {
   static const rm_backend_api* api = [] {
     const rm_backend_api* table = plugin_query()(RM_ABI_VERSION, &kHost);

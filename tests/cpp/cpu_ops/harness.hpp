@@ -101,6 +101,9 @@ struct Outcome {
 };
 /// Whether the row takes the call.
 bool supports(const rm_kernel& row, const Call& call);
+/// Whether a call of the plugin failed. Frees the status, which belongs to the host.
+bool refused(rm_status* status);
+
 /// prepare, launch, release; checks the guards of every output.
 Outcome run(const rm_kernel& row, const Call& call);
 

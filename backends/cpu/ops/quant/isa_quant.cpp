@@ -412,7 +412,7 @@ RM_INLINE void integers_of(const float* w, int64_t n, const Group& group, float 
 
 template <class T>
 void quantize(const QuantizeArgs& a) {
-  __builtin_memset(a.q, 0, static_cast<size_t>(a.row_bytes));
+  if (a.row_bytes > 0) __builtin_memset(a.q, 0, static_cast<size_t>(a.row_bytes));
   const float low = a.bits == 4 ? 0.f : a.symmetric ? -127.f : -128.f;
   const float high = a.bits == 4 ? 15.f : 127.f;
   float w[kMostBlocks * kBlock];

@@ -1,0 +1,105 @@
+"""What a search for sources found: what the guard, the effect check and the identity read."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from rm_abstract.guards.packages import is_user_class, is_user_file
+
+# What every nn.Module has: the guard compares registries itself, and the rest is bookkeeping.
+# `call_super_init` is read by the constructor of modules alone.
+BOOKKEEPING = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "call_super_init"}
+
+Place = str
+
+
+@dataclass
+class Sources:
+    """Every source once. The first fields, in this order, are the guard's input (C++)."""
+
+    names: frozenset[str] = frozenset()  # all that reached code may use as an attribute's name
+    every: bool = False  # it may read any attribute
+    # The dict is None where it is the root module's own __dict__ (holding it would be a cycle).
+    # Names: some entries, those that are missing too; None: all; True: those among `names`.
+    dicts: list[tuple[dict[Any, Any] | None, tuple[Any, ...] | bool | None, Place]] = field(
+        default_factory=list
+    )
+    held: list[tuple[Any, Place]] = field(default_factory=list)  # lists, deques, sets, cells
+    objects: list[tuple[Any, tuple[str, ...], Place]] = field(default_factory=list)  # their slots
+    arrays: list[tuple[Any, Place]] = field(default_factory=list)  # NumPy's
+    classes: list[type] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+    tensors: list[tuple[torch.Tensor, Place]] = field(default_factory=list)
+    # Not for the guard:
+    unseen: list[str] = field(default_factory=list)  # what may be read and cannot be watched
+    user_code: bool = False  # a reached function or class is no installed package's
+    user_functions: list[types.FunctionType] = field(default_factory=list)
+
+    def rows(self) -> tuple[Any, ...]:
+        """For the guard of src/router."""
+        return (
+            *(self.names, self.every, self.dicts, self.held, self.objects, self.arrays),
+            *(self.classes, self.functions, self.tensors),
+        )
+
+    def may_read(self, name: Any) -> bool:
+        return self.every or name in self.names
+
+
+def is_user_module(module: types.ModuleType) -> bool:
+    if module.__name__ in sys.builtin_module_names:
+        return False
+    return is_user_file(getattr(module, "__file__", None))
+
+
+def functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The Python functions that an attribute of a class runs."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+        yield from functions_of(value.__func__)
+    elif isinstance(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            yield from functions_of(part)
+    elif isinstance(value, functools.cached_property):
+        yield from functions_of(value.func)
+    elif isinstance(value, (functools.partial, functools.partialmethod)):
+        yield from functions_of(value.func)
+
+
+def contents(found: Sources) -> Iterator[tuple[Place, Any]]:
+    """Every watched value beside the modules' own attributes, with its place."""
+    for space, names, where in found.dicts:
+        if space is None:
+            continue
+        if names is True:
+            entries = [name for name in space if found.may_read(name)]
+        else:
+            entries = list(space if names is None or names is False else names)
+        yield from ((f"{where}.{name}", space[name]) for name in entries if name in space)
+    for value, where in found.held:
+        if isinstance(value, types.CellType):
+            yield where, value.cell_contents
+        elif isinstance(value, (set, frozenset)):
+            yield where, value
+        else:
+            yield from ((f"{where}[{i}]", item) for i, item in enumerate(value))
+    for value, slots, where in found.objects:
+        for name in slots:
+            try:
+                yield f"{where}.{name}", object.__getattribute__(value, name)
+            except AttributeError:
+                continue
+    yield from ((where, value) for value, where in found.arrays)
+    for kind in found.classes:
+        for base in kind.__mro__:
+            for name, value in list(vars(base).items()) if is_user_class(base) else ():
+                if found.may_read(name) and not name.startswith("__"):
+                    yield f"{base.__qualname__}.{name}", value
