@@ -8,6 +8,7 @@
 #include "base/hash.hpp"
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
+#include "ir/signature.hpp"
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
 #include "ops/registry.hpp"
@@ -53,10 +54,59 @@ py::dict partition(const std::string& text, const std::vector<bool>& supported, 
   return out;
 }
 
+/// Sizes of the inputs that a test looks at. False when one has another number of axes.
+bool collect(const std::vector<ir::Signature::Test::Input>& inputs, const py::list& shapes,
+             std::vector<int64_t>& sizes) {
+  for (const auto& [number, rank] : inputs) {
+    if (number >= shapes.size()) return false;
+    PyObject* shape = PyList_GET_ITEM(shapes.ptr(), static_cast<Py_ssize_t>(number));
+    if (!PyTuple_Check(shape)) throw py::type_error("[signature] expected a tuple of sizes");
+    if (PyTuple_GET_SIZE(shape) != static_cast<Py_ssize_t>(rank)) return false;
+    for (size_t axis = 0; axis < rank; ++axis) {
+      PyObject* item = PyTuple_GET_ITEM(shape, static_cast<Py_ssize_t>(axis));
+      const int64_t size = PyLong_AsLongLong(item);
+      if (size == -1 && PyErr_Occurred() != nullptr) throw py::error_already_set();
+      sizes.push_back(size);
+    }
+  }
+  return true;
+}
+
+void bind_signature(py::module_& m) {
+  using Test = ir::Signature::Test;
+  py::class_<Test>(m, "SizeTest", "Whether a program is right for a call of these sizes.")
+      .def("__call__", [](const Test& test, const py::list& shapes) {
+        std::vector<int64_t> sizes;
+        sizes.reserve(16);
+        return collect(test.inputs(), shapes, sizes) && test.accepts(sizes);
+      }, py::arg("shapes"), "Shapes of all inputs, a tuple of sizes each.");
+  const auto texts = [](const std::vector<ir::Dims>& inputs) {
+    std::vector<std::vector<std::string>> out;
+    for (const ir::Dims& dims : inputs) {
+      out.emplace_back();
+      for (const ir::Dim& dim : dims) out.back().push_back(dim.str());
+    }
+    return out;
+  };
+  py::class_<ir::Signature>(m, "Signature", "Sizes of a program's inputs and relations of them.")
+      .def(py::init<std::string_view>(), py::arg("text"), "Reads the head of the text only.")
+      .def_property_readonly("input_dims", [texts](const ir::Signature& signature) {
+        return texts(signature.inputs());
+      }, "[[size, ...], ...]: a number or an expression of symbols, by input.")
+      .def_property_readonly("relations", [](const ir::Signature& signature) {
+        std::vector<std::string> out;
+        for (const ir::Relation& relation : signature.relations()) out.push_back(relation.str());
+        return out;
+      }, "Relations of sizes that the program is right for: s0<=512.")
+      .def("test", &ir::Signature::test, py::arg("skip") = std::vector<bool>(),
+           "The test of a call's sizes; inputs with a mark in `skip` are not looked at.");
+}
+
 }  // namespace
 
 void bind_ir(py::module_& m) {
   py::module_ ir_module = m.def_submodule("ir", "Programs in their text form (.rmir).");
+  bind_signature(ir_module);
   ir_module.def("canonical", [](const std::string& text) {
     ir::Graph graph = parse_checked(text);
     graph.compact();

@@ -96,6 +96,13 @@ ir::Bindings bind_symbols(const ir::Graph& graph, const std::vector<ir::Layout>&
                   "RM105");
     }
   }
+  for (const ir::Relation& relation : graph.relations) {
+    const ir::Relation now = relation.substitute(bindings);
+    if (now.is_static() && !now.order_holds()) {
+      throw Error(RM_INVALID_ARGUMENT,
+                  "[bind] expected sizes with " + relation.str() + ", got " + now.str(), "RM105");
+    }
+  }
   return bindings;
 }
 

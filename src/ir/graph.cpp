@@ -200,6 +200,15 @@ Graph substitute(const Graph& graph, const Bindings& bindings) {
       if (auto* dims = std::get_if<Dims>(&attr)) apply(*dims, false);
     }
   }
+  out.relations.clear();
+  for (const Relation& relation : graph.relations) {
+    Relation now = relation.substitute(bindings);
+    if (!now.is_static()) {
+      out.relations.push_back(std::move(now));
+    } else if (!now.order_holds()) {
+      throw_invalid("[substitute] expected sizes with " + relation.str() + ", got " + now.str());
+    }
+  }
   for (const auto& [name, value] : bindings) out.symbols.erase(name);
   return out;
 }

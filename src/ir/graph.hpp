@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "ir/relation.hpp"
 #include "ir/type.hpp"
 
 namespace rm::ir {
@@ -63,6 +64,7 @@ class Graph {
   std::vector<Node> nodes;
   std::vector<ValueId> outputs;
   std::map<std::string, SymbolRange, std::less<>> symbols;
+  std::vector<Relation> relations;  // between sizes of inputs: what the program is right for
 
   ValueId add_input(std::string name, TensorType type, bool donated = false);
   ValueId add_weight(std::string name, TensorType type);

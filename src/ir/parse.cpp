@@ -10,6 +10,10 @@
 
 namespace rm::ir {
 
+namespace {
+constexpr size_t kMaxRelations = 4096;
+}
+
 class TextParser {
  public:
   explicit TextParser(std::string_view text) : text_(text) {}
@@ -19,10 +23,7 @@ class TextParser {
     bool returned = false;
     while (next_line()) {
       if (returned) fail("nothing after 'return'");
-      if (accept("sym ")) {
-        symbol();
-      } else if (accept("input ")) {
-        input();
+      if (head_line()) {
       } else if (accept("weight ")) {
         weight();
       } else if (accept("literal ")) {
@@ -39,7 +40,28 @@ class TextParser {
     return std::move(graph_);
   }
 
+  Graph run_head() {
+    if (!next_line() || line_ != "rmir 1") fail("'rmir 1'");
+    while (next_line() && head_line()) {
+      if (pos_ != line_.size()) fail("the end of the line");
+    }
+    return std::move(graph_);
+  }
+
  private:
+  bool head_line() {
+    if (accept("sym ")) {
+      symbol();
+    } else if (accept("input ")) {
+      input();
+    } else if (accept("where ")) {
+      relation();
+    } else {
+      return false;
+    }
+    return true;
+  }
+
   [[noreturn]] void fail(const std::string& expected) const {
     throw_invalid("[rmir] expected " + expected + " at line " + std::to_string(line_number_) +
                   ", column " + std::to_string(pos_ + 1));
@@ -187,6 +209,11 @@ class TextParser {
     TensorType t = type();
     ids_[n] = graph_.add_input(std::move(name), std::move(t), accept(" donated"));
   }
+  void relation() {
+    if (graph_.relations.size() == kMaxRelations) fail("at most 4096 relations");
+    graph_.relations.push_back(Relation::parse(line_.substr(pos_)));
+    pos_ = line_.size();
+  }
   void weight() {
     int64_t n = fresh_number();
     expect(" ");
@@ -279,5 +306,6 @@ class TextParser {
 };
 
 Graph parse(std::string_view text) { return TextParser(text).run(); }
+Graph parse_head(std::string_view text) { return TextParser(text).run_head(); }
 
 }  // namespace rm::ir

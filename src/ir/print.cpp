@@ -109,6 +109,7 @@ std::string print(const Graph& graph) {
     out += "input " + id(v) + " " + quote(value.name) + " : " + value.type.str() +
            (value.donated ? " donated" : "") + "\n";
   }
+  for (const Relation& relation : graph.relations) out += "where " + relation.str() + "\n";
   for (size_t i = 0; i < graph.num_values(); ++i) {
     auto v = static_cast<ValueId>(i);
     const Value& value = graph.value(v);

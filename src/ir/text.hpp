@@ -4,6 +4,7 @@
 //   rmir 1
 //   sym s0 [1,512]
 //   input %0 "input_ids" : i64[s0,s1]
+//   where s0<=512
 //   weight %1 "embeddings.weight" : f32[100,64]
 //   literal %2 : f32[] = 0000803f
 //   %3 = embedding(%1, %0) : f32[s0,s1,64]
@@ -26,5 +27,7 @@ std::string print(const Graph& graph);
 std::string print(const Attrs& attrs);
 /// Throws rm::Error(RM_INVALID_ARGUMENT) with the line number; checks ids and sizes, not operators.
 Graph parse(std::string_view text);
+/// The symbols, inputs and relations at the head of a program; what follows is not read.
+Graph parse_head(std::string_view text);
 
 }  // namespace rm::ir

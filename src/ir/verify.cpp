@@ -67,6 +67,9 @@ void symbols_are_declared(const Graph& graph) {
   for (size_t v = 0; v < graph.num_values(); ++v) {
     check(graph.type(static_cast<ValueId>(v)).dims, "the type of %" + std::to_string(v));
   }
+  for (const Relation& relation : graph.relations) {
+    check({relation.left, relation.right}, "where " + relation.str());
+  }
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     for (const auto& [name, attr] : graph.nodes[n].attrs) {
       if (const auto* dims = std::get_if<Dims>(&attr)) check(*dims, at(graph, n));

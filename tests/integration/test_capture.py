@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from rm_abstract import _core
 from rm_abstract.base.decline import Decline
-from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.dims import evaluate
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.export import capture
@@ -110,7 +110,7 @@ def test_a_guard_of_the_python_code_becomes_a_condition() -> None:
     small = capture(module, (torch.randn(4, 3), "guard"), {})
     large = capture(module, (torch.randn(8, 3), "guard"), {})
     for captured, yes, no in ((small, 3, 7), (large, 7, 3)):
-        fits = serves(captured.input_dims, captured.conditions, [False])
+        fits = _core.ir.Signature(captured.ir).test()
         assert fits([(yes, 3)]) and not fits([(no, 3)]) and not fits([(yes, 4)])
 
 
@@ -124,9 +124,10 @@ def test_dim_expressions_are_integer_arithmetic() -> None:
 
 
 @pytest.mark.parametrize("text", ["s0.__class__==1", "__import__('os')==0", "s0==1;x==2", "s0=1"])
-def test_conditions_from_a_record_cannot_carry_code(text: str) -> None:
-    with pytest.raises(ValueError, match="relation of dims"):
-        serves([["s0"]], [text], [False])
+def test_relations_of_sizes_are_nothing_but_that(text: str) -> None:
+    program = f'rmir 1\nsym s0 [0,9]\ninput %0 "x" : f32[s0]\nwhere {text}\nreturn %0\n'
+    with pytest.raises(_core.CoreError, match="expected"):
+        _core.ir.Signature(program)
 
 
 def test_the_users_module_keeps_its_weights_while_it_is_captured() -> None:

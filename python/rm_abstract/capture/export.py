@@ -20,7 +20,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
 from torch.export import ExportedProgram
 from torch.export import _trace as trace_of_export
@@ -30,9 +29,8 @@ from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, fla
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
 from rm_abstract.capture import aliases, budget, inplace, layouts
-from rm_abstract.capture.dims import SymbolNames
 from rm_abstract.capture.errors import CaptureError, capture_error
-from rm_abstract.capture.importer import ImportedProgram, KeptOp, import_program, is_inplace
+from rm_abstract.capture.importer import KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.guards import torch_state
 from rm_abstract.kv import kv_cache, state_cache
@@ -48,7 +46,6 @@ class Captured:
 
     ir: str
     input_dims: list[list[str]]
-    conditions: list[str]  # "2<=s0", "s0==s1+1": when this capture serves a call
     weights: list[str]  # names in the user's module
     constants: dict[str, torch.Tensor]  # large tensors made inside forward
     output: Structure
@@ -203,7 +200,6 @@ def capture_flat(
     return Captured(
         ir=imported.text,
         input_dims=imported.input_dims,
-        conditions=_conditions(program, imported),
         weights=imported.weights,
         constants=imported.constants,
         output=structure,
@@ -387,44 +383,3 @@ def _export_error(module: torch.nn.Module, error: Exception) -> CaptureError:
         f"{lines[0] if lines else ''}{f' at {where}' if where else ''}",
         "rm_abstract.disabled() around this call, or a forward without data-dependent Python",
     )
-
-
-_RELATIONS = {"Eq": "==", "Equality": "==", "Ne": "!=", "Unequality": "!=", "LessThan": "<="}
-_RELATIONS |= {"GreaterThan": ">=", "StrictLessThan": "<", "StrictGreaterThan": ">"}
-
-
-def _conditions(program: ExportedProgram, imported: ImportedProgram) -> list[str]:
-    """Ranges of the symbols and the other guards torch recorded, in the dim grammar."""
-    symbols: SymbolNames = imported.symbols
-    known = set(symbols.names)
-    conditions: list[str] = []
-    for symbol, bounds in program.range_constraints.items():
-        if symbol in known:
-            name = symbols.name(symbol)
-            conditions.append(f"{name}>={int(bounds.lower)}")
-            if bounds.upper.is_Integer and int(bounds.upper) < 2**62:
-                conditions.append(f"{name}<={int(bounds.upper)}")
-    shape_env = _shape_env(program)
-    for guard in shape_env.guards if shape_env is not None else ():
-        expr = shape_env.simplify(guard.expr)
-        parts = expr.args if isinstance(expr, sympy.And) else (expr,)
-        for part in parts:
-            sign = _RELATIONS.get(type(part).__name__)
-            if part in (True, sympy.true) or not part.free_symbols <= known:
-                continue
-            if sign is None:
-                raise capture_error(
-                    "RM201", f"expected guards that compare sizes, got {part}", "eager execution"
-                )
-            text = f"{symbols.text(part.args[0])}{sign}{symbols.text(part.args[1])}"
-            if text not in conditions:
-                conditions.append(text)
-    return conditions
-
-
-def _shape_env(program: ExportedProgram) -> Any:
-    for node in program.graph.nodes:
-        fake = getattr(node.meta.get("val"), "fake_mode", None)
-        if fake is not None and fake.shape_env is not None:
-            return fake.shape_env
-    return None

@@ -21,6 +21,7 @@ from rm_abstract.capture.errors import capture_error
 from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
 from rm_abstract.capture.op_map.call import Call
 from rm_abstract.capture.op_map.table import HANDLERS
+from rm_abstract.capture.relations import relations_of
 
 _MAX_LITERAL_BYTES = 64 * 1024
 _SIZE_OPS: dict[Any, Callable[..., Any]] = {
@@ -131,7 +132,7 @@ class _Importer:
         outputs = self.outputs(returned)
         ranges = self.ranges()
         return ImportedProgram(
-            text=self.b.text(outputs, ranges),
+            text=self.b.text(outputs, ranges, relations_of(self.ep, self.b.symbols)),
             input_dims=[[self.b.symbols.text(d) for d in v.dims] for v in self.inputs],
             weights=[n for n in self.b.weight_names if n not in self.constants],
             constants=self.constants,

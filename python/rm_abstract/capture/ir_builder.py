@@ -270,8 +270,14 @@ class IrBuilder:
             "reduce", [x], dtype, dims, kind=kind, axes=sorted(drop), keepdim=int(keepdim)
         )
 
-    def text(self, outputs: Sequence[Value], ranges: dict[str, tuple[int, int]]) -> str:
-        """The whole program; `ranges` gives the bounds of each symbol."""
+    def text(
+        self,
+        outputs: Sequence[Value],
+        ranges: dict[str, tuple[int, int]],
+        relations: Sequence[str] = (),
+    ) -> str:
+        """The whole program; `ranges` gives the bounds of each symbol, `relations` what else has to
+        hold for sizes."""
         lines = ["rmir 1"]
         for name in sorted(self.symbols.names.values()):
             low, high = ranges.get(name, (0, 2**63 - 1))
@@ -279,6 +285,8 @@ class IrBuilder:
         order = ("input", "weight", "literal")
         for kind in order:
             lines += [line for line in self._header if line.startswith(kind)]
+            if kind == "input":
+                lines += [f"where {relation}" for relation in relations]
         lines += self._nodes
         lines.append(
             "return" + "".join((", " if i else " ") + f"%{v.id}" for i, v in enumerate(outputs))

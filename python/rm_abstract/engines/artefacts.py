@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from rm_abstract import _core
-from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.variant import Record
 from rm_abstract.guards.found import Sources
@@ -81,8 +80,8 @@ class Artefacts:
         def check(entry: Any) -> str:
             try:
                 record = Record.from_json(bytes(entry.section("record")))
-                fits = serves(record.input_dims, record.conditions, past)(shapes)
-            except (KeyError, ValueError, TypeError, IndexError):
+                fits = record.signature.test(past)([tuple(s) for s in shapes])
+            except (KeyError, ValueError, TypeError, _core.CoreError):
                 return "corrupt"
             if not fits:
                 return "guard_miss"
@@ -97,7 +96,7 @@ class Artefacts:
         data = record.to_json()
         if data is None:
             return
-        guards = json.dumps([record.input_dims, record.conditions])
+        guards = json.dumps([record.input_dims, record.signature.relations])
         artefact = {"sections": {"record": data}, "guards": guards, "producer": "capture"}
         key = self._front_key(module, call_key)
         self.cache.publish(key, artefact, record.capture_ms)

@@ -16,7 +16,6 @@ import torch
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, ExecutionError
-from rm_abstract.capture.conditions import serves
 from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
 from rm_abstract.engines.device_parts import MIN_PART_NODES, DevicePart, HostPart, support_of
 from rm_abstract.engines.variant import BAD_CALL, Record
@@ -54,7 +53,7 @@ class DeviceProgram:
         self._buckets = buckets
         self._record = record
         self._weights = weights
-        self._fits = serves(record.input_dims, record.conditions, [False] * len(record.input_dims))
+        self._fits = record.signature.test()
         self._output_dims = [t.dims for t in ir_text.parse(record.ir).output_types]
         self._where = {
             dim: (i, j)

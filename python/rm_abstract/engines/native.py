@@ -216,8 +216,6 @@ class NativeEngine:
             raise from_core(error, CompileError) from error
         return Record(
             ir=ir,
-            input_dims=captured.input_dims,
-            conditions=captured.conditions,
             weights=captured.weights,
             output=captured.output,
             caches=captured.caches,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +14,12 @@ import torch
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
-from rm_abstract.capture.conditions import serves
 from rm_abstract.capture.outputs import builder
 from rm_abstract.engines.trial import Trial
 from rm_abstract.guards import torch_state
 from rm_abstract.verification.quantised import QuantisedWeight
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 _TIMED_CALLS = 64  # of a program are timed, for the report; later ones pay nothing
 NO_SAMPLE = 1 << 62
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
@@ -40,8 +40,6 @@ class Record:
     """A capture as data: what a front record stores and a program is made from."""
 
     ir: str  # canonical text
-    input_dims: list[list[str]]
-    conditions: list[str]
     weights: list[str]
     output: list[Any]
     caches: list[Any]
@@ -51,11 +49,22 @@ class Record:
     repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
     asked: dict[str, Any] = field(default_factory=dict)  # of guards/torch_state.py
 
+    @functools.cached_property
+    def signature(self) -> Any:
+        """Sizes of the inputs, and what has to hold among them for this capture to be right."""
+        return _core.ir.Signature(self.ir)
+
+    @functools.cached_property
+    def input_dims(self) -> list[list[str]]:
+        """A number or an expression of symbols for each axis, by input."""
+        found: list[list[str]] = self.signature.input_dims
+        return found
+
     def to_json(self) -> bytes | None:
         """None when it holds tensors that only this process has."""
         if self.constants:
             return None
-        fields = ["ir", "input_dims", "conditions", "weights", "output", "caches", "kept"]
+        fields = ["ir", "weights", "output", "caches", "kept"]
         fields += [name for name in ("repeated", "asked") if getattr(self, name)]
         return json.dumps(
             {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
@@ -83,7 +92,7 @@ class Variant:
         self.record = record
         self.quantised = tuple(quantised)
         self.program = program
-        self.serves: Callable[[Any], bool] = serves(record.input_dims, record.conditions, is_past)
+        self.serves: Callable[[Any], bool] = record.signature.test(is_past)
         self._build = builder(record.output)
         self._caches = [builder(c) for c in record.caches if c[0] != "states" and c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")

@@ -148,7 +148,7 @@ def parse(text: str) -> Program:
             program.outputs = [int(part[1:]) for part in split(line[len("return") :])]
         elif line.startswith(("input", "weight", "literal")):
             _read_value(line, program)
-        elif not line.startswith(("rmir 1", "sym ")):
+        elif not line.startswith(("rmir 1", "sym ", "where ")):
             raise ValueError(f"[ir] expected a line of rm.ir/1, got {line!r}")
     return program
 

@@ -10,6 +10,7 @@
 #include "ir/byte_count.hpp"
 #include "ir/layout.hpp"
 #include "ir/scalar.hpp"
+#include "ir/signature.hpp"
 #include "ir/text.hpp"
 #include "ir/verify.hpp"
 
@@ -158,4 +159,55 @@ TEST_CASE("substitution binds every dim") {
   CHECK(g.type(5).dims[0].value() == 3);
   CHECK(g.nodes[1].dims("shape")[1].value() == 7);
   verify(g);
+}
+
+TEST_CASE("relations of sizes are printed, parsed and refused as sizes are") {
+  const std::string text =
+      "rmir 1\nsym s0 [0,64]\nsym s1 [0,64]\n"
+      "input %0 \"x\" : f32[s0,8]\ninput %1 \"y\" : f32[s1]\n"
+      "where s0!=s1\nwhere mod(s0,4)==0\nwhere s0<=2*s1+1\nreturn %0, %1\n";
+  CHECK(print(parse(text)) == text);
+  CHECK(parse_head(text).relations.size() == 3);
+  for (const char* bad : {"s0", "s0=s1", "s0<", "<s1", "s0==s1==3", "s0<=f(s1)"}) {
+    CAPTURE(bad);
+    CHECK_THROWS_AS(Relation::parse(bad), rm::Error);
+  }
+  Graph undeclared = parse(text);
+  undeclared.relations.push_back(Relation::parse("s7<3"));
+  CHECK_THROWS_AS(verify(undeclared), rm::Error);
+  const Graph half = substitute(parse(text), {{"s0", 8}});
+  CHECK(print(half).find("where 8!=s1\nwhere 8<=2*s1+1\n") != std::string::npos);
+  CHECK_THROWS_AS(substitute(parse(text), {{"s0", 7}}), rm::Error);
+}
+
+TEST_CASE("a signature judges sizes as substitution does") {
+  const char* const head =
+      "rmir 1\nsym s0 [2,64]\nsym s1 [0,64]\n"
+      "input %0 \"x\" : f32[s0,8]\ninput %1 \"y\" : f32[s1,s0]\ninput %2 \"z\" : f32[s0-s1+1]\n"
+      "where s0>s1\nwhere floordiv(s0-9,2)*min(s1,3)<=max(s0,7)\nwhere mod(1-s0,4)!=1\n";
+  const Signature signature{std::string(head) + "return %0\n"};
+  const Signature::Test all = signature.test({}), some = signature.test({false, true, false});
+  REQUIRE(all.inputs().size() == 3);
+  REQUIRE(some.inputs().size() == 2);
+  std::mt19937 random(5);
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    const auto any = [&] { return static_cast<int64_t>(random() % 70); };
+    const int64_t s0 = any(), s1 = any();
+    const bool off = random() % 4 == 0;
+    const int64_t z = s0 - s1 + 1 + (off ? 1 : 0);
+    bool expected = s0 >= 2 && s0 <= 64 && s1 <= 64 && !off;
+    for (const Relation& relation : signature.relations()) {
+      const Relation now = relation.substitute({{"s0", s0}, {"s1", s1}});
+      expected = expected && now.order_holds();
+    }
+    accepted += expected ? 1 : 0;
+    CHECK(all.accepts({s0, 8, s1, s0, z}) == expected);
+    CHECK_FALSE(all.accepts({s0, 9, s1, s0, z}));
+    CHECK_FALSE(all.accepts({s0, 8, s1, s0 + 1, z}));
+    // Without input 1 nothing is known of s1: what names it is left out.
+    const bool known = s0 >= 2 && s0 <= 64 && ((1 - s0) % 4 + 4) % 4 != 1;
+    CHECK(some.accepts({s0, 8, z}) == known);
+  }
+  CHECK(accepted > 500);
 }
