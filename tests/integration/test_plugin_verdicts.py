@@ -32,14 +32,14 @@ def layers() -> torch.nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RM_BACKEND_PATH", str(TESTS / "python_plugins"))
     yield
     rm.shutdown()
 
 
 def served(calls: int = 2) -> Result:
-    with rm.init("mine:0"):
+    with rm.init("small:0"):
         return run(calls=calls, model=layers(), inputs=INPUTS)
 
 
@@ -50,7 +50,7 @@ def entry(result: Result) -> dict[str, Any]:
 
 def refuse_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "refuse").touch()
-    monkeypatch.setenv("MINE_REFUSE_ONCE", str(folder / "refuse"))
+    monkeypatch.setenv("SMALL_REFUSE_ONCE", str(folder / "refuse"))
 
 
 def test_a_verdict_is_found_again_for_the_same_bytes() -> None:
@@ -64,7 +64,7 @@ def test_what_is_compiled_after_a_refusal_is_compared(
 ) -> None:
     assert served().routed == 1
     refuse_once(tmp_path, monkeypatch)
-    monkeypatch.setenv("MINE_FAULT", "compile_wrong")
+    monkeypatch.setenv("SMALL_FAULT", "compile_wrong")
     found = served()
     assert found.right and found.routed == 0 and "RM501" in found.codes
 
@@ -75,12 +75,12 @@ def test_what_is_compiled_after_damage_is_compared(
     assert served().routed == 1
     hit = 0
     for path in own_cache.rglob("*"):
-        if path.is_file() and b"mine" in (data := path.read_bytes()) and b"linear" in data:
+        if path.is_file() and b"small" in (data := path.read_bytes()) and b"linear" in data:
             path.chmod(0o600)
             path.write_bytes(data.replace(b"linear", b"lineal"))
             hit += 1
     assert hit
-    monkeypatch.setenv("MINE_FAULT", "compile_wrong")
+    monkeypatch.setenv("SMALL_FAULT", "compile_wrong")
     found = served()
     assert found.right and found.routed == 0 and "RM501" in found.codes
 
@@ -90,15 +90,15 @@ def test_what_is_compiled_again_while_it_serves_is_compared(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = layers().eval()
-    with rm.init("mine:0"), torch.no_grad():
+    with rm.init("small:0"), torch.no_grad():
         rm.accelerate(model)
         with rm.disabled():
             expected = model(**INPUTS)
         for _ in range(2):
             torch.testing.assert_close(model(**INPUTS), expected)
         refuse_once(tmp_path, monkeypatch)
-        monkeypatch.setenv("MINE_FAULT", fault)
-        monkeypatch.setenv("MINE_KIND", "2")
+        monkeypatch.setenv("SMALL_FAULT", fault)
+        monkeypatch.setenv("SMALL_KIND", "2")
         for pid in worker_pids():
             os.kill(pid, signal.SIGKILL)
         for _ in range(3):
@@ -113,7 +113,7 @@ def test_what_is_compiled_again_while_it_serves_is_compared(
 
 def test_a_survived_crash_is_in_the_report() -> None:
     model = layers().eval()
-    with rm.init("mine:0"), torch.no_grad():
+    with rm.init("small:0"), torch.no_grad():
         rm.accelerate(model)
         expected = model(**INPUTS)
         model(**INPUTS)
@@ -140,14 +140,14 @@ def test_what_workers_write_is_kept_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RM_WORKER_LOG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv("MINE_FAULT", "run_error")
+    monkeypatch.setenv("SMALL_FAULT", "run_error")
     found = served()
     assert found.right and "RM307" in found.codes
-    (log,) = (tmp_path / "logs").glob("mine-*-execute.log")
+    (log,) = (tmp_path / "logs").glob("small-*-execute.log")
     assert "the device said E77" in log.read_text() and "Traceback" in log.read_text()
     assert any(str(log) in line for line in found.warned), found.warned
 
 
 def test_the_commands_see_plugins_of_the_search_path() -> None:
-    assert "mine:0" in rm.devices()
-    assert "mine" in {row["name"] for row in rm.backends()}
+    assert "small:0" in rm.devices()
+    assert "small" in {row["name"] for row in rm.backends()}

@@ -27,8 +27,8 @@ def fault(name: str) -> bool:
 
 
 class Loaded:
-    def __init__(self, module: torch.nn.Module, is_wrong: bool) -> None:
-        self._module, self._is_wrong = module, is_wrong
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
 
     def execute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         if fault("run_crash"):
@@ -42,7 +42,7 @@ class Loaded:
         with torch.inference_mode():
             results = self._module(*[tensor.torch() for tensor in inputs])
         for result, output in zip(results, outputs, strict=True):
-            wrong = self._is_wrong or (fault("wrong_numbers") and result.is_floating_point())
+            wrong = fault("wrong_numbers") and result.is_floating_point()
             output.write(result * 1.05 if wrong else result)
 
 
@@ -75,15 +75,8 @@ class TorchWorker:
             progress(step / 20, "lowering")
             time.sleep(seconds / 20)
         progress(1.0, "done")
-        # Other bytes for the same program, as a compiler may give, and a wrong one.
-        kind = b"wrong" if fault("compile_wrong") else os.environ.get("MINE_KIND", "1").encode()
-        return kind + b" " + program.code
+        return program.code
 
     def load(self, artefact: bytes, weights: Mapping[str, Tensor]) -> Loaded:
         tensors = {name: tensor.torch() for name, tensor in weights.items()}
-        refusing = os.environ.get("MINE_REFUSE_ONCE")
-        if refusing and os.path.exists(refusing):
-            os.unlink(refusing)
-            raise Failure("[mine] expected an artefact of this firmware, got another's", "RM403")
-        kind, _, code = artefact.partition(b" ")
-        return Loaded(ir_to_torch(code.decode(), tensors).eval(), kind == b"wrong")
+        return Loaded(ir_to_torch(artefact.decode(), tensors).eval())

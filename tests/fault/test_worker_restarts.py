@@ -1,0 +1,71 @@
+"""Workers that crash again and again leave nothing: no process, descriptor, mapping or file.
+RM_HEAVY=1: 1,000 of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from npu_support import alive, worker_pids
+
+import rm_abstract as rm
+
+PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
+TIMES = 1000 if os.environ.get("RM_HEAVY") == "1" else 6
+
+
+def left() -> dict[str, int]:
+    """What this process holds."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mappings": sum("memfd" in line for line in maps),
+        "threads": len(os.listdir("/proc/self/task")),
+        "children": len(Path("/proc/self/task", str(os.getpid()), "children").read_text().split()),
+        "files": len(os.listdir(tempfile.gettempdir())),
+    }
+
+
+@pytest.mark.parametrize("dies", ["while it waits", "while it runs"])
+def test_crashes_and_restarts_leave_nothing(
+    dies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_BACKEND_PATH", str(PLUGINS))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8), torch.nn.Tanh()
+    ).eval()
+    x = torch.randn(3, 8)
+    seen: set[int] = set()
+    with rm.init("small:0", fallback="error:capture,compile,device,correctness"), torch.no_grad():
+        expected = model(x)
+        rm.accelerate(model)
+        for number in range(TIMES + 3):
+            if number == 3:  # everything was made once
+                before = left()
+            pids = worker_pids()
+            seen |= set(pids)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL if dies == "while it waits" else signal.SIGSTOP)
+            if dies == "while it runs" and pids:
+                end_soon(pids)
+            torch.testing.assert_close(model(x), expected)
+        after = left()
+        assert rm.explain(model).routed >= TIMES
+    assert len(seen) >= TIMES and not any(alive(pid) for pid in seen)
+    # The allocator and torch's pools may take a few more mappings and threads, not one a crash.
+    assert {k: v for k, v in after.items() if v > before[k] + 2} == {}, (before, after)
+
+
+def end_soon(pids: list[int]) -> None:
+    """Kills stopped workers after the call that comes now has asked them."""
+    import threading
+
+    threading.Timer(0.02, lambda: [os.kill(pid, signal.SIGKILL) for pid in pids]).start()
