@@ -70,6 +70,25 @@ def test_results_are_really_compared(name: str) -> None:
     assert conformance(built(name))[EXECUTED[name]][0] == "passed"
 
 
+PYTHON_PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
+
+
+def test_what_was_compared_and_what_was_not_is_said() -> None:
+    conformance.cache_clear()
+    found = conformance(PYTHON_PLUGINS / "rm_backend_small.py")
+    verdict, detail = found["programs compute what torch computes"]
+    assert verdict == "passed" and "gelu: it refuses gelu" in detail
+    assert "relu: it refuses relu" not in detail
+
+
+def test_an_operator_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    conformance.cache_clear()
+    monkeypatch.setenv("SMALL_FAULT", "wrong_tanh")
+    found = conformance(PYTHON_PLUGINS / "rm_backend_small.py")
+    verdict, detail = found["programs compute what torch computes"]
+    assert verdict == "failed" and detail.startswith("tanh: ") and "relu" not in detail
+
+
 ODD = {
     1: set(),  # a newer minor version is fine
     6: {"device info stays inside the callers struct"},

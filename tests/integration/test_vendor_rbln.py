@@ -3,6 +3,7 @@ what it finds without the vendor's software, models on it, and everything that c
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -148,6 +149,36 @@ def test_the_doctor_examines_the_environment(tmp_path: Path) -> None:
     assert not fine.remedy and "rebel-compiler 0.12.0" in fine.detail
     every = environments.examine(environments.RBLN, str(python))
     assert "expected optimum-rbln==0.12.0, got none" in {one.detail for one in every}
+
+
+def test_every_operator_it_takes_is_compared_by_the_conformance_suite(
+    standin: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "rm_backend_rbln.py"
+    plugin.write_text("from rm_abstract.vendors.rbln.description import rbln\nplugin = rbln()\n")
+    env = python_environment()
+    env["PYTHONPATH"] = os.pathsep.join((str(VENDOR), env["PYTHONPATH"]))
+    done = subprocess.run(
+        [sys.executable, "-m", "rm_abstract.testing.conformance", str(plugin)],
+        capture_output=True, text=True, env=env,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "41 of 43" in done.stdout and "not resize: it refuses" in done.stdout, done.stdout
+
+
+def test_a_model_is_checked_for_both_vendors_without_any_device(tiny_llama: Path) -> None:
+    from click.testing import CliRunner
+
+    from rm_abstract.cli.main import cli
+
+    reports = {}
+    for device in ("rbln", "furiosa"):
+        done = CliRunner().invoke(cli, ["check", str(tiny_llama), "--device", device, "--json"])
+        assert done.exit_code == 0, done.output
+        reports[device] = json.loads(done.stdout)
+    assert reports["rbln"]["device_nodes"] == reports["rbln"]["nodes"]
+    kept = reports["furiosa"]["kept_on_cpu"]
+    assert any(why.startswith("embedding: ") for why in kept)
 
 
 # ---- models --------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class Loaded:
         values |= zip(self._program.inputs, [one.numpy() for one in inputs], strict=True)
         for node in self._program.nodes:
             operands = [values[i] for i in node.operands if i is not None]
-            values[node.results[0]] = OPERATORS[node.op](*operands)
+            wrong = 1.05 if fault(f"wrong_{node.op}") else 1.0
+            values[node.results[0]] = OPERATORS[node.op](*operands) * wrong
         for number, output in zip(self._program.outputs, outputs, strict=True):
             output.write((values[number] * self._scale).astype("float32"))
 

@@ -3,7 +3,8 @@
 ``python -m rm_abstract.testing.conformance path/to/rm_backend_x.so [--json]``, or of a plugin in
 Python, ``rm_backend_x.py``.
 
-Every check is a function named as a sentence; it returns ``None`` when it holds, or raises.  A
+Every check is a function named as a sentence; it returns what it compared, or ``None``, when it
+holds, or raises.  A
 check that does not apply to the plugin (it has no device here, it offers no kernels) is *skipped*
 with the reason, never counted as passed.  Exit status 0 means nothing failed.
 """
@@ -352,9 +353,10 @@ def a_problem_that_makes_no_sense_is_no_crash(s: Subject) -> None:
 # ---- results ----------------------------------------------------------------------------------
 
 
-def executed(path: Path, kernels: list[str]) -> None:
+def executed(path: Path, kernels: list[str]) -> str:
     """Runs rm_abstract.testing.execution on the plugin: a crash is its failure, not the suite's.
-    Raises AssertionError for a wrong result and Skip when nothing could be run."""
+    What was compared and what was not. Raises AssertionError for a wrong result and Skip when
+    nothing could be run."""
     if importlib.util.find_spec("torch") is None:
         raise Skip("torch, the reference, is not installed")
     command = [sys.executable, "-m", "rm_abstract.testing.execution", str(path), *kernels]
@@ -365,23 +367,26 @@ def executed(path: Path, kernels: list[str]) -> None:
     rows = json.loads(done.stdout.splitlines()[-1])
     failed = [f"{r['program']}: {r['detail']}" for r in rows if r["verdict"] == "failed"]
     check(not failed, "; ".join(failed))
-    if not any(row["verdict"] == "passed" for row in rows):
-        raise Skip("; ".join(f"{row['program']}: {row['detail']}" for row in rows)[:1000])
+    passed = [row for row in rows if row["verdict"] == "passed"]
+    left = "; ".join(f"{row['program']}: {row['detail']}" for row in rows if row not in passed)
+    if not passed:
+        raise Skip(left[:1000])
+    return f"{len(passed)} of {len(rows)}" + (f"; not {left[:1000]}" if left else "")
 
 
-def programs_compute_what_torch_computes(s: Subject) -> None:
+def programs_compute_what_torch_computes(s: Subject) -> str:
     s.device()
     if not s.api.compile or any(True for _ in s.plugin.rows()):
         raise Skip("it is not a backend that compiles whole programs")
-    executed(s.path, [])
+    return executed(s.path, [])
 
 
-def kernels_compute_what_torch_computes(s: Subject) -> None:
+def kernels_compute_what_torch_computes(s: Subject) -> str:
     s.device()
     rows = [f"{row.op.text()}:{row.name.text()}" for row in rows_of(s)]
     if s.info().dl_device_type != DL_CPU:
         raise Skip("its kernels take memory of their device; tests of its own compare them")
-    executed(s.path, rows)
+    return executed(s.path, rows)
 
 
 def no_status_is_left_over(s: Subject) -> None:
@@ -390,7 +395,7 @@ def no_status_is_left_over(s: Subject) -> None:
     check(s.host.live == 0, f"{s.host.live} statuses were created and never returned")
 
 
-CHECKS: list[Callable[[Subject], None]] = [
+CHECKS: list[Callable[[Subject], str | None]] = [
     it_refuses_a_host_of_another_major,
     querying_twice_gives_the_same_table,
     its_table_is_complete,
@@ -431,13 +436,13 @@ def run(path: Path) -> Iterator[Outcome]:
     for function in CHECKS:
         name = function.__name__.replace("_", " ")
         try:
-            function(subject)
+            detail = function(subject) or ""
         except Skip as reason:
             yield Outcome(name, "skipped", str(reason))
         except (AssertionError, host.PluginFailure) as error:
             yield Outcome(name, "failed", str(error))
         else:
-            yield Outcome(name, "passed")
+            yield Outcome(name, "passed", detail)
 
 
 def run_python(path: Path) -> Iterator[Outcome]:
@@ -454,13 +459,13 @@ def run_python(path: Path) -> Iterator[Outcome]:
         yield Outcome(name, "skipped", "it has no device here")
         return
     try:
-        executed(path, [])
+        detail = executed(path, [])
     except Skip as reason:
         yield Outcome(name, "skipped", str(reason))
     except AssertionError as error:
         yield Outcome(name, "failed", str(error))
     else:
-        yield Outcome(name, "passed")
+        yield Outcome(name, "passed", detail)
 
 
 def main(argv: list[str] | None = None) -> int:

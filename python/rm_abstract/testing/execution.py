@@ -20,6 +20,13 @@ import torch
 
 from rm_abstract import _core, device
 from rm_abstract.base.errors import PluginError
+from rm_abstract.testing.programs import (
+    IDS,
+    KERNEL_PROGRAMS,
+    OPERATOR_PROGRAMS,
+    WHOLE_PROGRAMS,
+    joined,
+)
 from rm_abstract.worker import ir_text, onnx_program, python_plugins
 from rm_abstract.worker.dtypes import DTYPE_NAMES, DTYPES
 from rm_abstract.worker.ir_to_torch import ir_to_torch
@@ -27,98 +34,6 @@ from rm_abstract.worker.pool import WorkerPool
 from rm_abstract.worker.shared_tensors import tensors_in
 
 _ALREADY_EXISTS, _UNIMPLEMENTED, _NOT_FOUND = 6, 12, 5  # of rm_code
-IDS = 11  # integers of an input are below: rows of the embedding table
-
-# Names say what a device that fails them cannot do.
-WHOLE_PROGRAMS = {
-    "a feed-forward layer": """rmir 1
-input %0 "x" : f32[3,8]
-weight %1 "up.weight" : f32[16,8]
-weight %2 "up.bias" : f32[16]
-weight %3 "down.weight" : f32[8,16]
-weight %4 "norm.weight" : f32[8]
-weight %5 "norm.bias" : f32[8]
-%6 = linear(%0, %1, %2) : f32[3,16]
-%7 = gelu(%6) : f32[3,16]
-%8 = linear(%7, %3) : f32[3,8]
-%9 = add(%0, %8) : f32[3,8]
-%10 = layer_norm(%9, %4, %5) {eps=0x1p-17, num_axes=1} : f32[3,8]
-return %10
-""",
-    "attention": """rmir 1
-input %0 "q" : f32[1,2,5,4]
-input %1 "k" : f32[1,2,4,5]
-input %2 "v" : f32[1,2,5,4]
-%3 = matmul(%0, %1) : f32[1,2,5,5]
-%4 = softmax(%3) {axis=3, log=0} : f32[1,2,5,5]
-%5 = matmul(%4, %2) : f32[1,2,5,4]
-%6 = mul(%5, %0) : f32[1,2,5,4]
-return %6, %4
-""",
-    "an embedding with a mask": f"""rmir 1
-input %0 "ids" : i64[2,3]
-input %1 "mask" : f32[2,3,1]
-weight %2 "table" : f32[{IDS},6]
-%3 = embedding(%2, %0) : f32[2,3,6]
-%4 = mul(%3, %1) : f32[2,3,6]
-%5 = reduce(%4) {{axes=[1], keepdim=0, kind="sum"}} : f32[2,6]
-%6 = tanh(%5) : f32[2,6]
-return %6
-""",
-}
-
-
-def _single(op: str, inputs: list[str], result: str, attrs: str = "") -> str:
-    lines = [f'input %{i} "x{i}" : {kind}' for i, kind in enumerate(inputs)]
-    operands = ", ".join(f"%{i}" for i in range(len(inputs)))
-    end = len(inputs)
-    node = f"%{end} = {op}({operands}){f' {{{attrs}}}' if attrs else ''} : {result}"
-    return "\n".join(["rmir 1", *lines, node, f"return %{end}", ""])
-
-
-KERNEL_PROGRAMS = {
-    "add": _single("add", ["f32[3,5]", "f32[3,5]"], "f32[3,5]"),
-    "relu": _single("relu", ["f32[3,5]"], "f32[3,5]"),
-    "gelu": _single("gelu", ["f32[3,70]"], "f32[3,70]"),
-    "matmul": _single("matmul", ["f32[2,3,7]", "f32[2,7,5]"], "f32[2,3,5]"),
-    "linear of one row": _single("linear", ["f32[1,33]", "f32[17,33]"], "f32[1,17]"),
-    "linear of many rows": _single("linear", ["f32[40,64]", "f32[48,64]"], "f32[40,48]"),
-    "softmax": _single("softmax", ["f32[4,19]"], "f32[4,19]", "axis=1, log=0"),
-    "layer_norm": _single(
-        "layer_norm", ["f32[4,24]", "f32[24]", "f32[24]"], "f32[4,24]", "eps=0x1p-17, num_axes=1"
-    ),
-    "rms_norm": _single(
-        "rms_norm", ["f32[4,24]", "f32[24]"], "f32[4,24]", "eps=0x1p-17, weight_offset=0x0p+0"
-    ),
-    "conv": _single(
-        "conv",
-        ["f32[2,6,7,5]", "f32[4,3,3,3]", "f32[4]"],
-        "f32[2,4,4,5]",
-        "dilation=[1,1], groups=2, padding=[1,1,1,1], stride=[2,1]",
-    ),
-    "pool": _single(
-        "pool", ["f32[2,5,6,6]"], "f32[2,5,3,3]", 'kernel=[2,2], kind="max", stride=[2,2]'
-    ),
-    "group_norm": _single(
-        "group_norm", ["f32[2,6,4,3]", "f32[6]", "f32[6]"], "f32[2,6,4,3]", "eps=0x1p-17, groups=2"
-    ),
-    "resize": _single(
-        "resize",
-        ["f32[1,4,3,5]"],
-        "f32[1,4,6,10]",
-        'mode="linear", ratio=f[0x1p-1,0x1p-1], size=<6,10>',
-    ),
-    "sdpa": _single(
-        "sdpa",
-        ["f32[2,4,6,8]", "f32[2,2,6,8]", "f32[2,2,6,8]"],
-        "f32[2,4,6,8]",
-        "is_causal=1, scale=0x1p-1",
-    ),
-    "embedding": _single("embedding", [f"f32[{IDS},6]", "i64[2,3]"], "f32[2,3,6]"),
-    "reduce": _single("reduce", ["f32[3,4,5]"], "f32[3,5]", 'axes=[1], keepdim=0, kind="sum"'),
-    "cumsum": _single("cumsum", ["f32[3,9]"], "f32[3,9]", "axis=1"),
-    "concat": _single("concat", ["f32[3,4]", "f32[3,2]"], "f32[3,6]", "axis=1"),
-}
 
 
 @dataclass
@@ -198,18 +113,41 @@ def whole_programs(s: Subject) -> Iterator[Row]:
     try:
         for name, text in WHOLE_PROGRAMS.items():
             yield _row(name, lambda text=text: _whole_program(s, pool, text))  # type: ignore[misc]
+        yield from _operators_one_by_one(s, pool)
     finally:
         pool.close()
 
 
+def _operators_one_by_one(s: Subject, pool: WorkerPool) -> Iterator[Row]:
+    """Every operator the device accepts, all in one program; when that fails, each alone, so that
+    the failure has a name."""
+    accepted = {}
+    for name, text in OPERATOR_PROGRAMS.items():
+        answer = _row(name, lambda text=text: _refused(s, text))  # type: ignore[misc]
+        if answer.verdict == "passed":
+            accepted[name] = text
+        else:
+            yield answer
+    if not accepted:
+        return
+    everything = joined(list(accepted.values()))
+    together = _row("all operators", lambda: _whole_program(s, pool, everything))
+    if together.verdict == "passed":
+        yield from (Row(name, "passed") for name in accepted)
+        return
+    alone = [
+        _row(name, lambda text=text: _whole_program(s, pool, text))  # type: ignore[misc]
+        for name, text in accepted.items()
+    ]
+    yield from alone
+    if not any(row.verdict == "failed" for row in alone):
+        yield together
+
+
 def _whole_program(s: Subject, pool: WorkerPool, text: str) -> str:
-    nodes = ir_text.parse(text).nodes
-    answers = _core.backend.query_support(s.name, 0, text, len(nodes))
-    refused = [f"{n.op}: {why}" for n, (yes, why) in zip(nodes, answers, strict=True) if not yes]
-    if any(reason.endswith(": ") for reason in refused):
-        raise AssertionError(f"it refuses without a reason: {', '.join(refused)}")
+    refused = _refused(s, text)
     if refused:
-        return "it refuses " + ", ".join(refused)
+        return refused
     _, weights = values(text, 1)
     block = _weights_block(weights)
     takes_onnx = s.properties.get("program_format") == "onnx"
@@ -238,6 +176,16 @@ def _whole_program(s: Subject, pool: WorkerPool, text: str) -> str:
             loaded.execute(600.0)
             compare(outputs, ir_to_torch(text, weights)(*inputs), s.tolerance)
     return ""
+
+
+def _refused(s: Subject, text: str) -> str:
+    """What the device does not take of a program, and why. Raises AssertionError without a why."""
+    nodes = ir_text.parse(text).nodes
+    answers = _core.backend.query_support(s.name, 0, text, len(nodes))
+    refused = [f"{n.op}: {why}" for n, (yes, why) in zip(nodes, answers, strict=True) if not yes]
+    if any(reason.endswith(": ") for reason in refused):
+        raise AssertionError(f"it refuses without a reason: {', '.join(refused)}")
+    return "it refuses " + ", ".join(refused) if refused else ""
 
 
 def _weights_block(weights: dict[str, torch.Tensor]) -> Any:
