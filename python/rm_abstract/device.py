@@ -21,6 +21,7 @@ from rm_abstract.plugin import PythonPlugin
 from rm_abstract.worker import python_plugins
 
 ENTRY_POINTS = "rm_abstract.backends"
+GPU = "rm_backend_cuda.so"  # asks the driver when it lists its devices: for who wants a GPU
 BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
 
 # Backends whose devices have names of kinds (cpu, gpu:0, npu:0) or are no devices of a user's.
@@ -42,16 +43,21 @@ class Resolved:
     notes: tuple[dict[str, str], ...] = field(default=())
 
 
-def load_plugins(search_path: str = "", cpu_isa: str = "", given: str = "") -> None:
+def load_plugins(
+    search_path: str = "", cpu_isa: str = "", given: str = "", gpu: bool = False
+) -> None:
     """Loads every plugin once; what fails is listed by ``backends()`` with its reason. The CPU
     plugin keeps the instruction sets it is loaded with: ``cpu_isa``, else those of RM_CPU_ISA.
     ``given`` is a plugin's file that the caller loads next: an entry point of its name is left out.
+    The plugin for NVIDIA's GPUs only with ``gpu``: it asks the driver, after which a fork cannot.
     """
     from rm_abstract import _core
 
     with _loading:
         for path in _package_plugins():
             if path in _loaded_paths or (path.endswith(BRIDGE) and "torch" not in sys.modules):
+                continue
+            if path.endswith(GPU) and not gpu:
                 continue
             _loaded_paths.add(path)
             try:
@@ -150,6 +156,10 @@ def _load_entry_points(search_path: str) -> None:
             _list_failure(point.name, point.value, error)
 
 
+def _names_gpu(device: str) -> bool:
+    return device.partition(":")[0] in ("gpu", "cuda")
+
+
 def check(device: str) -> None:
     """Raises ConfigError unless ``device`` is a device string."""
     from rm_abstract import _core
@@ -165,8 +175,8 @@ def require_known(settings: Settings) -> None:
     one."""
     from rm_abstract import _core
 
-    load_plugins(settings.text("backend_path"), settings.text("cpu_isa"))
     name = settings.text("device")
+    load_plugins(settings.text("backend_path"), settings.text("cpu_isa"), gpu=_names_gpu(name))
     try:
         if _core.control.parse_device(name)["plugin"]:
             _core.control.require_known(name)
@@ -232,7 +242,7 @@ def backends(search_path: str = "") -> list[dict[str, Any]]:
     """One dict a plugin, loaded or not: name, path, version, score, available, reason, devices."""
     from rm_abstract import _core
 
-    load_plugins(search_path or os.environ.get("RM_BACKEND_PATH", ""))
+    load_plugins(search_path or os.environ.get("RM_BACKEND_PATH", ""), gpu=True)
     return [dict(row) for row in _core.backend.backends()]
 
 
@@ -241,7 +251,7 @@ def devices(sim_npu: bool = False) -> list[str]:
     are used when they are named, follow; simulated ones come last and only when asked for."""
     from rm_abstract import _core
 
-    load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
+    load_plugins(os.environ.get("RM_BACKEND_PATH", ""), gpu=True)
     found = [row["device"] for row in _core.control.usable_devices(sim_npu, hardware_root())]
     for row in _core.backend.backends():
         if row["name"] not in _NAMED_BY_KIND and row["available"]:
@@ -262,7 +272,7 @@ def info(device: str) -> dict[str, Any]:
     from rm_abstract import _core
 
     check(device)
-    load_plugins(os.environ.get("RM_BACKEND_PATH", ""))
+    load_plugins(os.environ.get("RM_BACKEND_PATH", ""), gpu=_names_gpu(device))
     try:
         sim_npu = resolve_settings({}).flag("sim_npu")
         found = _core.control.resolve_device(device, "error", sim_npu, hardware_root())

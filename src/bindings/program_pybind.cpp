@@ -2,6 +2,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
+#include <mutex>
+
 #include "backend/registry.hpp"
 #include "base/error.hpp"
 #include "base/options.hpp"
@@ -12,6 +15,7 @@
 #include "engine/program.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
+#include "runtime/device.hpp"
 #include "selfcheck/self_check.hpp"
 
 namespace rm::bindings {
@@ -19,22 +23,41 @@ namespace {
 
 namespace py = pybind11;
 
+Backend& usable(const std::string& name) {
+  Backend* backend = backend::registry().find(name);
+  std::string why;
+  if (backend == nullptr || !backend->is_available(&why)) {
+    throw Error(RM_UNAVAILABLE, "[program] expected backend '" + name + "' to be usable, got " +
+                                    (backend == nullptr ? "none of that name" : why), "RM402");
+  }
+  return *backend;
+}
+
 // The kernel rows of every usable backend, in the order given; made anew for each program, so a
 // backend loaded later serves later programs.
 std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>& backends,
+                                                  size_t device,
                                                   std::shared_ptr<select::RowJudge> judge) {
   auto table = std::make_shared<select::KernelTable>(std::move(judge));
   for (const auto& name : backends) {
-    Backend* backend = backend::registry().find(name);
-    std::string why;
-    if (backend == nullptr || !backend->is_available(&why)) {
-      throw Error(RM_UNAVAILABLE, "[program] expected backend '" + name + "' to be usable, got " +
-                                      (backend == nullptr ? "none of that name" : why), "RM402");
-    }
-    const rm_device_info& device = backend->get_device_info(0);
-    for (const rm_kernel& kernel : backend->kernels()) table->add(name, &kernel, &device);
+    Backend& backend = usable(name);
+    const rm_device_info& info = backend.get_device_info(name == backends.front() ? device : 0);
+    for (const rm_kernel& kernel : backend.kernels()) table->add(name, &kernel, &info);
   }
   return table;
+}
+
+// The device of the first backend, one object a device and process: programs share its streams.
+runtime::DevicePtr device_of(const std::vector<std::string>& backends, size_t index) {
+  if (backends.empty()) return runtime::host();
+  Backend& backend = usable(backends.front());
+  if (backend.get_device_info(index).dl_device_type == kDLCPU) return runtime::host();
+  static std::mutex mutex;
+  static auto& made = *new std::map<std::pair<Backend*, size_t>, runtime::DevicePtr>();
+  std::lock_guard lock(mutex);
+  runtime::DevicePtr& device = made[{&backend, index}];
+  if (device == nullptr) device = std::make_shared<runtime::BackendDevice>(backend, index);
+  return device;
 }
 
 class PyProgram;
@@ -58,10 +81,11 @@ class PyProgram {
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
             std::vector<std::vector<int64_t>> repeated,
-            std::shared_ptr<selfcheck::SelfCheck> checks)
+            std::shared_ptr<selfcheck::SelfCheck> checks, size_t device)
       : api_(exchange::exchange_api(py::module_::import("torch").attr("Tensor"))),
-        program_(checked(text), kernel_table(backends, std::move(checks)), force_kernel,
-                 packing_of(packing)) {
+        program_(checked(text), kernel_table(backends, device, std::move(checks)), force_kernel,
+                 packing_of(packing), device_of(backends, device)),
+        device_(program_.device().id()) {
     program_.repeat_outputs(std::move(repeated));
     update_weights(weights, std::move(shared));
   }
@@ -70,7 +94,7 @@ class PyProgram {
     std::map<std::string, engine::OwnedTensor> tensors;
     for (auto [name, tensor] : weights) {
       auto key = name.cast<std::string>();
-      tensors[key] = exchange::own(api_, tensor.ptr(), key.c_str());
+      tensors[key] = exchange::own(api_, tensor.ptr(), key.c_str(), device_);
     }
     py::gil_scoped_release release;
     program_.set_weights(tensors, std::move(shared));
@@ -81,12 +105,13 @@ class PyProgram {
     std::vector<engine::TensorView> views(n);
     for (size_t i = 0; i < n; ++i) {
       py::object tensor = inputs[i];
-      views[i] = exchange::view_of(api_, tensor.ptr(), "an input");
+      views[i] = exchange::view_of(api_, tensor.ptr(), "an input", device_);
     }
-    exchange::FrameworkOutputs outputs(api_);
+    void* stream = exchange::current_stream(api_, device_);
+    exchange::FrameworkOutputs outputs(api_, device_);
     {
       py::gil_scoped_release release;
-      program_.run(views, outputs, only_accepted);
+      program_.run(views, outputs, only_accepted, stream);
     }
     return outputs.take();
   }
@@ -95,8 +120,9 @@ class PyProgram {
 
   uint64_t kernel_set(const py::sequence& inputs) {
     std::vector<engine::TensorView> views = views_of(inputs);
+    void* stream = exchange::current_stream(api_, device_);
     py::gil_scoped_release release;
-    return program_.kernel_set(views);
+    return program_.kernel_set(views, stream);
   }
 
   // The results of one step for `tokens`, as `run` gives them. The role tensors are written.
@@ -180,8 +206,9 @@ class PyProgram {
   std::vector<std::pair<std::string, double>> profile(const py::sequence& inputs, int rounds) {
     if (rounds < 1) throw_invalid("[profile] expected at least one round, got " + std::to_string(rounds));
     std::vector<engine::TensorView> views = views_of(inputs);
+    void* stream = exchange::current_stream(api_, device_);
     py::gil_scoped_release release;
-    return program_.profile(views, rounds);
+    return program_.profile(views, rounds, stream);
   }
 
   void start_trace() {
@@ -208,7 +235,9 @@ class PyProgram {
 
   std::string describe(const py::sequence& inputs) {
     std::vector<ir::Layout> layouts;
-    for (const auto& t : inputs) layouts.push_back(exchange::view_of(api_, t.ptr(), "an input").layout);
+    for (const auto& t : inputs) {
+      layouts.push_back(exchange::view_of(api_, t.ptr(), "an input", device_).layout);
+    }
     py::gil_scoped_release release;
     return program_.describe(layouts);
   }
@@ -217,7 +246,7 @@ class PyProgram {
   std::vector<engine::TensorView> views_of(const py::sequence& inputs) const {
     std::vector<engine::TensorView> views;
     views.reserve(inputs.size());
-    for (const auto& t : inputs) views.push_back(exchange::view_of(api_, t.ptr(), "an input"));
+    for (const auto& t : inputs) views.push_back(exchange::view_of(api_, t.ptr(), "an input", device_));
     return views;
   }
   static generation::GreedyRoles roles_of(const py::dict& roles) {
@@ -241,6 +270,7 @@ class PyProgram {
 
   const DLPackExchangeAPI* api_;
   engine::Program program_;
+  const DLDevice device_;
 };
 
 void PyDrafting::add(PyProgram& program, const py::sequence& inputs, const py::dict& roles,
@@ -315,10 +345,12 @@ void bind_program(py::module_& m) {
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
                     std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>,
-                    std::shared_ptr<selfcheck::SelfCheck>>(),
+                    std::shared_ptr<selfcheck::SelfCheck>, size_t>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first", py::arg("shared") = nullptr,
            py::arg("repeated") = std::vector<std::vector<int64_t>>{}, py::arg("checks") = nullptr,
+           py::arg("device") = 0,
+           "backends: the first one's device number `device` is the program's; inputs lie on it.\n"
            "checks: the judge of kernel rows; None trusts all of them.\n"
            "repeated: by output, the axes along which it may come with stride 0.\n"
            "packing: 'first' copies weights into the kernels' layouts before the first call, "

@@ -54,25 +54,18 @@ function(_bindings_options target)
   endif()
 endfunction()
 
-# add_standalone_op(<module> [FROM <folder>] [LIBS <libraries>]): rm_abstract.ops._ops_<module> from
-# backends/cuda/python/<module>_pybind.cpp, and the object library rm_cuda_<folder> of backends/cuda/ops/
-# <folder>, which the CUDA plugin shares, as it does rm_cuda_shim (the sources of _shim). Only the
-# CUDA runtime is linked, statically, so a module
-# imports where no CUDA library and no driver is.
-function(add_standalone_op module)
-  cmake_parse_arguments(A "" "FROM" "LIBS" ${ARGN})
-  if(NOT A_FROM)
-    set(A_FROM ${module})
-  endif()
+# add_cuda_objects(<folder> [libraries]): the object library rm_cuda_<folder> of backends/cuda/ops/<folder>,
+# and rm_cuda_shim (the sources of _shim).
+function(add_cuda_objects folder)
   set(ops ${RM_CUDA_SOURCE_DIR}/ops)
-  if(NOT TARGET rm_cuda_${A_FROM})
-    file(GLOB sources CONFIGURE_DEPENDS ${ops}/${A_FROM}/*.cu ${ops}/${A_FROM}/*.cpp)
-    add_library(rm_cuda_${A_FROM} OBJECT ${sources})
-    target_include_directories(rm_cuda_${A_FROM} PUBLIC ${ops})
-    target_link_libraries(rm_cuda_${A_FROM} PUBLIC rm_headers CUDA::cudart_static ${A_LIBS})
-    set_target_properties(rm_cuda_${A_FROM} PROPERTIES POSITION_INDEPENDENT_CODE ON
+  if(NOT TARGET rm_cuda_${folder})
+    file(GLOB sources CONFIGURE_DEPENDS ${ops}/${folder}/*.cu ${ops}/${folder}/*.cpp)
+    add_library(rm_cuda_${folder} OBJECT ${sources})
+    target_include_directories(rm_cuda_${folder} PUBLIC ${ops})
+    target_link_libraries(rm_cuda_${folder} PUBLIC rm_headers CUDA::cudart_static ${ARGN})
+    set_target_properties(rm_cuda_${folder} PROPERTIES POSITION_INDEPENDENT_CODE ON
       CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
-    target_compile_options(rm_cuda_${A_FROM} PRIVATE
+    target_compile_options(rm_cuda_${folder} PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:--threads=1 -Xcompiler=-Wall>
       $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
   endif()
@@ -84,6 +77,20 @@ function(add_standalone_op module)
     set_target_properties(rm_cuda_shim PROPERTIES POSITION_INDEPENDENT_CODE ON
       CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
   endif()
+endfunction()
+
+# add_standalone_op(<module> [FROM <folder>] [LIBS <libraries>]): rm_abstract.ops._ops_<module> from
+# backends/cuda/python/<module>_pybind.cpp, and the object library rm_cuda_<folder> of backends/cuda/ops/
+# <folder>, which the CUDA plugin shares, as it does rm_cuda_shim (the sources of _shim). Only the
+# CUDA runtime is linked, statically, so a module
+# imports where no CUDA library and no driver is.
+function(add_standalone_op module)
+  cmake_parse_arguments(A "" "FROM" "LIBS" ${ARGN})
+  if(NOT A_FROM)
+    set(A_FROM ${module})
+  endif()
+  set(ops ${RM_CUDA_SOURCE_DIR}/ops)
+  add_cuda_objects(${A_FROM} ${A_LIBS})
   if(NOT TARGET rm_ops_kit AND COMMAND pybind11_add_module)
     add_library(rm_ops_kit OBJECT ${RM_OPS_BINDINGS_DIR}/module_kit.cpp)
     target_include_directories(rm_ops_kit PUBLIC ${ops} ${RM_OPS_BINDINGS_DIR})

@@ -192,6 +192,8 @@ Resolution DeviceFlowController::resolve(const DeviceRequest& request,
     for (const DeviceKind kind : kByPreference) {
       const VendorHardware* hardware = hardware_of(kind);
       if (hardware == nullptr || hardware->nodes.size() + hardware->pci_functions == 0) continue;
+      // A GPU is used when it is asked for: its plugin is not even loaded for "auto".
+      if (kind == DeviceKind::kCuda && backend_of(any(kind)) == nullptr) continue;
       for (Note& note : why_not(any(kind))) notes.push_back(std::move(note));
     }
   }

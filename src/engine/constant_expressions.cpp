@@ -26,6 +26,7 @@ using runtime::ConstantPtr;
 bool is_generator(std::string_view op) { return op == "iota" || op == "full" || op == "dim_value"; }
 
 // iota, full and dim_value are computed here: they have no operands a kernel could read.
+// They lie in host memory.
 Constant generate(const Graph& graph, const Node& node, const std::string& key) {
   const ir::TensorType& type = graph.type(node.result());
   Constant c;
@@ -65,11 +66,12 @@ Constant generate(const Graph& graph, const Node& node, const std::string& key) 
 class Materialiser {
  public:
   Materialiser(const Graph& graph, const ConstantAnalysis& analysis, select::PreparedCache& kernels,
-               runtime::ConstantStore& store)
+               runtime::ConstantStore& store, rm_stream* stream)
       : graph_(graph),
         analysis_(analysis),
         kernels_(kernels),
         store_(store),
+        stream_(stream),
         definitions_(graph.definitions()),
         out_(graph.num_values()),
         kept_(graph.num_values(), 0) {
@@ -91,9 +93,11 @@ class Materialiser {
     if (value.kind == ValueKind::kWeight) {
       throw Error(RM_NOT_FOUND, "[weights] expected a tensor for '" + value.name + "', got none");
     }
-    if (value.kind == ValueKind::kLiteral) return out_[i] = keep(v, literal(value, key));
+    if (value.kind == ValueKind::kLiteral) return out_[i] = keep(v, placed(literal(value, key)));
     const Node& node = graph_.nodes[static_cast<size_t>(definitions_[i])];
-    if (is_generator(node.op)) return out_[i] = keep(v, generate(graph_, node, key));
+    if (is_generator(node.op)) {
+      return out_[i] = keep(v, placed(generate(graph_, node, key)));
+    }
     compute(definitions_[i]);
     return out_[i];
   }
@@ -103,6 +107,16 @@ class Materialiser {
   ConstantPtr keep(ValueId v, Constant c) {
     if (kept_[static_cast<size_t>(v)] != 0) return store_.put(std::move(c));
     return std::make_shared<const Constant>(std::move(c));
+  }
+
+  // A constant made on the host, on the device.
+  Constant placed(Constant c) {
+    if (store_.device().is_host()) return c;
+    std::shared_ptr<void> memory = store_.device().allocate(static_cast<size_t>(c.bytes));
+    store_.device().upload(memory.get(), c.data, static_cast<size_t>(c.bytes));
+    c.data = memory.get();
+    c.owner = std::move(memory);
+    return c;
   }
 
   static Constant literal(const ir::Value& value, const std::string& key) {
@@ -143,7 +157,7 @@ class Materialiser {
       if (b.kind != plan::BufferKind::kTemp) continue;
       b.kind = plan::BufferKind::kOutput;
       b.index = static_cast<int32_t>(memory.size());
-      memory.push_back(runtime::allocate_host(static_cast<size_t>(b.bytes)));
+      memory.push_back(store_.device().allocate(static_cast<size_t>(b.bytes)));
     }
     std::vector<plan::Ref> results = list.outputs;
     std::vector<plan::Buffer> buffers = list.buffers;
@@ -173,17 +187,18 @@ class Materialiser {
         std::make_shared<runtime::BoundConstants>(runtime::bind_constants(*plan, {}, store_));
     runtime::ExecutionContext context(plan, bound);
     const std::shared_ptr<void> arena =
-        runtime::allocate_host(static_cast<size_t>(plan->arena_bytes));
+        store_.device().allocate(static_cast<size_t>(plan->arena_bytes));
     context.bind_arena(static_cast<std::byte*>(arena.get()));
     for (size_t i = 0; i < sources.size(); ++i) context.bind_input(i, sources[i]->data);
     for (size_t i = 0; i < memory.size(); ++i) context.bind_output(i, memory[i].get());
-    context.run();
+    context.run(stream_);
   }
 
   const Graph& graph_;
   const ConstantAnalysis& analysis_;
   select::PreparedCache& kernels_;
   runtime::ConstantStore& store_;
+  rm_stream* const stream_;
   std::vector<int32_t> definitions_;
   std::vector<ConstantPtr> out_;
   std::vector<char> kept_;
@@ -235,8 +250,9 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
 
 std::vector<ConstantPtr> materialise_constants(const Graph& graph, const ConstantAnalysis& analysis,
                                                select::PreparedCache& kernels,
-                                               runtime::ConstantStore& store) {
-  return Materialiser(graph, analysis, kernels, store).run();
+                                               runtime::ConstantStore& store,
+                                               rm_stream* stream) {
+  return Materialiser(graph, analysis, kernels, store, stream).run();
 }
 
 }  // namespace rm::engine

@@ -20,10 +20,11 @@ struct ConstantAnalysis {
 ConstantAnalysis analyse_constants(const ir::Graph& graph);
 
 /// Fills the store with every needed constant (weights must be there under "w:<name>"), computing
-/// what is missing with the same kernels the plan uses. Returns them by value id.
+/// what is missing with the same kernels the plan uses, on `stream`. Returns them by value id.
 std::vector<runtime::ConstantPtr> materialise_constants(const ir::Graph& graph,
                                                         const ConstantAnalysis& analysis,
                                                         select::PreparedCache& kernels,
-                                                        runtime::ConstantStore& store);
+                                                        runtime::ConstantStore& store,
+                                                        rm_stream* stream = nullptr);
 
 }  // namespace rm::engine

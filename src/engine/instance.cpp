@@ -114,7 +114,8 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
   ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =
-      materialise_constants(graph, analysis, wanted.kernels, *wanted.store);
+      materialise_constants(graph, analysis, wanted.kernels, *wanted.store, wanted.stream);
+  wanted.store->device().synchronize(wanted.stream);  // other streams may use them
 
   plan::LowerRequest request;
   request.graph = &graph;

@@ -37,6 +37,7 @@ struct InstanceRequest {
   std::shared_ptr<runtime::ConstantStore> store;
   select::PackRule now = select::PackRule::kAll;  // which weights are packed
   select::PackRule later = select::PackRule::kAll;  // which may be packed by `repack`
+  rm_stream* stream = nullptr;  // constants are computed on it, and there when this is done
 };
 
 /// Throws rm::Error (RM105) when the inputs do not fit the graph.

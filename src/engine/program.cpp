@@ -16,10 +16,14 @@ select::PackRule rule_of(Packing p) {
   return p == Packing::kSpare ? select::PackRule::kAcross : select::PackRule::kAll;
 }
 
+bool same(DLDevice a, DLDevice b) {
+  return a.device_type == b.device_type && a.device_id == b.device_id;
+}
+
 std::shared_ptr<runtime::ConstantStore> store_of(
     const ir::Graph& graph, const std::map<std::string, OwnedTensor>& weights,
-    std::shared_ptr<runtime::SharedConstants> shared) {
-  auto store = std::make_shared<runtime::ConstantStore>(std::move(shared));
+    std::shared_ptr<runtime::SharedConstants> shared, const runtime::DevicePtr& device) {
+  auto store = std::make_shared<runtime::ConstantStore>(std::move(shared), device);
   for (ir::ValueId v : graph.weights()) {
     const ir::Value& value = graph.value(v);
     auto it = weights.find(value.name);
@@ -32,8 +36,21 @@ std::shared_ptr<runtime::ConstantStore> store_of(
       throw_invalid("[weights] expected " + value.type.str() + " for '" + value.name +
                     "', got another type");
     }
-    store->put_weight(
-        {"w:" + value.name, view.data, extent_bytes(view.layout), view.layout, owner, false});
+    runtime::Constant weight{
+        "w:" + value.name, view.data, extent_bytes(view.layout), view.layout, owner, false};
+    if (!same(view.device, device->id())) {
+      if (view.device.device_type != kDLCPU) {
+        throw Error(RM_INVALID_ARGUMENT,
+                    "[weights] expected '" + value.name + "' on the host or on the program's device, "
+                    "got another device", "RM110");
+      }
+      const auto bytes = static_cast<size_t>(weight.bytes);
+      std::shared_ptr<void> memory = device->allocate(bytes);
+      device->upload(memory.get(), view.data, bytes);
+      weight.data = memory.get();
+      weight.owner = std::move(memory);
+    }
+    store->put_weight(std::move(weight));
   }
   return store;
 }
@@ -41,9 +58,12 @@ std::shared_ptr<runtime::ConstantStore> store_of(
 }  // namespace
 
 Program::Program(ir::Graph graph, std::shared_ptr<const select::KernelTable> kernels,
-                 std::string forced_kernel, Packing packing)
-    : state_(std::make_shared<State>(std::move(graph), std::move(kernels),
-                                     std::move(forced_kernel), packing)) {
+                 std::string forced_kernel, Packing packing, runtime::DevicePtr device) {
+  if (!same(kernels->device(), device->id())) {
+    throw_invalid("[program] expected kernels of the program's device, got another's");
+  }
+  state_ = std::make_shared<State>(std::move(graph), std::move(kernels), std::move(forced_kernel),
+                                   packing, std::move(device));
   ir::verify(state_->graph);
 }
 
@@ -51,11 +71,13 @@ Program::~Program() = default;
 
 const ir::Graph& Program::graph() const { return state_->graph; }
 
+const runtime::Device& Program::device() const { return *state_->device; }
+
 void Program::repeat_outputs(std::vector<ir::Ints> axes) { state_->repeated = std::move(axes); }
 
 void Program::set_weights(const std::map<std::string, OwnedTensor>& weights,
                           std::shared_ptr<runtime::SharedConstants> shared) {
-  auto store = store_of(state_->graph, weights, std::move(shared));
+  auto store = store_of(state_->graph, weights, std::move(shared), state_->device);
   InstanceCache::Dropped old;
   {
     std::lock_guard lock(state_->mutex);
@@ -66,7 +88,8 @@ void Program::set_weights(const std::map<std::string, OwnedTensor>& weights,
   background_.cancel();  // its jobs are of the old weights: pack_later posts none after the swap
 }
 
-std::shared_ptr<Instance> Program::instance(const std::vector<TensorView>& inputs) {
+std::shared_ptr<Instance> Program::instance(const std::vector<TensorView>& inputs,
+                                            rm_stream* stream) {
   std::shared_ptr<runtime::ConstantStore> store;
   bool pack;
   {
@@ -82,6 +105,7 @@ std::shared_ptr<Instance> Program::instance(const std::vector<TensorView>& input
   InstanceRequest request{state_->graph, state_->repeated, state_->kernels, std::move(store)};
   request.now = pack ? rule : select::PackRule::kNone;
   request.later = rule;
+  request.stream = stream;
   std::shared_ptr<Instance> made = make_instance(request, std::move(layouts));
 
   InstanceCache::Dropped dropped;
@@ -93,8 +117,9 @@ std::shared_ptr<Instance> Program::instance(const std::vector<TensorView>& input
   return made;
 }
 
-Program::Run Program::start(const std::vector<TensorView>& inputs) {
+Program::Run Program::start(const std::vector<TensorView>& inputs, void* stream) {
   Run run;
+  run.stream = state_->device->stream_of(stream);
   {
     std::lock_guard lock(state_->mutex);
     run.instance = state_->instances.find(inputs);
@@ -103,13 +128,13 @@ Program::Run Program::start(const std::vector<TensorView>& inputs) {
         run.context = std::move(idle.back());
         idle.pop_back();
       }
-      run.arena = state_->arenas.acquire(run.instance->plan->arena_bytes);
+      run.arena = state_->arenas[run.stream].acquire(run.instance->plan->arena_bytes);
     }
   }
   if (run.instance == nullptr) {
-    run.instance = instance(inputs);
+    run.instance = instance(inputs, run.stream);
     std::lock_guard lock(state_->mutex);
-    run.arena = state_->arenas.acquire(run.instance->plan->arena_bytes);
+    run.arena = state_->arenas[run.stream].acquire(run.instance->plan->arena_bytes);
   }
   if (run.context == nullptr) {
     run.context = std::make_unique<runtime::ExecutionContext>(run.instance->plan,
@@ -117,7 +142,7 @@ Program::Run Program::start(const std::vector<TensorView>& inputs) {
   }
   if (run.arena.bytes < run.instance->plan->arena_bytes) {
     run.arena = {};  // first: two of them need not exist at once
-    run.arena = runtime::make_arena(run.instance->plan->arena_bytes);
+    run.arena = runtime::make_arena(run.instance->plan->arena_bytes, *state_->device);
   }
   run.context->bind_arena(run.arena.base());
   return run;
@@ -127,7 +152,8 @@ void Program::finish(Run run) {
   std::vector<runtime::Arena> dropped;
   std::lock_guard lock(state_->mutex);
   run.instance->idle.push_back(std::move(run.context));
-  dropped = state_->arenas.release(std::move(run.arena), state_->instances.largest_arena());
+  dropped = state_->arenas[run.stream].release(std::move(run.arena),
+                                               state_->instances.largest_arena());
 }
 
 void Program::accept_kernels(uint64_t set) {
@@ -135,8 +161,8 @@ void Program::accept_kernels(uint64_t set) {
   state_->accepted_kernels.insert(set);
 }
 
-uint64_t Program::kernel_set(const std::vector<TensorView>& inputs) {
-  return instance(inputs)->kernel_set;
+uint64_t Program::kernel_set(const std::vector<TensorView>& inputs, void* stream) {
+  return instance(inputs, state_->device->stream_of(stream))->kernel_set;
 }
 
 bool Program::accepted(Instance& instance) {
@@ -148,8 +174,8 @@ bool Program::accepted(Instance& instance) {
 }
 
 void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
-                  bool only_accepted) {
-  Run run = start(inputs);
+                  bool only_accepted, void* stream) {
+  Run run = start(inputs, stream);
   const std::shared_ptr<Instance> instance = run.instance;
   if (only_accepted && !accepted(*instance)) {
     finish(std::move(run));
@@ -166,7 +192,7 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
   if (state_->traced.load(std::memory_order_relaxed)) [[unlikely]] {
     run_traced(run);
   } else {
-    run.context->run();
+    run.context->run(run.stream);
   }
   finish(std::move(run));
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);

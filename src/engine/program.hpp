@@ -21,6 +21,7 @@
 #include "plan/plan.hpp"
 #include "runtime/arena_pool.hpp"
 #include "runtime/constant_store.hpp"
+#include "runtime/device.hpp"
 #include "runtime/execution_context.hpp"
 
 namespace rm::engine {
@@ -61,16 +62,19 @@ enum class Packing {
 
 class Program {
  public:
-  /// `graph` must be verified and typed.
+  /// `graph` must be verified and typed. Everything the program has lies on `device`, which is the
+  /// one of `kernels`, and so must inputs.
   Program(ir::Graph graph, std::shared_ptr<const select::KernelTable> kernels,
-          std::string forced_kernel = {}, Packing packing = Packing::kFirst);
+          std::string forced_kernel = {}, Packing packing = Packing::kFirst,
+          runtime::DevicePtr device = runtime::host());
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
   /// Replaces all weights (by graph name); instances are rebuilt on the next run. The old weights
   /// are dropped as soon as no run and no packing uses them, those of a program that ends as well.
-  /// Programs given one `shared` over the same weights hold what derives from them once.
+  /// Programs given one `shared` over the same weights hold what derives from them once. Weights of
+  /// the host are copied to a program's device, those on it are used where they lie.
   void set_weights(const std::map<std::string, OwnedTensor>& weights,
                    std::shared_ptr<runtime::SharedConstants> shared = nullptr);
 
@@ -79,13 +83,15 @@ class Program {
 
   /// Throws rm::Error before anything is written when the inputs do not fit (RM105), and with
   /// `only_accepted` NewKernels when these sizes use a set of kernels that was not accepted yet.
+  /// `stream`: the device's own handle; the work is only launched on it. Memory of inputs and outputs
+  /// may be given up at once where that is ordered with the stream, as torch's allocator does.
   void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
-           bool only_accepted = false);
+           bool only_accepted = false, void* stream = nullptr);
   /// Results of this set of kernels were compared with the original's. Packing weights and other
   /// sizes give other sets.
   void accept_kernels(uint64_t set);
   /// The set that a run with these inputs uses now.
-  uint64_t kernel_set(const std::vector<TensorView>& inputs);
+  uint64_t kernel_set(const std::vector<TensorView>& inputs, void* stream = nullptr);
 
   const ir::Graph& graph() const;
   ProgramReport report() const;
@@ -96,7 +102,8 @@ class Program {
   /// Median nanoseconds of every step over `rounds` runs, as (line of `describe`, time). Donated
   /// inputs are copied, so the caller's tensors are only read.
   std::vector<std::pair<std::string, double>> profile(const std::vector<TensorView>& inputs,
-                                                      int rounds);
+                                                      int rounds, void* stream = nullptr);
+  const runtime::Device& device() const;
 
   /// From now on every run reads the clock around each of its steps; one that is under way does not.
   void start_trace();
@@ -109,13 +116,13 @@ class Program {
   struct State;
   struct Run;
   void run_traced(Run& run);
-  Run start(const std::vector<TensorView>& inputs);
+  Run start(const std::vector<TensorView>& inputs, void* stream);
   void finish(Run run);
   bool accepted(Instance& instance);
-  std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs);
+  std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs, rm_stream* stream);
   void pack_later(const std::shared_ptr<Instance>& from);
 
-  const std::shared_ptr<State> state_;  // background jobs share it
+  std::shared_ptr<State> state_;  // background jobs share it
   Background background_;
 };
 

@@ -3,11 +3,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "engine/program.hpp"
 #include "engine/program_state.hpp"
-#include "runtime/aligned_memory.hpp"
+#include "runtime/device.hpp"
 
 namespace rm::engine {
 namespace {
@@ -35,14 +34,15 @@ std::string text(const plan::PlannedStep& p) {
 // Memory of a run that nobody else sees: outputs, and copies of the inputs that a step may write.
 std::vector<std::shared_ptr<void>> bind_private(runtime::ExecutionContext& context,
                                                 const Instance& instance, const ir::Graph& graph,
-                                                const std::vector<TensorView>& inputs) {
+                                                const std::vector<TensorView>& inputs,
+                                                runtime::Device& device, rm_stream* stream) {
   std::vector<std::shared_ptr<void>> memory;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const void* data = inputs[i].data;
     if (graph.value(graph.inputs()[i]).donated) {
       const auto bytes = static_cast<size_t>(extent_bytes(inputs[i].layout));
-      memory.push_back(runtime::allocate_host(bytes));
-      if (bytes != 0) std::memcpy(memory.back().get(), data, bytes);
+      memory.push_back(device.allocate(bytes));
+      device.copy(memory.back().get(), data, bytes, stream);
       data = memory.back().get();
     }
     context.bind_input(i, data);
@@ -50,7 +50,7 @@ std::vector<std::shared_ptr<void>> bind_private(runtime::ExecutionContext& conte
   for (size_t i = 0; i < instance.outputs.size(); ++i) {
     if (instance.output_input[i] >= 0) continue;
     memory.push_back(
-        runtime::allocate_host(static_cast<size_t>(instance.outputs[i].num_bytes())));
+        device.allocate(static_cast<size_t>(instance.outputs[i].num_bytes())));
     context.bind_output(i, memory.back().get());
   }
   return memory;
@@ -65,7 +65,7 @@ ProgramReport Program::report() const {
     std::lock_guard lock(state_->mutex);
     store = state_->store;
     r.instances = static_cast<int64_t>(state_->instances.size());
-    r.free_arena_bytes = state_->arenas.free_bytes();
+    for (const auto& [stream, pool] : state_->arenas) r.free_arena_bytes += pool.free_bytes();
     if (const Instance* newest = state_->instances.newest()) {
       const plan::Plan& plan = *newest->plan;
       for (const auto& p : plan.steps) {
@@ -89,22 +89,22 @@ ProgramReport Program::report() const {
 std::string Program::describe(const std::vector<ir::Layout>& inputs) {
   std::vector<TensorView> views;
   for (const auto& l : inputs) views.push_back({nullptr, l});
-  std::shared_ptr<Instance> inst = instance(views);
+  std::shared_ptr<Instance> inst = instance(views, state_->device->stream_of(nullptr));
   std::string out;
   for (const auto& p : inst->plan->steps) out += text(p) + "\n";
   return out;
 }
 
 std::vector<std::pair<std::string, double>> Program::profile(const std::vector<TensorView>& inputs,
-                                                             int rounds) {
-  Run run = start(inputs);
+                                                             int rounds, void* stream) {
+  Run run = start(inputs, stream);
   const std::shared_ptr<Instance> inst = run.instance;
-  const auto memory = bind_private(*run.context, *inst, state_->graph, inputs);
-  run.context->run();  // warm
+  const auto memory = bind_private(*run.context, *inst, state_->graph, inputs, *state_->device, run.stream);
+  run.context->run(run.stream);  // warm
   std::vector<std::vector<int64_t>> samples(inst->plan->steps.size());
   for (int r = 0; r < rounds; ++r) {
     std::vector<int64_t> ns;
-    run.context->run_timed(ns);
+    run.context->run_timed(ns, *state_->device, run.stream);
     for (size_t s = 0; s < ns.size(); ++s) samples[s].push_back(ns[s]);
   }
   finish(std::move(run));
@@ -145,7 +145,7 @@ void Program::run_traced(Run& run) {
   traced.start_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::steady_clock::now().time_since_epoch())
                         .count();
-  run.context->run_timed(traced.step_ns);
+  run.context->run_timed(traced.step_ns, *state_->device, run.stream);
   std::lock_guard lock(state_->mutex);
   if (state_->trace.has_value()) state_->trace->add(std::move(traced));
 }

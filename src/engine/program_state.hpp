@@ -11,18 +11,24 @@ namespace rm::engine {
 
 struct Program::State {
   State(ir::Graph g, std::shared_ptr<const select::KernelTable> table, std::string forced,
-        Packing p)
-      : graph(std::move(g)), packing(p), kernels(std::move(table), std::move(forced)) {}
+        Packing p, runtime::DevicePtr where)
+      : graph(std::move(g)),
+        packing(p),
+        device(std::move(where)),
+        kernels(std::move(table), std::move(forced)) {}
 
   const ir::Graph graph;
   const Packing packing;
+  const runtime::DevicePtr device;
   std::vector<ir::Ints> repeated;
   select::PreparedCache kernels;
 
   mutable std::mutex mutex;  // guards what follows; never held while anything slow runs
-  std::shared_ptr<runtime::ConstantStore> store = std::make_shared<runtime::ConstantStore>();
+  std::shared_ptr<runtime::ConstantStore> store =
+      std::make_shared<runtime::ConstantStore>(nullptr, device);
   InstanceCache instances;
-  runtime::ArenaPool arenas;
+  // By stream: an arena may be taken again at once, behind the work that still uses it.
+  std::map<rm_stream*, runtime::ArenaPool> arenas;
   std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
   std::optional<StepTrace> trace;
   std::set<uint64_t> accepted_kernels;  // sets whose results were compared with the original's
@@ -34,6 +40,7 @@ struct Program::Run {
   std::shared_ptr<Instance> instance;
   std::unique_ptr<runtime::ExecutionContext> context;
   runtime::Arena arena;
+  rm_stream* stream = nullptr;
 };
 
 }  // namespace rm::engine

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "ir/layout.hpp"
+#include "rm/backend.h"
 
 namespace rm::engine {
 
@@ -11,6 +12,7 @@ namespace rm::engine {
 struct TensorView {
   const void* data = nullptr;
   ir::Layout layout;
+  DLDevice device{kDLCPU, 0};
 };
 
 /// A tensor that stays valid and unchanged for as long as somebody has its `owner`. The last one to

@@ -24,18 +24,34 @@ const DLPackExchangeAPI* exchange_api(py::handle tensor_type) {
               "torch >= 2.10");
 }
 
-engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what) {
+namespace {
+
+bool same(DLDevice a, DLDevice b) {
+  return a.device_type == b.device_type && a.device_id == b.device_id;
+}
+
+std::string text(DLDevice device) {
+  const std::string name = device.device_type == kDLCPU    ? "the CPU"
+                           : device.device_type == kDLCUDA ? "cuda:" + std::to_string(device.device_id)
+                                                           : "";
+  return !name.empty() ? name : "device type " + std::to_string(device.device_type);
+}
+
+engine::TensorView viewed(const DLPackExchangeAPI* api, PyObject* tensor, const char* what,
+                          DLDevice device, bool or_host) {
   DLTensor dl{};
   if (api->dltensor_from_py_object_no_sync(tensor, &dl) != 0) {
     PyErr_Clear();
     throw_invalid(std::string("[tensor] expected a dense tensor for ") + what + ", got another kind");
   }
   engine::TensorView out;
-  if (dl.device.device_type != kDLCPU || !ir::from_dlpack(dl.dtype, &out.layout.dtype)) {
-    throw_invalid(std::string("[tensor] expected a CPU tensor of a supported dtype for ") + what +
-                  ", got device type " + std::to_string(dl.device.device_type) + ", dtype code " +
+  const bool placed = same(dl.device, device) || (or_host && dl.device.device_type == kDLCPU);
+  if (!placed || !ir::from_dlpack(dl.dtype, &out.layout.dtype)) {
+    throw_invalid("[tensor] expected a tensor of a supported dtype on " + text(device) + " for " +
+                  what + ", got " + text(dl.device) + ", dtype code " +
                   std::to_string(dl.dtype.code) + "/" + std::to_string(dl.dtype.bits));
   }
+  out.device = dl.device;
   out.data = static_cast<const char*>(dl.data) + dl.byte_offset;
   out.layout.dims.assign(dl.shape, dl.shape + dl.ndim);
   if (dl.strides != nullptr) {
@@ -47,8 +63,28 @@ engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const
   return out;
 }
 
-engine::OwnedTensor own(const DLPackExchangeAPI* api, PyObject* tensor, const char* what) {
-  engine::TensorView view = view_of(api, tensor, what);
+}  // namespace
+
+engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what,
+                           DLDevice device) {
+  return viewed(api, tensor, what, device, false);
+}
+
+void* current_stream(const DLPackExchangeAPI* api, DLDevice device) {
+  if (device.device_type == kDLCPU) return nullptr;
+  void* stream = nullptr;
+  if (api->current_work_stream == nullptr ||
+      api->current_work_stream(device.device_type, device.device_id, &stream) != 0) {
+    PyErr_Clear();
+    throw Error(RM_FAILED_PRECONDITION, "[tensor] expected the framework's current stream of " +
+                                            text(device) + ", got none");
+  }
+  return stream;
+}
+
+engine::OwnedTensor own(const DLPackExchangeAPI* api, PyObject* tensor, const char* what,
+                        DLDevice device) {
+  engine::TensorView view = viewed(api, tensor, what, device, true);
   // A tensor of our own over the same storage: the caller's object may be given another one.
   const py::object alias = py::handle(tensor).attr("detach")();
   DLManagedTensorVersioned* managed = nullptr;
@@ -92,7 +128,7 @@ FrameworkOutputs::~FrameworkOutputs() {
 
 void* FrameworkOutputs::allocate(size_t index, const ir::Layout& layout) {
   DLTensor prototype{};
-  prototype.device = {kDLCPU, 0};
+  prototype.device = device_;
   prototype.ndim = static_cast<int32_t>(layout.dims.size());
   prototype.dtype = ir::to_dlpack(layout.dtype);
   ir::Ints held = layout.dims;  // an axis of stride 0 needs memory for one element

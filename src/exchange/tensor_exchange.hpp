@@ -15,18 +15,24 @@ namespace rm::exchange {
 /// when the type has none of our DLPack major version.
 const DLPackExchangeAPI* exchange_api(pybind11::handle tensor_type);
 
-/// A borrowed view of a dense host tensor. Throws rm::Error naming `what` for anything else.
-engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what);
+/// A borrowed view of a dense tensor on `device`. Throws rm::Error naming `what` for anything else.
+engine::TensorView view_of(const DLPackExchangeAPI* api, PyObject* tensor, const char* what,
+                           DLDevice device = {kDLCPU, 0});
+
+/// The framework's current stream for a device, in the device's own handle; null for the host.
+void* current_stream(const DLPackExchangeAPI* api, DLDevice device);
 
 /// The tensor as a weight: it shares the tensor's storage and keeps it. Writing to the tensor is seen;
 /// giving the Python tensor another storage (`tensor.data = other`) is not. Needs the GIL; the owner
-/// may be dropped without it.
-engine::OwnedTensor own(const DLPackExchangeAPI* api, PyObject* tensor, const char* what);
+/// may be dropped without it. The tensor lies on the host or on `device`.
+engine::OwnedTensor own(const DLPackExchangeAPI* api, PyObject* tensor, const char* what,
+                        DLDevice device = {kDLCPU, 0});
 
 /// Outputs made by the framework's own allocator; the GIL is needed by `take` only.
 class FrameworkOutputs : public engine::OutputAllocator {
  public:
-  explicit FrameworkOutputs(const DLPackExchangeAPI* api) : api_(api) {}
+  explicit FrameworkOutputs(const DLPackExchangeAPI* api, DLDevice device = {kDLCPU, 0})
+      : api_(api), device_(device) {}
   ~FrameworkOutputs() override;
   void* allocate(size_t index, const ir::Layout& layout) override;
   void reuse(size_t index, size_t input) override;
@@ -36,6 +42,7 @@ class FrameworkOutputs : public engine::OutputAllocator {
 
  private:
   const DLPackExchangeAPI* api_;
+  const DLDevice device_;
   std::vector<DLManagedTensorVersioned*> tensors_;
 };
 

@@ -36,7 +36,7 @@ std::shared_ptr<const select::Prepared> prepared(const std::vector<Buffer>& buff
   std::vector<select::Operand> inputs, outputs;
   for (const auto& r : step.inputs) inputs.push_back(operand(r));
   for (const auto& r : step.outputs) outputs.push_back(operand(r));
-  return cache.get(select::Problem(step.op, inputs, outputs, step.attrs));
+  return cache.get(select::Problem(step.op, inputs, outputs, step.attrs, cache.device()));
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "runtime/aligned_memory.hpp"
-
 namespace rm::runtime {
 namespace {
 
@@ -20,9 +18,9 @@ int64_t rounded(int64_t bytes) {
 
 }  // namespace
 
-Arena make_arena(int64_t bytes) {
+Arena make_arena(int64_t bytes, Device& device) {
   const int64_t size = rounded(bytes);
-  return {allocate_host(static_cast<size_t>(size)), size};
+  return {device.allocate(static_cast<size_t>(size)), size};
 }
 
 Arena ArenaPool::acquire(int64_t bytes) {

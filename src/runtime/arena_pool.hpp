@@ -1,4 +1,4 @@
-// Memory for the temporaries of runs: one pool a program, whatever shapes it runs.
+// Memory for the temporaries of runs: one pool a program and stream, whatever shapes it runs.
 //
 // There are as many arenas as runs were under way at once. An arena that was never needed during
 // many runs is given up, and so is one much larger than any shape in use needs.
@@ -9,6 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/device.hpp"
+
 namespace rm::runtime {
 
 struct Arena {
@@ -18,7 +20,7 @@ struct Arena {
 };
 
 /// An arena of at least `bytes`, rounded up so that slowly growing shapes reuse it.
-Arena make_arena(int64_t bytes);
+Arena make_arena(int64_t bytes, Device& device = *host());
 
 /// Not thread safe. Allocates and frees nothing itself: what it gives up is returned to the caller.
 class ArenaPool {

@@ -4,7 +4,6 @@
 #include <set>
 
 #include "backend/status.hpp"
-#include "runtime/aligned_memory.hpp"
 
 namespace rm::runtime {
 namespace {
@@ -31,11 +30,11 @@ std::string packed_key(const select::Prepared& kernel, const rm_packing& packing
   return key + "+" + std::to_string(view.offset);
 }
 
-rm_tensor source_of(const Constant& constant, const ir::Layout& view) {
+rm_tensor source_of(const Constant& constant, const ir::Layout& view, DLDevice device) {
   rm_tensor source{};
   source.data = const_cast<char*>(static_cast<const char*>(constant.data)) +
                 view.offset * static_cast<int64_t>(ir::size_bytes(view.dtype));
-  source.device = {kDLCPU, 0};
+  source.device = device;
   source.ndim = static_cast<int32_t>(view.dims.size());
   source.dtype = ir::to_dlpack(view.dtype);
   source.shape = const_cast<int64_t*>(view.dims.data());
@@ -99,8 +98,8 @@ PackedPtr ConstantStore::packed(const select::Prepared& prepared, size_t input,
     if (PackedPtr found = packed_.find(key)) return found;
   }
   const auto bytes = static_cast<int64_t>(packing.bytes);
-  auto made = std::make_shared<PackedCopy>(PackedCopy{allocate_host(packing.bytes), bytes});
-  const rm_tensor source = source_of(constant, view);
+  auto made = std::make_shared<PackedCopy>(PackedCopy{device_->allocate(packing.bytes), bytes});
+  const rm_tensor source = source_of(constant, view, device_->id());
   auto work = [&] {
     backend::check(kernel->prepack(state.get(), input, &source, made->memory.get()), "prepack");
   };

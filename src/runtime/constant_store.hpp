@@ -15,6 +15,7 @@
 
 #include "base/weak_map.hpp"
 #include "ir/layout.hpp"
+#include "runtime/device.hpp"
 #include "select/prepared_kernels.hpp"
 
 namespace rm::runtime {
@@ -57,8 +58,12 @@ using RunCopy = std::function<void(const std::function<void()>& work)>;
 
 class ConstantStore {
  public:
-  ConstantStore() = default;
-  explicit ConstantStore(std::shared_ptr<SharedConstants> shared) : shared_(std::move(shared)) {}
+  explicit ConstantStore(std::shared_ptr<SharedConstants> shared = nullptr,
+                         DevicePtr device = host())
+      : shared_(std::move(shared)), device_(std::move(device)) {}
+
+  /// Where every constant of the store lies.
+  Device& device() const { return *device_; }
 
   /// Before the store is used by several threads.
   void put_weight(Constant weight);
@@ -74,6 +79,7 @@ class ConstantStore {
 
  private:
   std::shared_ptr<SharedConstants> shared_;     // may be null
+  DevicePtr device_;
   std::map<std::string, ConstantPtr> weights_;  // never changes once shared
   mutable std::mutex mutex_;                    // guards what follows; nothing slow runs under it
   WeakMap<const Constant> derived_;

@@ -106,16 +106,26 @@ void ExecutionContext::launch(size_t step) {
   }
 }
 
-void ExecutionContext::run() {
+void ExecutionContext::bind_stream(rm_stream* stream) {
+  if (stream == stream_) return;
+  stream_ = stream;
+  for (rm_launch& launch : launches_) launch.stream = stream;
+}
+
+void ExecutionContext::run(rm_stream* stream) {
+  bind_stream(stream);
   for (size_t s = 0; s < launches_.size(); ++s) launch(s);
 }
 
-void ExecutionContext::run_timed(std::vector<int64_t>& step_ns) {
+void ExecutionContext::run_timed(std::vector<int64_t>& step_ns, Device& device,
+                                 rm_stream* stream) {
+  bind_stream(stream);
   using Clock = std::chrono::steady_clock;
   step_ns.resize(launches_.size());
   for (size_t s = 0; s < launches_.size(); ++s) {
     Clock::time_point start = Clock::now();
     launch(s);
+    device.synchronize(stream);
     step_ns[s] += std::chrono::nanoseconds(Clock::now() - start).count();
   }
 }

@@ -8,6 +8,7 @@
 
 #include "plan/plan.hpp"
 #include "runtime/constant_store.hpp"
+#include "runtime/device.hpp"
 
 namespace rm::runtime {
 
@@ -33,13 +34,17 @@ class ExecutionContext {
   /// `data` is the first byte of the buffer.
   void bind_input(size_t index, const void* data) { bind(inputs_, index, data); }
   void bind_output(size_t index, void* data) { bind(outputs_, index, data); }
-  /// Runs all steps in order. Throws the first kernel error (outputs are then undefined).
-  void run();
+  /// Launches all steps in order on `stream`, null on the host, where they have run when this
+  /// returns. Throws the first kernel error (outputs are then undefined).
+  void run(rm_stream* stream = nullptr);
   /// run() with the clock read around every step; adds the nanoseconds of step i to step_ns[i].
-  void run_timed(std::vector<int64_t>& step_ns);
+  /// Waits for every step where `device` is none of the host's.
+  void run_timed(std::vector<int64_t>& step_ns, Device& device = *host(),
+                 rm_stream* stream = nullptr);
 
  private:
   void launch(size_t step);
+  void bind_stream(rm_stream* stream);
   struct Patch {
     size_t slot;           // into pointers_
     ptrdiff_t byte_offset;
@@ -49,6 +54,7 @@ class ExecutionContext {
   std::shared_ptr<const plan::Plan> plan_;
   std::shared_ptr<const BoundConstants> constants_;
   std::byte* arena_ = nullptr;
+  rm_stream* stream_ = nullptr;
   std::vector<const void*> pointers_;  // operands of all steps, back to back
   std::vector<rm_launch> launches_;
   std::vector<Patch> temporaries_;  // byte_offset: in the arena

@@ -8,12 +8,31 @@
 #include "base/error.hpp"
 
 namespace rm::select {
+namespace {
+
+// Without information about a device: the host.
+DLDevice device_of(const rm_device_info* info) {
+  if (info == nullptr) return {kDLCPU, 0};
+  return {static_cast<DLDeviceType>(info->dl_device_type), info->dl_device_id};
+}
+
+}  // namespace
 
 void KernelTable::add(std::string backend, const rm_kernel* kernel,
                       const rm_device_info* device) {
+  const DLDevice here = this->device(), there = device_of(device);
+  if (!rows_.empty() &&
+      (here.device_type != there.device_type || here.device_id != there.device_id)) {
+    throw_invalid("[select] expected rows of one device, got '" + backend + "' beside '" +
+                  rows_.front()->backend + "'");
+  }
   auto row = std::make_unique<Row>(Row{kernel, device, std::move(backend)});
   by_op_.emplace(std::string(kernel->op.data, kernel->op.size), row.get());
   rows_.push_back(std::move(row));
+}
+
+DLDevice KernelTable::device() const {
+  return device_of(rows_.empty() ? nullptr : rows_.front()->device);
 }
 
 std::vector<const Row*> KernelTable::candidates(std::string_view op) const {

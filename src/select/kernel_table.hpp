@@ -44,12 +44,15 @@ class KernelTable {
   /// `judge` is asked before a row is used; none: every row is trusted.
   explicit KernelTable(std::shared_ptr<RowJudge> judge = nullptr) : judge_(std::move(judge)) {}
   /// Appends a row; `kernel` and `device` must outlive the table (plugins are never unloaded).
+  /// All rows of a table are for one device: throws rm::Error(RM_INVALID_ARGUMENT) for another.
   void add(std::string backend, const rm_kernel* kernel, const rm_device_info* device);
   /// Throws rm::Error(RM_UNIMPLEMENTED) with the reasons when no row supports the problem.
   /// Rows in `refused` are passed over.
   Selection select(const Problem& problem, std::string_view forced = {},
                    const std::vector<Refusal>& refused = {}) const;
   RowJudge* judge() const { return judge_.get(); }
+  /// The device of the rows; the host where there are none.
+  DLDevice device() const;
   bool has_rows(std::string_view op) const;
   /// "backend/name" and digest of every row: goes into the cache key of what is compiled with it.
   std::string fingerprint() const;

@@ -50,6 +50,7 @@ class PreparedCache {
   explicit PreparedCache(std::shared_ptr<const KernelTable> table, std::string forced = {})
       : table_(std::move(table)), forced_(std::move(forced)) {}
   std::shared_ptr<const Prepared> get(const Problem& problem);
+  DLDevice device() const { return table_->device(); }
   size_t size() const;  // kernels in use
 
  private:

@@ -17,8 +17,8 @@ void append_raw(std::string& key, const void* data, size_t bytes) {
 }  // namespace
 
 Problem::Problem(std::string op, const std::vector<Operand>& inputs,
-                 const std::vector<Operand>& outputs, const ir::Attrs& attrs)
-    : op_(std::move(op)), attr_storage_(attrs) {
+                 const std::vector<Operand>& outputs, const ir::Attrs& attrs, DLDevice device)
+    : op_(std::move(op)), device_(device), attr_storage_(attrs) {
   for (auto& [name, attr] : attr_storage_) {  // kernels know integers only; throws when symbolic
     if (const auto* dims = std::get_if<ir::Dims>(&attr)) attr = ir::Attr(ir::static_dims(*dims));
   }
@@ -57,7 +57,7 @@ void Problem::add_tensor(const Operand& operand, std::vector<const rm_tensor*>& 
   ints_.push_back(std::make_unique<ir::Ints>(l.strides));
   int64_t* strides = ints_.back()->data();
   auto tensor = std::make_unique<rm_tensor>();
-  tensor->device = {kDLCPU, 0};
+  tensor->device = device_;
   tensor->ndim = static_cast<int32_t>(l.dims.size());
   tensor->dtype = ir::to_dlpack(l.dtype);
   tensor->shape = shape;

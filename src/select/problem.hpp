@@ -20,7 +20,7 @@ struct Operand {
 class Problem {
  public:
   Problem(std::string op, const std::vector<Operand>& inputs, const std::vector<Operand>& outputs,
-          const ir::Attrs& attrs);
+          const ir::Attrs& attrs, DLDevice device = {kDLCPU, 0});
   Problem(const Problem&) = delete;
   Problem& operator=(const Problem&) = delete;
 
@@ -37,6 +37,7 @@ class Problem {
   void add_attr(const std::string& name, const ir::Attr& attr);
 
   std::string op_, key_;
+  const DLDevice device_;
   std::vector<std::unique_ptr<rm_tensor>> tensors_;
   std::vector<std::unique_ptr<ir::Ints>> ints_;
   std::vector<const rm_tensor*> inputs_, outputs_;

@@ -25,6 +25,7 @@ from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BI
 BRIDGE = "torch"
 QUANTISED_ON = "cpu"  # the backend that has kernels for quantised weights
 _HASH_THREADS = 8
+_KDL_CPU = 1  # DLPack's device type
 
 
 class Artefacts:
@@ -61,9 +62,14 @@ class Artefacts:
         return self._identity or ""
 
     def backends(self) -> list[str]:
-        """The session's backend and the torch bridge: their kernel rows are tried in this order."""
-        usable = {row["name"] for row in _core.backend.backends() if row["available"]}
-        return [name for name in (self._backend, BRIDGE) if name in usable]
+        """The session's backend and on the host the torch bridge: their kernel rows are tried in
+        this order."""
+        rows = _core.backend.backends()
+        usable = {row["name"]: row["devices"] for row in rows if row["available"]}
+        wanted = [self._backend]
+        if all(device["dl_device"][0] == _KDL_CPU for device in usable.get(self._backend, ())):
+            wanted.append(BRIDGE)
+        return [name for name in wanted if name in usable]
 
     # ---- front records -----------------------------------------------------------------------
 
@@ -205,6 +211,11 @@ class Artefacts:
             identity[f"{name} fingerprint"] = bytes(_core.backend.fingerprint(name, device))
         return identity
 
+    def _fingerprints(self) -> dict[str, str]:
+        index = {self._backend: self._device_index}
+        names = self.backends()
+        return {n: _core.backend.fingerprint(n, index.get(n, 0)).hex() for n in names}
+
     # ---- verdicts ----------------------------------------------------------------------------
 
     def verdict(self, artefact: str, weights: dict[str, torch.Tensor]) -> dict[str, Any] | None:
@@ -238,7 +249,7 @@ class Artefacts:
     def _kernels_key(self, artefact: str, kernels: int) -> Any:
         builder = self.cache.new_key("verdict")
         builder.set("program", f"{artefact} gate {GATE_VERSION} kernels {kernels:016x}")
-        builder.set("backend", {n: _core.backend.fingerprint(n).hex() for n in self.backends()})
+        builder.set("backend", self._fingerprints())
         return builder.finish()
 
     def _verdict_of(self, key: Any, counted: bool = True) -> dict[str, Any] | None:
@@ -258,7 +269,7 @@ class Artefacts:
         builder = self.cache.new_key("verdict")
         builder.set("program", f"{artefact} gate {GATE_VERSION}")
         # Another instruction set or library gives other numbers: a verdict is of this machine.
-        builder.set("backend", {n: _core.backend.fingerprint(n).hex() for n in self.backends()})
+        builder.set("backend", self._fingerprints())
         builder.set("weights", weights_digest(weights))
         return builder.finish()
 

@@ -154,6 +154,13 @@ class Specializer(Protocol):
     def weights_stamp(self, variant: Variant) -> Hashable:
         """Another one after a write to the variant's weights that anything shows."""
 
+    @property
+    def away(self) -> bool:
+        """Programs run on a device that has its own memory, and calls return before it is done."""
+
+    def wait(self) -> None:
+        """Until the device has done what it was given: before a clock is read."""
+
     def read_weights_anew(self) -> bool:
         """Gives all programs the weights of now; False when one cannot take them."""
 
@@ -411,6 +418,7 @@ class CompiledCall:
             started = time.perf_counter()
             with Effects(self._engine.module(), containers) as effects:
                 output = run_eager()
+                self._engine.wait()
             eager_s = time.perf_counter() - started
             if not raises:  # called by an entry, whose calls count as routed
                 self._engine.events.served_by_original()
@@ -474,7 +482,7 @@ class CompiledCall:
         """A program that may be slower than the original: measured when it has served some."""
         plain = all(s[0] not in ("cache", "bundle") for s in self.spec.specs)
         if plain and self._step is None and self._engine.measures and not variant.quantised:
-            variant.trial = Trial()
+            variant.trial = Trial(self._engine.wait if self._engine.away else None)
 
     def _refreshed(self, pattern: Pattern, tensors: list[torch.Tensor]) -> Variant | None:
         """A variant compiled for earlier weights that takes the ones the module has now."""

@@ -38,6 +38,7 @@ from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
+from rm_abstract.engines.placement import home_of, placement_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.guards import sources, writes
 from rm_abstract.kv import kv_cache
@@ -75,6 +76,7 @@ class NativeEngine:
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
         self._shared = SharedWeights()
+        self.placement = placement_of(context.device)
         self.measures = (  # programs against the original (trial.py)
             context.settings.text("when_slower") == "eager"
             and context.settings.fallback_for(group_of("RM111")) != "error"
@@ -89,7 +91,11 @@ class NativeEngine:
 
     def signature_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | Decline:
         call = flatten_call(self.parameters, args, kwargs)
-        return call if isinstance(call, Decline) else call.spec
+        if isinstance(call, Decline):
+            return call
+        if self.placement.away and any(s[0] in ("cache", "bundle") for s in call.spec.specs):
+            return Decline("RM304", "a call with a cache of keys and values, on a GPU")
+        return call.spec
 
     def flatten(self, kwargs: dict[str, Any]) -> FlatCall | Decline:
         """A call by keywords, taken apart."""
@@ -124,6 +130,7 @@ class NativeEngine:
         self._entries = {}
         self._stale = {}
         self.artefacts.forget_module()
+        self.placement.forget()
         self._user_code = None
         if self._background is not None:
             self._background.forget()
@@ -268,6 +275,7 @@ class NativeEngine:
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = Variant(record, program, past, forms)
+        variant.timed = not self.placement.away  # a call on a GPU returns before it is done
         variant.compares_kernels = self.policy.kernels
         self._reported(variant, _readable(call), artefact, started)
         variant.report.quantised = _sizes(forms, weights)
@@ -280,16 +288,20 @@ class NativeEngine:
         call: FlatCall,
         repeated: list[list[int]],
     ) -> Any:
-        return _core.Program(
+        home = home_of(self.module(), call.leaves)
+        self.placement.check(home)
+        program = _core.Program(
             text,
-            weights,
+            self.placement.weights(weights),
             self.artefacts.backends(),
             self._context.settings.text("force_kernel"),
             packing=self._packing(call),
             shared=self._shared.of(weights),
             repeated=repeated,
-            checks=self._context.kernel_checks(),
+            checks=None if self.placement.away else self._context.kernel_checks(),
+            device=self.placement.index,
         )
+        return self.placement.placed(program, home)
 
     def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
         variant.report = EntryReport(
@@ -356,7 +368,9 @@ class NativeEngine:
         """Gives a variant the weights the module has now; False when they are of other types."""
         try:
             weights = self._weights(variant.record)
-            variant.program.update_weights(weights, self._shared.of(weights))
+            variant.program.update_weights(
+                self.placement.weights(weights), self._shared.of(weights)
+            )
         except _core.CoreError as error:
             if error.code in BAD_CALL:
                 return False
@@ -465,7 +479,15 @@ class NativeEngine:
         module = self.module()
         return _stamp([*module.parameters(), *module.buffers()])
 
+    @property
+    def away(self) -> bool:
+        return self.placement.away
+
+    def wait(self) -> None:
+        self.placement.wait()
+
     def read_weights_anew(self) -> bool:
+        self.placement.forget()
         return all([self.refresh(variant) for variant in self._variants()])
 
     def _keeping_activations(self, variant: Variant, call: FlatCall) -> Variant | None:

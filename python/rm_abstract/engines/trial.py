@@ -34,7 +34,9 @@ Shapes = tuple[torch.Size, ...]
 class Trial:
     """Of one program. `verdict` is asked before each of its calls until it won one."""
 
-    def __init__(self) -> None:
+    def __init__(self, wait: Callable[[], None] | None = None) -> None:
+        """`wait` returns when the device has done what calls gave it; None: calls do it at once."""
+        self._wait = wait
         self._calls = 0
         self._seen: dict[Shapes, int] = {}
         self._slower: dict[Shapes, str] = {}
@@ -70,7 +72,8 @@ class Trial:
         if self._seen[shapes] != SAME_SHAPE or watched or not self._running.acquire(False):
             return ""
         try:
-            times = _measure(*calls())
+            compiled, eager = calls()
+            times = _measure(self._to_its_end(compiled), self._to_its_end(eager))
         finally:
             self._running.release()
         return "" if times is None else self._decide(shapes, *times)
@@ -88,8 +91,11 @@ class Trial:
         turns = self._turns.get(shapes)
         ours, theirs = turns or ([], [])
         mine = len(ours) <= len(theirs)
+        call = compiled if mine else eager
+        if turns is not None:
+            call = self._to_its_end(call)
         start = time.perf_counter()
-        output = (compiled if mine else eager)()
+        output = call()
         took = time.perf_counter() - start
         if turns is not None:
             (ours if mine else theirs).append(took)
@@ -102,6 +108,19 @@ class Trial:
         elif took > _LONGEST_S and self._calls >= LONG_CALLS and self._may_decide(shapes):
             self._turns[shapes] = ours, theirs
         return output
+
+    def _to_its_end(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """The call and what the device does for it."""
+        wait = self._wait
+        if wait is None:
+            return call
+
+        def waited() -> Any:
+            output = call()
+            wait()
+            return output
+
+        return waited
 
     def _due(self, shapes: Shapes) -> bool:
         """Whether a long call that lost is to be looked at again; counts its calls."""

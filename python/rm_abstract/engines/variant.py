@@ -103,6 +103,7 @@ class Variant:
         self.compares_kernels = False  # a set of kernels nobody compared raises NewKernels
         self.until_sample = NO_SAMPLE  # calls to serve before one is compared (verification)
         self.differed = 0  # comparisons in a row that failed
+        self.timed = True  # its first calls are, for the report
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
@@ -119,7 +120,8 @@ class Variant:
         With `only_compared` raises _core.NewKernels, before anything is executed, where these sizes
         need a set of kernels whose results were never compared with the original's.
         """
-        start = time.perf_counter() if self.report.calls < _TIMED_CALLS else None
+        timed = self.timed and self.report.calls < _TIMED_CALLS
+        start = time.perf_counter() if timed else None
         try:
             if only_compared and self.compares_kernels:
                 native: Any = self.program

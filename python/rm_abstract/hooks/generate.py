@@ -85,10 +85,13 @@ def _stream(
 
 
 def _planned(host: HookHost) -> bool:
-    """True when our compiler plans the session's programs: only those append in place."""
+    """True when our compiler plans the session's programs: only those append in place. On a GPU
+    generation stays with transformers' own cache."""
     from rm_abstract.engines import registry
 
     engine = host.settings.text("inference_engine")
+    if host.resolved.backend == "cuda":
+        return False
     return engine == "native" or (engine == "auto" and registry.has_kernels(host.resolved))
 
 

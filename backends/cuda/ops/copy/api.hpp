@@ -11,6 +11,8 @@ struct Copy {
 };
 
 std::span<const KernelRow<Copy>> copy_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Copy& p);
 Status copy(const Copy& p, const char* kernel, Stream stream);
 /// Copies that do not depend on each other, in few launches: the parts of a concatenation.
 Status copy_parts(std::span<const Copy> parts, const char* kernel, Stream stream);

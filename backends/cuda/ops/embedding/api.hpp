@@ -7,7 +7,7 @@
 namespace rm::cuda_ops {
 
 struct EmbeddingForward {
-  Tensor table, ids, y;  // [V, N], [*] int32 or int64 dense, [*, N] dense
+  Tensor table, ids, y;  // [V, N], [*] int32 or int64 of at most two strides, [*, N] dense
   /// [1] int32 on the device, set to 1 where an id lies outside the table and left alone otherwise:
   /// a call cannot raise for what only the device sees.
   const Tensor* out_of_range = nullptr;
@@ -18,6 +18,8 @@ struct EmbeddingBackward {
 };
 
 std::span<const KernelRow<EmbeddingForward>> embedding_forward_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const EmbeddingForward& p);
 std::span<const KernelRow<EmbeddingBackward>> embedding_backward_rows();
 Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream);
 std::size_t embedding_backward_workspace(const EmbeddingBackward& p);

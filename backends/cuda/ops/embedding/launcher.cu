@@ -1,5 +1,6 @@
 // The tables of embedding: checks, choice and launches.
 #include "_shim/alias_shim.hpp"
+#include "_shim/walk_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "embedding/api.hpp"
 #include "embedding/kernels/embedding_any.cuh"
@@ -9,8 +10,9 @@ namespace {
 
 inline constexpr std::int64_t kMostAtOnce = 0x7fff0000;  // of a launch, what counters hold
 
-bool legal_ids(const Tensor& ids) {
-  return (ids.dtype == DType::i32 || ids.dtype == DType::i64) && is_contiguous(ids);
+bool legal_ids(const Tensor& ids, bool dense) {
+  if (ids.dtype != DType::i32 && ids.dtype != DType::i64) return false;
+  return is_contiguous(ids) || (!dense && walk_of<1>({&ids}).rank <= 2);
 }
 
 Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool dense_table) {
@@ -24,9 +26,9 @@ Status check(const Tensor& table, const Tensor& ids, const Tensor& rows, bool de
   bool like = rows.rank == ids.rank + 1 && rows.dtype == table.dtype && is_contiguous(rows) &&
               rows.shape[rows.rank - 1] == table.shape[1];
   for (int d = 0; like && d < ids.rank; ++d) like = rows.shape[d] == ids.shape[d];
-  if (!legal_ids(ids) || !like) {
+  if (!legal_ids(ids, dense_table) || !like) {
     return invalid(
-        "[embedding] expected dense ids [*] of int32 or int64 and dense rows [*, N] of the "
+        "[embedding] expected ids [*] of int32 or int64 (dense, forward also with two strides) and dense rows [*, N] of the "
         "table's dtype, got " +
         std::string(name_of(ids.dtype)) + " and " + name_of(rows.dtype));
   }
@@ -45,6 +47,12 @@ EmbeddingArgs forward_args(const EmbeddingForward& p) {
   a.count = numel(p.ids), a.vocabulary = p.table.shape[0], a.n = static_cast<int>(p.table.shape[1]);
   a.table_pitch = p.table.stride[0], a.wide_ids = p.ids.dtype == DType::i64;
   if (p.out_of_range) a.out_of_range = static_cast<int*>(p.out_of_range->data);
+  if (!is_contiguous(p.ids)) {
+    const Walk<1> w = walk_of<1>({&p.ids});
+    a.ids_inner = w.rank > 0 ? w.shape[w.rank - 1] : 1;
+    a.ids_inner_step = w.rank > 0 ? w.stride[0][w.rank - 1] : 0;
+    a.ids_outer_step = w.rank > 1 ? w.stride[0][0] : 0;
+  }
   return a;
 }
 
@@ -58,7 +66,11 @@ Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
     const std::int64_t count = a.count, at_once = kMostAtOnce / (a.n / V);
     for (std::int64_t first = 0; first < count; first += at_once) {
       a.count = std::min(at_once, count - first);
-      a.ids = static_cast<const char*>(p.ids.data) + first * size_of(p.ids.dtype);
+      if (a.ids_inner > 0) {
+        a.first = first;
+      } else {
+        a.ids = static_cast<const char*>(p.ids.data) + first * size_of(p.ids.dtype);
+      }
       a.y = static_cast<T*>(p.y.data) + first * a.n;
       const std::int64_t packs = a.count * (a.n / V);
       embedding_rows<T, V>
@@ -116,14 +128,15 @@ constexpr KernelRow<EmbeddingBackward> kBackward[] = {
 std::span<const KernelRow<EmbeddingForward>> embedding_forward_rows() { return kForward; }
 std::span<const KernelRow<EmbeddingBackward>> embedding_backward_rows() { return kBackward; }
 
-Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream) {
+Status legal(const EmbeddingForward& p) {
   if (Status s = check(p.table, p.ids, p.y, false); !s) return s;
   if (Status s = check_flag(p.out_of_range); !s) return s;
-  if (Status s = check_memory("embedding", {{"y", &p.y}, {"out_of_range", p.out_of_range}},
-                              {{"table", &p.table}, {"ids", &p.ids}});
-      !s) {
-    return s;
-  }
+  return check_memory("embedding", {{"y", &p.y}, {"out_of_range", p.out_of_range}},
+                      {{"table", &p.table}, {"ids", &p.ids}});
+}
+
+Status embedding_forward(const EmbeddingForward& p, const char* kernel, Stream stream) {
+  if (Status s = legal(p); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<EmbeddingForward>* row = nullptr;
   if (Status s = select_row<EmbeddingForward>("embedding", kForward, p, kernel, &row); !s) return s;

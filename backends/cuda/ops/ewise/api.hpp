@@ -29,6 +29,8 @@ struct Ewise {
 };
 
 std::span<const KernelRow<Ewise>> ewise_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Ewise& p);
 Status ewise(const Ewise& p, const char* kernel, Stream stream);
 
 /// The program of dL/d operand, over the operands and then dy; empty code: the gradient is zero.

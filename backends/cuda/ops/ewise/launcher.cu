@@ -61,13 +61,17 @@ constexpr KernelRow<Ewise> kRows[] = {
 
 std::span<const KernelRow<Ewise>> ewise_rows() { return kRows; }
 
-Status ewise(const Ewise& p, const char* kernel, Stream stream) {
+Status legal(const Ewise& p) {
   if (Status s = check_ewise(p); !s) return s;
   std::vector<Operand> operands;
   operands.reserve(p.operands.size());
   for (const Tensor& t : p.operands) operands.push_back({"an operand", &t, true});
   const Operand result[] = {{"y", &p.y, true}};
-  if (Status s = check_memory("ewise", result, operands); !s) return s;
+  return check_memory("ewise", result, operands);
+}
+
+Status ewise(const Ewise& p, const char* kernel, Stream stream) {
+  if (Status s = legal(p); !s) return s;
   if (numel(p.y) == 0) return {};
   const KernelRow<Ewise>* row = nullptr;
   if (Status s = select_row<Ewise>("ewise", kRows, p, kernel, &row); !s) return s;

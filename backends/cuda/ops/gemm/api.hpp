@@ -36,6 +36,8 @@ struct GemmBackward {
 };
 
 std::span<const KernelRow<Gemm>> gemm_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Gemm& p);
 
 /// Bytes that let every row run; less is legal and leaves algorithms out.
 std::size_t gemm_workspace(const Gemm& p);

@@ -249,6 +249,7 @@ Status launch_epilogue(const Gemm& p, Stream stream) {
 }
 
 std::span<const KernelRow<Gemm>> gemm_rows() { return kRows; }
+Status legal(const Gemm& p) { return check(p, {}); }
 
 std::size_t gemm_workspace(const Gemm& p) {
   return p.library && p.library->why_not() == nullptr ? kLibraryWorkspace : 0;

@@ -21,6 +21,8 @@ struct Gemv {
 };
 
 std::span<const KernelRow<Gemv>> gemv_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Gemv& p);
 Status gemv(const Gemv& p, const char* kernel, Stream stream);
 
 /// Reads a dense tensor once, as fast as the card can, and does nothing with it: the yardstick.

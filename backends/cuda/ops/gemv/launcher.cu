@@ -100,6 +100,7 @@ GemvArgs gemv_args(const Gemv& p) {
 }
 
 std::span<const KernelRow<Gemv>> gemv_rows() { return kRows; }
+Status legal(const Gemv& p) { return check(p); }
 
 Status gemv(const Gemv& given, const char* kernel, Stream stream) {
   if (Status s = check(given); !s) return s;

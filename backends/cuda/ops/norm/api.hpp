@@ -33,6 +33,8 @@ struct NormBackward {
 };
 
 std::span<const KernelRow<NormForward>> norm_forward_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const NormForward& p);
 std::span<const KernelRow<NormBackward>> norm_backward_rows();
 
 Status norm_forward(const NormForward& p, const char* kernel, Stream stream);

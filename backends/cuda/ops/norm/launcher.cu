@@ -158,6 +158,7 @@ Status check(const NormForward& p) {
 }  // namespace
 
 std::span<const KernelRow<NormForward>> norm_forward_rows() { return kRows; }
+Status legal(const NormForward& p) { return check(p); }
 
 Status norm_forward(const NormForward& p, const char* kernel, Stream stream) {
   if (Status s = check(p); !s) return s;

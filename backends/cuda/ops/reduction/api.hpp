@@ -17,6 +17,8 @@ struct Reduction {
 };
 
 std::span<const KernelRow<Reduction>> reduction_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Reduction& p);
 
 /// Bytes with which several blocks share an element of y where there are few; less is legal.
 std::size_t reduction_workspace(const Reduction& p);

@@ -219,6 +219,11 @@ Status check(const Reduction& p) {
 
 std::span<const KernelRow<Reduction>> reduction_rows() { return kRows; }
 
+Status legal(const Reduction& p) {
+  if (Status s = check(p); !s) return s;
+  return check_memory("reduction", {{"y", &p.y}}, {{"x", &p.x}});
+}
+
 std::size_t reduction_workspace(const Reduction& p) {
   if (!check(p) || numel(p.x) == 0) return 0;
   const ReductionArgs a = args_of(p);

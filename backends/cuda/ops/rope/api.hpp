@@ -13,6 +13,8 @@ struct Rope {
 };
 
 std::span<const KernelRow<Rope>> rope_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Rope& p);
 Status rope(const Rope& p, const char* kernel, Stream stream);
 
 }  // namespace rm::cuda_ops

@@ -78,6 +78,7 @@ Status check(const Rope& p) {
 }  // namespace
 
 std::span<const KernelRow<Rope>> rope_rows() { return kRows; }
+Status legal(const Rope& p) { return check(p); }
 
 Status rope(const Rope& p, const char* kernel, Stream stream) {
   if (Status s = check(p); !s) return s;

@@ -30,6 +30,8 @@ struct SdpaBackward {
 };
 
 std::span<const KernelRow<Sdpa>> sdpa_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Sdpa& p);
 std::size_t sdpa_workspace(const Sdpa& p);
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream);
 

@@ -312,6 +312,13 @@ std::size_t sdpa_workspace(const Sdpa& p) {
   return partial_bytes(a, split_of(a, p.q.dtype == DType::f32));
 }
 
+Status legal(const Sdpa& p) {
+  if (Status s = check_sdpa(p); !s) return s;
+  return check_memory(
+      "sdpa", {{"o", &p.o}, {"lse", p.lse}},
+      {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"mask", p.mask}, {"lengths", p.lengths}});
+}
+
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream) {
   if (Status s = check_sdpa(p); !s) return s;
   if (Status s = check_memory(

@@ -18,6 +18,8 @@ struct SoftmaxBackward {
 };
 
 std::span<const KernelRow<SoftmaxForward>> softmax_forward_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const SoftmaxForward& p);
 std::span<const KernelRow<SoftmaxBackward>> softmax_backward_rows();
 Status softmax_forward(const SoftmaxForward& p, const char* kernel, Stream stream);
 Status softmax_backward(const SoftmaxBackward& p, const char* kernel, Stream stream);

@@ -62,10 +62,14 @@ constexpr KernelRow<SoftmaxForward> kRows[] = {
 
 std::span<const KernelRow<SoftmaxForward>> softmax_forward_rows() { return kRows; }
 
-Status softmax_forward(const SoftmaxForward& p, const char* kernel, Stream stream) {
+Status legal(const SoftmaxForward& p) {
   if (Status s = check_softmax("x", p.x, p.x); !s) return s;
   if (Status s = check_softmax("y", p.y, p.x); !s) return s;
-  if (Status s = check_memory("softmax", {{"y", &p.y, true}}, {{"x", &p.x, true}}); !s) return s;
+  return check_memory("softmax", {{"y", &p.y, true}}, {{"x", &p.x, true}});
+}
+
+Status softmax_forward(const SoftmaxForward& p, const char* kernel, Stream stream) {
+  if (Status s = legal(p); !s) return s;
   if (numel(p.x) == 0) return {};
   const KernelRow<SoftmaxForward>* row = nullptr;
   if (Status s = select_row<SoftmaxForward>("softmax", kRows, p, kernel, &row); !s) return s;

@@ -17,9 +17,15 @@ struct EmbeddingArgs {
   int n;
   FastDivisor by_row;  // forward: packs of a row; count times these is below 2^31
   bool wide_ids;
+  // Where id i lies: forward takes ids of two strides (rows that repeat, say). In elements.
+  std::int64_t first, ids_inner, ids_outer_step, ids_inner_step;
 };
 
 __device__ __forceinline__ std::int64_t id_of(const EmbeddingArgs& p, std::int64_t i) {
+  if (p.ids_inner > 0) {
+    const std::int64_t at = p.first + i, outer = at / p.ids_inner;
+    i = outer * p.ids_outer_step + (at - outer * p.ids_inner) * p.ids_inner_step;
+  }
   return p.wide_ids ? static_cast<const std::int64_t*>(p.ids)[i]
                     : static_cast<const std::int32_t*>(p.ids)[i];
 }

@@ -1,0 +1,48 @@
+// Elementwise programs.
+#include "ewise/api.hpp"
+#include "rows/row.hpp"
+
+namespace rm::cuda {
+namespace {
+
+using cuda_ops::Tensor;
+
+struct EwiseOp {
+  using Problem = cuda_ops::Ewise;
+  static constexpr const char* kOp = "ewise";
+  static constexpr size_t kFields = 5;  // of an instruction
+  static auto rows() { return cuda_ops::ewise_rows(); }
+
+  std::vector<Placed> tensors;  // y first
+  cuda_ops::EwiseProgram program;
+
+  explicit EwiseOp(const rm_problem& raw) {
+    const Operands p(raw);
+    if (p.num_inputs() > static_cast<size_t>(cuda_ops::kMaxOperands)) {
+      throw NotForModule("more than 12 operands");
+    }
+    tensors.push_back({p.output(0), 0, true});
+    for (size_t i = 0; i < p.num_inputs(); ++i) tensors.push_back({p.input(i), i, false});
+    const std::vector<int64_t> code = p.attr_ints("code");
+    if (code.size() % kFields != 0) throw NotForModule("the program is not whole");
+    for (size_t i = 0; i < code.size(); i += kFields) {
+      const auto field = [&](size_t k) { return static_cast<int>(code[i + k]); };
+      program.code.push_back({field(0), field(1), field(2), field(3), field(4)});
+    }
+    program.imm = p.attr_floats("imm");
+  }
+  Problem problem(const Tensor* t) const {
+    return {program, {t + 1, t + tensors.size()}, t[0]};
+  }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::ewise(p, kernel, stream);
+  }
+};
+
+}  // namespace
+
+void add_ewise_rows(std::vector<rm_kernel>& out) { Row<EwiseOp>::add(out); }
+
+}  // namespace rm::cuda

@@ -1,0 +1,136 @@
+// gemm by the modules gemm and, for few rows, gemv.
+#include "gemm/api.hpp"
+#include "gemv/api.hpp"
+#include "rows/row.hpp"
+
+namespace rm::cuda {
+namespace {
+
+using cuda_ops::Activation;
+using cuda_ops::BiasKind;
+using cuda_ops::Tensor;
+
+Activation activation_of(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(Activation::sigmoid); ++i) {
+    if (name == cuda_ops::kActivationNames[i]) return static_cast<Activation>(i);
+  }
+  throw NotForModule("the module has no such activation");
+}
+
+/// Swaps the last two axes of a matrix whose rows are not dense but whose columns are.
+bool turned(Tensor& t) {
+  const int last = t.rank - 1;
+  const bool dense = t.shape[last] <= 1 || t.stride[last] == 1;
+  if (dense || t.stride[last - 1] != 1) return false;
+  std::swap(t.shape[last], t.shape[last - 1]);
+  std::swap(t.stride[last], t.stride[last - 1]);
+  return true;
+}
+
+/// The library is looked for once a process; one object serves every device.
+cuda_ops::GemmLibrary& library() {
+  static cuda_ops::GemmLibrary& found = *new cuda_ops::GemmLibrary({});
+  return found;
+}
+
+/// The operands of the operator: a, b, c, then bias and residual where given.
+struct Product {
+  std::vector<Placed> tensors;
+  bool trans_a = false, trans_b = false;
+  int bias = -1, residual = -1;  // in `tensors`
+  cuda_ops::Epilogue epilogue;
+
+  explicit Product(const rm_problem& raw) {
+    const Operands p(raw);
+    Tensor a = p.input(0), b = p.input(1);
+    const Tensor c = p.output(0);
+    if (a.rank < 2 || b.rank < 2 || c.rank < 2) throw NotForModule("an operand is no matrix");
+    trans_a = turned(a);
+    trans_b = (p.attr_int("trans_b", 1) != 0) != turned(b);
+    tensors = {{a, 0, false}, {b, 1, false}, {c, 0, true}};
+    if (p.has_input(2)) {
+      bias = static_cast<int>(tensors.size());
+      tensors.push_back({p.input(2), 2, false});
+    }
+    if (p.has_input(3)) {
+      residual = static_cast<int>(tensors.size());
+      tensors.push_back({p.input(3), 3, false});
+    }
+    epilogue.bias_kind = bias >= 0 ? BiasKind::column : BiasKind::none;
+    epilogue.activation = activation_of(p.attr_string("activation", "none"));
+    epilogue.scale = static_cast<float>(p.attr_float("alpha", 1.0));
+  }
+
+  cuda_ops::Epilogue with_addresses(const Tensor* t) const {
+    cuda_ops::Epilogue e = epilogue;
+    if (bias >= 0) e.bias = &t[bias];
+    if (residual >= 0) e.residual = &t[residual];
+    return e;
+  }
+};
+
+struct GemmOp : Product {
+  using Problem = cuda_ops::Gemm;
+  static constexpr const char* kOp = "gemm";
+  static auto rows() { return cuda_ops::gemm_rows(); }
+  using Product::Product;
+
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.a = t[0], p.b = t[1], p.c = t[2];
+    p.trans_a = trans_a, p.trans_b = trans_b;
+    p.epilogue = with_addresses(t);
+    p.library = &library();
+    return p;
+  }
+  static std::size_t workspace(const Problem& p) { return cuda_ops::gemm_workspace(p); }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
+                              cudaStream_t stream) {
+    return cuda_ops::gemm(p, kernel, space, stream);
+  }
+};
+
+/// Few rows of x times a weight matrix [N, K]: leading axes become rows.
+struct GemvOp : Product {
+  using Problem = cuda_ops::Gemv;
+  static constexpr const char* kOp = "gemm";
+  static constexpr int64_t kMostRowsOfX = 8;
+  static auto rows() { return cuda_ops::gemv_rows(); }
+
+  explicit GemvOp(const rm_problem& raw) : Product(raw) {
+    if (trans_a || !trans_b || tensors[1].tensor.rank != 2) {
+      throw NotForModule("the weight is no matrix [N, K]");
+    }
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (i == 1 || static_cast<int>(i) == bias) continue;
+      Tensor& t = tensors[i].tensor;
+      const cuda_ops::Rows r = cuda_ops::rows_of(t);
+      if (!r.valid) throw NotForModule("rows are not of one pitch");
+      if (r.rows > kMostRowsOfX || r.rows < 1) throw NotForModule("not 1 to 8 rows");
+      t.rank = 2;
+      t.shape[0] = r.rows, t.shape[1] = r.n;
+      t.stride[0] = r.pitch, t.stride[1] = 1;
+    }
+  }
+
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.x = t[0], p.w = t[1], p.y = t[2];
+    p.epilogue = with_addresses(t);
+    return p;
+  }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::gemv(p, kernel, stream);
+  }
+};
+
+}  // namespace
+
+void add_gemm_rows(std::vector<rm_kernel>& out) {
+  Row<GemvOp>::add(out);
+  Row<GemmOp>::add(out);
+}
+
+}  // namespace rm::cuda

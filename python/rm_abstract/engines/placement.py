@@ -1,0 +1,143 @@
+"""Where a model's programs run: on the host, or on a GPU that the session uses.
+
+On a GPU the weights lie on it once, whoever put them there: a model that was moved there is used as
+it lies, one on the CPU is copied. Calls follow the model: its inputs come from where it is and its
+outputs go back there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.base.decline import Decline
+from rm_abstract.device import Resolved
+
+_CPU = torch.device("cpu")
+_KDL_CPU, _KDL_CUDA = 1, 2  # DLPack's device types
+
+
+def placement_of(device: Resolved) -> Placement:
+    """The placement of a session's device; any device that is no GPU is the host's."""
+    for row in _core.backend.backends():
+        if row["name"] != device.backend or not row["kernels"]:
+            continue
+        kind, number = row["devices"][device.index]["dl_device"]
+        if kind == _KDL_CUDA:
+            return GpuPlacement(torch.device("cuda", int(number)), device.name)
+    return Placement()
+
+
+class Placement:
+    """The host: everything is used where it lies."""
+
+    away = False  # programs run on a device that has its own memory
+    index = 0  # of the device, among its backend's
+
+    def check(self, home: torch.device) -> None:
+        """Raises Decline when a model there cannot be served."""
+
+    def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights as a program is given them."""
+        return weights
+
+    def forget(self) -> None:
+        """Weights changed in a way their versions may not show."""
+
+    def placed(self, program: Any, home: torch.device) -> Any:
+        """The program as calls use it; `home` is where the model lies."""
+        return program
+
+    def wait(self) -> None:
+        """Until the device has done what it was given: before a clock is read."""
+
+
+class GpuPlacement(Placement):
+    away = True
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        self._device, self._name = device, name
+        self._lock = threading.Lock()
+        self._copies: dict[str, tuple[Hashable, torch.Tensor]] = {}
+        self.index = device.index
+
+    def check(self, home: torch.device) -> None:
+        if home not in (_CPU, self._device):
+            raise Decline("RM304", f"the model is on {home}, the session's device is {self._name}")
+
+    def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        with self._lock:
+            return {name: self._copy(name, tensor) for name, tensor in weights.items()}
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device == self._device:
+            return tensor
+        now = _stamp(tensor)
+        known = self._copies.get(name)
+        if known is None or now is None or known[0] != now:
+            with torch.no_grad():
+                known = self._copies[name] = (now, tensor.to(self._device))
+        return known[1]
+
+    def forget(self) -> None:
+        with self._lock:
+            self._copies.clear()
+
+    def placed(self, program: Any, home: torch.device) -> Any:
+        return GpuProgram(program, self._device, home)
+
+    def wait(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+
+class GpuProgram:
+    """A program on a GPU, called with tensors of the model's device."""
+
+    def __init__(self, program: Any, device: torch.device, home: torch.device) -> None:
+        self._program, self._device, self._home = program, device, home
+        for name in ("accept_kernels", "report", "start_trace", "take_trace", "update_weights"):
+            setattr(self, name, getattr(program, name))
+        self.wait_for_packing = program.wait_for_packing
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], only_accepted: bool = False
+    ) -> list[torch.Tensor | None]:
+        if torch.cuda.is_current_stream_capturing():
+            raise Decline("RM103", "the user's own CUDA graph is being captured")
+        results: list[torch.Tensor | None] = self._program.run(self._there(inputs), only_accepted)
+        if self._home == self._device:
+            return results
+        return [None if r is None else r.to(self._home) for r in results]
+
+    def kernel_set(self, inputs: Sequence[torch.Tensor]) -> int:
+        return int(self._program.kernel_set(self._there(inputs)))
+
+    def describe(self, inputs: Sequence[torch.Tensor]) -> str:
+        return str(self._program.describe(self._there(inputs)))
+
+    def profile(self, inputs: Sequence[torch.Tensor], rounds: int = 10) -> Any:
+        return self._program.profile(self._there(inputs), rounds)
+
+    def _there(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # A model on the GPU may be called with numbers that lie on the host (positions, lengths).
+        return [t if t.device == self._device else t.to(self._device) for t in inputs]
+
+
+def home_of(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
+    """Where a model lies: its weights, or without any the inputs of the call."""
+    for group in (module.parameters(), module.buffers(), inputs):
+        for value in group:
+            if isinstance(value, torch.Tensor):
+                return value.device
+    return _CPU
+
+
+def _stamp(tensor: torch.Tensor) -> Hashable:
+    """Another one after a write that anything shows; None for a tensor that counts none."""
+    if tensor.is_inference():
+        return None
+    return tensor.data_ptr(), tensor._version, tensor.dtype, tensor.shape, tensor.stride()

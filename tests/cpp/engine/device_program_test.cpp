@@ -1,0 +1,200 @@
+// Programs on a device of their own: nothing runs before somebody waits, nothing on the host reads
+// the device's memory, and memory is not used again before work that needs it is done.
+#include <doctest/doctest.h>
+
+#include <cstring>
+
+#include "base/error.hpp"
+#include "engine_support.hpp"
+#include "recording_device.hpp"
+
+using namespace rm;
+using namespace rm::engine_test;
+using engine::Program;
+using ops::HostTensor;
+
+namespace {
+
+// Merged weights (a constant expression), a table of positions made on the host, temporaries.
+const char* kModel =
+    "rmir 1\nsym s0 [1,64]\ninput %0 \"x\" : f32[s0,32]\nweight %1 \"q\" : f32[32,32]\n"
+    "weight %2 \"k\" : f32[32,32]\nweight %3 \"b\" : f32[64]\nweight %4 \"w\" : f32[16,64]\n"
+    "%5 = concat(%1, %2) {axis=0} : f32[64,32]\n"
+    "%6 = linear(%0, %5, %3) : f32[s0,64]\n"
+    "%7 = iota() {start=<0>, step=1} : i64[s0]\n%8 = cast(%7) : f32[s0]\n"
+    "%9 = reshape(%8) {shape=<s0,1>} : f32[s0,1]\n%10 = add(%6, %9) : f32[s0,64]\n"
+    "%11 = tanh(%10) : f32[s0,64]\n%12 = linear(%11, %4) : f32[s0,16]\n"
+    "%13 = softmax(%12) {axis=1, log=0} : f32[s0,16]\nreturn %13\n";
+
+// A state that is updated in place.
+const char* kState =
+    "rmir 1\ninput %0 \"cache\" : f32[8,4] donated\ninput %1 \"at\" : i64[2]\n"
+    "input %2 \"rows\" : f32[2,4]\n"
+    "%3 = index_copy(%0, %1, %2) {axis=0} : f32[8,4]\n%4 = reduce(%3) {axes=[0], keepdim=0, "
+    "kind=\"sum\"} : f32[4]\nreturn %3, %4\n";
+
+struct Tensor {
+  std::shared_ptr<void> memory;
+  engine::TensorView view;
+};
+
+Tensor placed(RecordingDevice& device, const HostTensor& t) {
+  Tensor out{device.allocate(t.bytes.size()), view(t)};
+  device.upload(out.memory.get(), t.bytes.data(), t.bytes.size());
+  out.view.data = out.memory.get();
+  out.view.device = device.id();
+  return out;
+}
+
+class DeviceOutputs final : public engine::OutputAllocator {
+ public:
+  explicit DeviceOutputs(RecordingDevice& device) : device_(device) {}
+  void* allocate(size_t index, const ir::Layout& layout) override {
+    layouts.resize(std::max(layouts.size(), index + 1));
+    memory.resize(layouts.size());
+    layouts[index] = layout;
+    memory[index] = device_.allocate(static_cast<size_t>(layout.num_bytes()));
+    return memory[index].get();
+  }
+  void reuse(size_t, size_t) override {}
+  HostTensor read(size_t index) {
+    ir::Dims dims(layouts[index].dims.begin(), layouts[index].dims.end());
+    HostTensor out = ops::zeros({layouts[index].dtype, dims});
+    const auto bytes = device_.bytes_of(memory[index].get(), out.bytes.size());
+    std::memcpy(out.bytes.data(), bytes.data(), bytes.size());
+    return out;
+  }
+
+  std::vector<ir::Layout> layouts;
+  std::vector<std::shared_ptr<void>> memory;
+
+ private:
+  RecordingDevice& device_;
+};
+
+void* native(uintptr_t number) { return reinterpret_cast<void*>(number); }
+
+HostTensor on_the_host(const Case& c, const HostTensor& x) {
+  Program program(c.graph, cpu_kernels());
+  program.set_weights(c.weight_tensors());
+  HostOutputs outputs;
+  program.run({view(x)}, outputs);
+  return outputs.tensors[0];
+}
+
+}  // namespace
+
+TEST_CASE("a run on a device only launches, and its results are the host's") {
+  std::mt19937 rng(1);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  {
+    Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    for (int64_t rows : {3, 9, 3}) {
+      HostTensor x = random_tensor(rng, ir::DType::kF32, {rows, 32});
+      Tensor given = placed(*device, x);
+      DeviceOutputs outputs(*device);
+      program.run({given.view}, outputs, false, native(1));
+      CHECK(device->waiting() > 0);
+      device->drain();
+      CHECK(max_difference(outputs.read(0), on_the_host(c, x)) < 1e-6);
+    }
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
+TEST_CASE("weights of the host are copied once, those of the device are used where they lie") {
+  std::mt19937 rng(2);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  const HostTensor x = random_tensor(rng, ir::DType::kF32, {4, 32});
+  {
+    Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    CHECK(device->uploads == 4);
+    const Tensor given = placed(*device, x);
+    for (int i = 0; i < 3; ++i) {
+      DeviceOutputs outputs(*device);
+      program.run({given.view}, outputs, false, native(1));
+      device->drain();
+    }
+    CHECK(device->uploads == 6);  // the input's, and the positions of this shape
+  }
+  std::map<std::string, engine::OwnedTensor> there;
+  std::vector<Tensor> kept;
+  for (const auto& [name, t] : c.weights) {
+    kept.push_back(placed(*device, t));
+    there[name] = {kept.back().view, kept.back().memory};
+  }
+  const size_t before = device->held_bytes;
+  Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+  program.set_weights(there);
+  CHECK(device->held_bytes == before);
+  CHECK(device->errors.empty());
+}
+
+TEST_CASE("runs on several streams at once do not share memory") {
+  std::mt19937 rng(3);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+  program.set_weights(c.weight_tensors());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<HostTensor> inputs;
+    std::vector<Tensor> given;
+    std::vector<std::unique_ptr<DeviceOutputs>> outputs;
+    for (uintptr_t run = 0; run < 6; ++run) {
+      const auto rows = static_cast<int64_t>(2 + rng() % 5);
+      inputs.push_back(random_tensor(rng, ir::DType::kF32, {rows, 32}));
+      given.push_back(placed(*device, inputs.back()));
+      outputs.push_back(std::make_unique<DeviceOutputs>(*device));
+      program.run({given.back().view}, *outputs.back(), false, native(1 + run % 3));
+    }
+    device->drain();
+    for (size_t run = 0; run < inputs.size(); ++run) {
+      CHECK(max_difference(outputs[run]->read(0), on_the_host(c, inputs[run])) < 1e-6);
+    }
+  }
+  CHECK(device->errors.empty());
+}
+
+TEST_CASE("a state of the device is updated in place, run after run") {
+  std::mt19937 rng(4);
+  const Case c = load(kState, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+  program.set_weights({});
+  HostTensor expected = ops::zeros({ir::DType::kF32, {8, 4}});
+  const Tensor cache = placed(*device, expected);
+  std::vector<Tensor> kept;
+  for (int64_t step = 0; step < 4; ++step) {
+    const HostTensor at = ops::from_doubles({ir::DType::kI64, {2}},
+                                            {static_cast<double>(step), static_cast<double>(step + 4)});
+    const HostTensor rows = random_tensor(rng, ir::DType::kF32, {2, 4});
+    std::memcpy(expected.bytes.data() + step * 16, rows.bytes.data(), 16);
+    std::memcpy(expected.bytes.data() + (step + 4) * 16, rows.bytes.data() + 16, 16);
+    kept.push_back(placed(*device, at));
+    const engine::TensorView at_view = kept.back().view;
+    kept.push_back(placed(*device, rows));
+    DeviceOutputs outputs(*device);
+    program.run({cache.view, at_view, kept.back().view}, outputs, false, native(1));
+  }
+  device->drain();
+  const auto bytes = device->bytes_of(cache.memory.get(), expected.bytes.size());
+  CHECK(std::memcmp(bytes.data(), expected.bytes.data(), bytes.size()) == 0);
+  CHECK(device->errors.empty());
+}
+
+TEST_CASE("a program is for one device") {
+  std::mt19937 rng(5);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  CHECK_THROWS_WITH_AS(Program(c.graph, cpu_kernels(), {}, engine::Packing::kFirst, device),
+                       doctest::Contains("another's"), Error);
+  Program program(c.graph, cpu_kernels());
+  auto weights = c.weight_tensors();
+  weights.begin()->second.view.device = {kDLCUDA, 1};
+  CHECK_THROWS_WITH_AS(program.set_weights(weights), doctest::Contains("another device"), Error);
+}

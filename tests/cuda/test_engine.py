@@ -1,0 +1,220 @@
+"""``init("gpu:0")``: unmodified models on a GPU, by the engine's own plans."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+rm = pytest.importorskip("rm_abstract")
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(autouse=True)
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "cache"))
+    yield rm.init("gpu:0", fallback="error")
+    rm.shutdown()
+
+
+def saved(model: Any, folder: Path) -> Any:
+    """The model as a script loads it: from its files, through the hooks."""
+    model.eval().save_pretrained(folder)
+    return type(model).from_pretrained(folder)
+
+
+def bert(folder: Path, dtype: Any, hidden: int = 64) -> Any:
+    config = transformers.BertConfig(
+        hidden_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=2 * hidden,
+        vocab_size=100,
+    )
+    torch.manual_seed(0)
+    return saved(transformers.BertModel(config).to(dtype), folder).to(dtype)
+
+
+def llama(folder: Path, dtype: Any) -> Any:
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=128,
+        vocab_size=100,
+    )
+    torch.manual_seed(0)
+    return saved(transformers.LlamaForCausalLM(config).to(dtype), folder).to(dtype)
+
+
+def served(model: Any, calls: int, **inputs: Any) -> tuple[Any, dict[str, Any]]:
+    """The last output of so many calls, and the model's record."""
+    with torch.no_grad():
+        for _ in range(calls):
+            output = model(**inputs)
+    (record,) = [r for r in rm.explain().to_dict()["models"] if r["routed"]]
+    return output, record
+
+
+def original(model: Any, **inputs: Any) -> Any:
+    with torch.no_grad(), rm.disabled():
+        return model(**inputs)
+
+
+def kernels(record: dict[str, Any]) -> set[str]:
+    return {name for entry in record["entries"] for name in entry["kernels"]}
+
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+def check_near(actual: Any, expected: Any) -> None:
+    assert actual.dtype == expected.dtype and actual.device == expected.device
+    scale = float(expected.float().abs().max())
+    error = float((actual.float() - expected.float()).abs().max())
+    assert error <= TOLERANCES[expected.dtype] * scale
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_an_encoder_is_served_where_the_script_put_it(
+    tmp_path: Path, where: str, dtype: Any
+) -> None:
+    model = bert(tmp_path / "model", dtype).to(where)
+    ids = torch.randint(0, 100, (3, 24), device=where)
+    mask = torch.ones_like(ids)
+    mask[1, 10:] = 0
+    expected = original(model, input_ids=ids, attention_mask=mask)
+    output, record = served(model, 4, input_ids=ids, attention_mask=mask)
+    check_near(output.last_hidden_state, expected.last_hidden_state)
+    check_near(output.pooler_output, expected.pooler_output)
+    assert record["device"] == "cuda:0" and record["routed"] >= 3
+    assert all(name.startswith("cuda/") for name in kernels(record))
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_a_decoder_without_a_cache_is_served(tmp_path: Path, where: str) -> None:
+    model = llama(tmp_path / "model", torch.bfloat16).to(where)
+    ids = torch.randint(0, 100, (2, 33), device=where)
+    expected = original(model, input_ids=ids, use_cache=False)
+    output, record = served(model, 3, input_ids=ids, use_cache=False)
+    check_near(output.logits, expected.logits)
+    assert any("rope" in name for name in kernels(record))
+
+
+def test_other_sizes_are_served_by_the_same_program(tmp_path: Path) -> None:
+    model = bert(tmp_path / "model", torch.float32).cuda()
+    for rows, tokens in ((2, 16), (5, 40), (2, 16), (7, 3), (4, 128)):
+        ids = torch.randint(0, 100, (rows, tokens), device="cuda")
+        expected = original(model, input_ids=ids)
+        for _ in range(2):
+            with torch.no_grad():
+                check_near(model(input_ids=ids).last_hidden_state, expected.last_hidden_state)
+
+
+def test_weights_on_the_device_are_used_where_they_lie(tmp_path: Path) -> None:
+    model = bert(tmp_path / "model", torch.float32).cuda()
+    ids = torch.randint(0, 100, (2, 16), device="cuda")
+    served(model, 3, input_ids=ids)
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight.mul_(2.0)
+        model.pooler.dense.bias.add_(0.5)
+    expected = original(model, input_ids=ids)
+    with torch.no_grad():
+        for _ in range(3):
+            output = model(input_ids=ids)
+            check_near(output.last_hidden_state, expected.last_hidden_state)
+            check_near(output.pooler_output, expected.pooler_output)
+
+
+def test_weights_of_the_host_that_change_are_copied_again(tmp_path: Path) -> None:
+    model = bert(tmp_path / "model", torch.float32)
+    ids = torch.randint(0, 100, (2, 16))
+    served(model, 3, input_ids=ids)
+    with torch.no_grad():
+        model.encoder.layer[0].intermediate.dense.weight.mul_(-1.0)
+    expected = original(model, input_ids=ids)
+    with torch.no_grad():
+        for _ in range(3):
+            check_near(model(input_ids=ids).last_hidden_state, expected.last_hidden_state)
+
+
+def test_work_is_ordered_with_the_callers_stream(tmp_path: Path) -> None:
+    """Inputs that a long kernel still writes, outputs read on the same stream, two streams."""
+    model = bert(tmp_path / "model", torch.float32, hidden=256).cuda()
+    ids = torch.randint(0, 100, (8, 64), device="cuda")
+    other = torch.randint(0, 100, (8, 64), device="cuda")
+    expected = [original(model, input_ids=i).last_hidden_state for i in (ids, other)]
+    served(model, 3, input_ids=ids)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    outputs: list[Any] = []
+    torch.cuda.synchronize()
+    for turn in range(8):
+        for which, stream in enumerate(streams):
+            with torch.cuda.stream(stream), torch.no_grad():
+                given = torch.zeros_like(ids)
+                torch.cuda._sleep(2_000_000)
+                given.copy_((ids, other)[(which + turn) % 2])
+                result = model(input_ids=given).last_hidden_state
+                outputs.append(((which + turn) % 2, result.clone()))
+                del result, given
+    torch.cuda.synchronize()
+    for which, output in outputs:
+        check_near(output, expected[which])
+
+
+def test_threads_share_a_program(tmp_path: Path) -> None:
+    model = bert(tmp_path / "model", torch.float32).cuda()
+    inputs = [torch.randint(0, 100, (2, 16), device="cuda") for _ in range(4)]
+    expected = [original(model, input_ids=ids).last_hidden_state for ids in inputs]
+    served(model, 3, input_ids=inputs[0])
+    wrong: list[str] = []
+
+    def call(ids: Any, right: Any) -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                for _ in range(30):
+                    check_near(model(input_ids=ids).last_hidden_state, right)
+        except Exception as error:  # a thread's exception fails no test by itself
+            wrong.append(repr(error))
+
+    torch.cuda.synchronize()
+    pairs = zip(inputs, expected, strict=True)
+    threads = [threading.Thread(target=call, args=pair) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_generation_gives_what_the_original_gives(tmp_path: Path) -> None:
+    rm.init("gpu:0", fallback="allow")  # its calls are left to PyTorch
+    model = llama(tmp_path / "model", torch.float32).cuda()
+    ids = torch.randint(0, 100, (1, 9), device="cuda")
+    with rm.disabled():
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False)
+    tokens = model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert tokens.tolist() == expected.tolist()
+
+
+def test_a_call_inside_a_users_graph_is_left_to_pytorch(tmp_path: Path) -> None:
+    model = bert(tmp_path / "model", torch.float32).cuda()
+    ids = torch.randint(0, 100, (2, 16), device="cuda")
+    expected, _ = served(model, 3, input_ids=ids)
+    rm.init("gpu:0", fallback="allow")
+    served(model, 3, input_ids=ids)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        output = model(input_ids=ids).last_hidden_state
+    graph.replay()
+    torch.cuda.synchronize()
+    check_near(output, expected.last_hidden_state)
