@@ -14,6 +14,7 @@ from rm_abstract import session
 from rm_abstract.base import config
 from rm_abstract.base.errors import Error, RoutingWarning
 from rm_abstract.base.scope import disabled
+from rm_abstract.generation import registry as generation
 
 if TYPE_CHECKING:
     from rm_abstract.executable import Executable
@@ -48,6 +49,7 @@ def init(
     compile_options: dict[str, Any] | None = None,
     verbose: Any = None,
     inference_engine: str | None = None,
+    engine_options: dict[str, Any] | None = None,
     fallback: str | None = None,
     verify: Any = None,
 ) -> Session:
@@ -55,7 +57,8 @@ def init(
 
     A second call with the same settings does nothing; with others it works like
     ``switch_device``. Raises ConfigError for a value that is not understood and
-    DeviceUnavailableError when the device cannot be used and ``fallback`` is "error".
+    DeviceUnavailableError when the device cannot be used and ``fallback`` is "error"; Error (RM330)
+    when the software of ``inference_engine`` is missing.
     """
     settings = config.resolve(
         {
@@ -64,10 +67,12 @@ def init(
             "compile_options": compile_options,
             "verbose": verbose,
             "inference_engine": inference_engine,
+            "engine_options": engine_options,
             "fallback": fallback,
             "verify": verify,
         }
     )
+    generation.check(settings)
     config.apply_log(settings)
     with session.lock():
         active = session.current()

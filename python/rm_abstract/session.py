@@ -316,6 +316,20 @@ class Session:
         if policy == "warn" and reasons.group_of(code) != "routing":
             self._warn(label, code, f"{reasons.text_of(code)}: {detail}")
 
+    def engine_notice(self, label: str, code: str, detail: str) -> None:
+        """A generation is not served by the session's inference engine for ``code``."""
+        policy, engine = self.policy(code), self.settings.text("inference_engine")
+        if policy == "error":
+            raise Error(
+                f"[{label}.generate] expected {engine} to serve the call, got {code}: {detail}; "
+                f"try {reasons.remedy_of(code)}",
+                code=code,
+            )
+        if policy == "warn" and (label, code + detail) not in self._noticed:
+            self._noticed.add((label, code + detail))
+            text = f"{label}.generate is not served by {engine}, {code}: {detail}"
+            warnings.warn(text, RoutingWarning, stacklevel=2)
+
     def failed(self, label: str, error: Error) -> None:
         """Capture, compile or execution failed with ``error``: eager serves, or it is raised."""
         policy = self.policy(error.code or "RM306")

@@ -28,12 +28,12 @@ def unregister(name: str) -> None:
 
 
 def names() -> list[str]:
-    return sorted({"auto", "torch", *_MODULES, *_registered})
+    return sorted({"auto", "torch", "vllm", *_MODULES, *_registered})
 
 
 def create(name: str, module: Any, context: EngineContext) -> Engine | None:
     """An engine for ``module``; None for ``torch``, which leaves every call to eager."""
-    if name in ("auto", "native"):
+    if name in ("auto", "native", "vllm"):  # what vLLM does not do is native's
         name = "native" if has_kernels(context.device) else "whole_program"
     if name == "torch":
         return None

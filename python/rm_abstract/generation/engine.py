@@ -32,7 +32,8 @@ class GenerationEngine(Protocol):
     def eligible(self, request: GenerationRequest) -> str:
         """Why this engine cannot serve the request, in a few words; empty when it can.
 
-        Changes nothing. A request that no engine can serve goes to transformers' own loop.
+        Changes nothing of the request; an engine in a process of its own may start it here. A
+        request that no engine can serve goes to transformers' own loop.
         """
 
     def start(self, request: GenerationRequest) -> TokenStream:

@@ -25,6 +25,7 @@ class GenerationRequest:
     criteria: Any  # StoppingCriteriaList
     streamer: Any = None
     synced_gpus: bool = False
+    cache_is_new: bool = True  # past_key_values is None or was made, empty, for this call alone
     chunk_tokens: int | None = None  # most tokens of a row that one item of the stream may hold
 
     @staticmethod

@@ -10,13 +10,15 @@ from rm_abstract.base.config import Settings
 from rm_abstract.engines.base import Engine
 from rm_abstract.engines.context import Events
 from rm_abstract.generation.drafts import Drafts
+from rm_abstract.generation.remote.engine import RemoteEngine
 from rm_abstract.generation.together import Together
 
 
 class GenerationState:
     """Lives as long as a model's compiled programs do. Thread safe: its parts are."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, remote: RemoteEngine | None = None) -> None:
+        self.remote = remote  # asked first
         self.drafts = Drafts(settings.text("prompt_lookup"))
         self.together = Together() if settings.flag("batch_threads") else None
 
@@ -32,6 +34,11 @@ class GenerationState:
         """Calls of generate by what kept the token loop from running them."""
         with self._lock:
             return dict(self._declined)
+
+    def close(self) -> None:
+        """Ends what runs outside of this process."""
+        if self.remote is not None:
+            self.remote.close()
 
     def draft_counts(self) -> dict[str, Any]:
         """What came of drafts (Drafts.counts); empty when no draft was checked."""

@@ -8,6 +8,7 @@ and every cache of the user's, stays what it is.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,15 @@ from rm_abstract.hooks.arming import armed_of
 from rm_abstract.hooks.host import HookHost
 
 if TYPE_CHECKING:
-    from rm_abstract.generation.engine import TokenStream
+    from rm_abstract.generation.engine import GenerationEngine, TokenStream
     from rm_abstract.hooks.router import ArmedModel
     from rm_abstract.kv.device_cache import CacheNotes
     from rm_abstract.kv.residence import LayerShape
 
 # Rooms for this many tokens beyond the prompt are made at once; buffers grow when it is not enough.
 _FIRST_ROOM = 256
+
+_made = threading.local()  # .cache: the empty one of the generation that starts in this thread
 
 
 def preparing_cache(host: HookHost, original: Any) -> Any:
@@ -35,6 +38,7 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
         given = model_kwargs.get("past_key_values")
         result = original(self, generation_config, model_kwargs, *args, **kwargs)
         made = model_kwargs.get("past_key_values")
+        _made.cache = None
         if not host.active:
             return result
         armed = armed_of(self)
@@ -42,6 +46,8 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
             away = _kept_away(host)
             if away or _planned(host):
                 _replace(self, generation_config, model_kwargs, made, notes, away)
+        if given is None:
+            _made.cache = model_kwargs.get("past_key_values")
         return result
 
     return prepare
@@ -68,20 +74,25 @@ def sampling(host: HookHost, original: Any) -> Any:
 def _stream(
     armed: ArmedModel, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TokenStream | None:
-    """This call of `_sample` as the token loop's; None: transformers' own loop runs it."""
+    """This call of `_sample` as an engine's; None: transformers' own loop runs it."""
+    made, _made.cache = getattr(_made, "cache", None), None
     try:
         from rm_abstract.generation.request import GenerationRequest
         from rm_abstract.generation.token_loop import TokenLoopEngine
 
-        engine = TokenLoopEngine(armed)
         request = GenerationRequest.of(original, model, args, kwargs)
-        declined = engine.eligible(request)
+        cache = request.model_kwargs.get("past_key_values")
+        request.cache_is_new = cache is None or cache is made
+        remote = armed.generation.remote
+        engines: list[GenerationEngine] = [TokenLoopEngine(armed)]
+        for engine in engines if remote is None else [remote, *engines]:
+            declined = engine.eligible(request)
+            if not declined:
+                return engine.start(request)
+            armed.generation.decline(declined)
     except (ImportError, TypeError, KeyError, AttributeError):
-        declined = "this version of transformers"
-    if declined:
-        armed.generation.decline(declined)
-        return None
-    return engine.start(request)
+        armed.generation.decline("this version of transformers")
+    return None
 
 
 def _planned(host: HookHost) -> bool:
@@ -92,7 +103,8 @@ def _planned(host: HookHost) -> bool:
     engine = host.settings.text("inference_engine")
     if host.resolved.backend == "cuda":
         return False
-    return engine == "native" or (engine == "auto" and registry.has_kernels(host.resolved))
+    own = engine in ("native", "vllm")  # what vLLM does not serve is native's
+    return own or (engine == "auto" and registry.has_kernels(host.resolved))
 
 
 def _kept_away(host: HookHost) -> bool:

@@ -62,5 +62,9 @@ class RouterHost(HookHost, Protocol):
     def notice(self, label: str, code: str, detail: str) -> None:
         """A call of the model ``label`` stays eager. Raises Error where the policy says so."""
 
+    def engine_notice(self, label: str, code: str, detail: str) -> None:
+        """The session's engine leaves a generation to the programs of the core, or to
+        transformers. Raises Error where the policy says so."""
+
     def failed(self, label: str, error: Error) -> None:
         """Capture, compilation or execution failed. Raises ``error`` where the policy says so."""

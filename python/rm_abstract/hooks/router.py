@@ -25,6 +25,7 @@ from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
+from rm_abstract.generation.registry import remote_engine
 from rm_abstract.generation.state import GenerationState
 from rm_abstract.guards import purity, sources, writes
 from rm_abstract.hooks.gradients import GradientCalls
@@ -208,7 +209,12 @@ class ArmedModel:
         """What this model's generations share."""
         with self._lock:
             if self._generation is None:
-                self._generation = GenerationState(self.session.settings)
+                self._generation = GenerationState(
+                    self.session.settings,
+                    remote_engine(
+                        self.session.settings, self.session.device, *_for_engine(self)
+                    ),
+                )
             return self._generation
 
     @property
@@ -228,6 +234,9 @@ class ArmedModel:
             "first_calls": self.first_calls,
             "loop_tokens": self.loop_tokens,
             "drafts": {} if generation is None else generation.draft_counts(),
+            "generation_engine": {}
+            if generation is None or generation.remote is None
+            else generation.remote.record(),
             "loop_declined": {} if generation is None else generation.declined(),
             "eager": declined + self.first_calls,
             "reasons": [
@@ -271,11 +280,31 @@ class ArmedModel:
         """Forgets everything compiled, for another device or other options."""
         with self._lock:
             engine, self._engine = self._engine, None
-            self._generation = None
+            generation, self._generation = self._generation, None
             self._refused.clear()
             self.route.drop()
         if engine is not None:
             engine.close()
+        if generation is not None:
+            generation.close()
+
+    def watch(self) -> Any:
+        """A guard of its own on the module as it is now: ``stale()`` says what changed since.
+
+        Raises Decline for a module that cannot be watched.
+        """
+        module = self.module_ref()
+        names, positional = _parameters(module)
+        errors = (Error, _core.CoreError)
+        facts = self.session.facts()
+        route = _core.router.make_route(facts, module, names, positional, errors, RouteFailure)
+        if self.session.settings.text("guard") == "strict":
+            route.compare_contents()
+        found = sources.of_module(module)  # type: ignore[arg-type]
+        code, detail = route.snapshot(found.rows())
+        if code or found.unseen:
+            raise Decline(code or "RM210", detail or "; ".join(found.unseen[:3]))
+        return route
 
     def refusals(self) -> dict[str, str]:
         return dict(self._refused)
@@ -459,6 +488,23 @@ class ArmedModel:
         if len(described) == 3:
             self._report(described[1], error)
         return output
+
+
+def _for_engine(armed: ArmedModel) -> tuple[Any, Any]:
+    """What an engine in another process may ask of the router, which it must not keep alive."""
+    session, label = armed.session, armed.label
+    watch = weakref.WeakMethod(armed.watch)
+
+    def watched() -> Any:
+        found = watch()
+        if found is None:
+            raise Decline("RM113", "the model is gone")
+        return found()
+
+    def notice(code: str, detail: str) -> None:
+        session.engine_notice(label, code, detail)
+
+    return watched, notice
 
 
 def _parameters(module: Any) -> tuple[tuple[str, ...], int]:

@@ -1,0 +1,47 @@
+"""Which engine generates text for a name of the option inference_engine. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rm_abstract.base.config import Settings
+from rm_abstract.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.remote.engine import RemoteEngine
+
+REMOTE = ("vllm",)  # engines in a process of their own
+
+
+def check(settings: Settings) -> None:
+    """Refuses what the session could not do later. Raises ConfigError; Error (RM330) when the
+    software of the engine is missing."""
+    name = settings.text("inference_engine")
+    options = json.loads(settings.text("engine_options"))
+    if options and name not in REMOTE:
+        raise ConfigError(
+            f"[engine_options] expected an engine that has options, got inference_engine={name!r} "
+            f"from {settings.source('inference_engine')}; try inference_engine='vllm'"
+        )
+    if name == "vllm":
+        from rm_abstract.generation.vllm import options as vllm
+
+        vllm.check(options)
+
+
+def remote_engine(
+    settings: Settings,
+    device: str,
+    watch: Callable[[], Any],
+    notice: Callable[[str, str], None],
+) -> RemoteEngine | None:
+    """The engine of one model; None where the core's programs generate. Starts nothing."""
+    if settings.text("inference_engine") != "vllm":
+        return None
+    from rm_abstract.generation.remote.engine import RemoteEngine
+    from rm_abstract.generation.vllm.engine import Vllm
+
+    kind = Vllm(settings.text("engine_options"), device)
+    return RemoteEngine(kind, watch, notice, settings.text("worker_log_dir"))

@@ -1,0 +1,161 @@
+"""The worker's side of an engine process: one JSON object a line, both ways, over one socket.
+
+Runs in any Python: it imports the standard library only and is loaded by its path, so that the
+engine's environment needs no rm_abstract. The process ends with everything it started as soon as
+the other end closes, however that happened.
+
+    in   {"op": "start", "id", "model", "arguments", "device"}   out  {"event": "answer", "id", ...}
+         {"op": "generate", "id", "prompt", "sampling"}               {"event": "tokens", "id", ...}
+         {"op": "cancel", "ids"}, {"op": "call", "id", "name", "arguments"}
+    out  {"event": "error", "id", "kind", "message", "fatal"}, {"event": "beat"}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+BEAT_S = 1.0
+
+
+class Engine(Protocol):
+    """What a worker program implements."""
+
+    async def start(self, model: str, arguments: dict[str, Any], device: str) -> dict[str, Any]:
+        """Loads the model of the folder ``model``; facts about the engine."""
+
+    def generate(
+        self, number: int, prompt: list[int], sampling: dict[str, Any]
+    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+        """(new tokens, their log probabilities where asked for, whether it is the end)."""
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Whatever else the program offers."""
+
+    def is_dead(self) -> bool:
+        """The engine cannot serve any more: the process is of no use."""
+
+
+def members(group: int) -> list[int]:
+    """Processes of a group that still run, except the tracker that removes shared memory."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                command = file.read()
+            if int(fields[2]) == group and fields[0] != "Z" and b"resource_tracker" not in command:
+                found.append(int(name))
+    return found
+
+
+def end_group(group: int, but: int = 0) -> None:
+    """Ends every process of a group. The tracker of shared memory goes last, of itself: only it
+    knows which segments a process that was killed has left."""
+    for _ in range(50):
+        left = [pid for pid in members(group) if pid != but]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+class Server:
+    """Serves one engine on the socket ``fd`` until the other end closes."""
+
+    def __init__(self, engine: Engine, fd: int, scratch: str) -> None:
+        self._engine, self._scratch = engine, scratch
+        self._socket = socket.socket(fileno=fd)
+        self._sending = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def run(self) -> None:
+        for target in (self._read, self._beat):
+            threading.Thread(target=target, daemon=True).start()
+        self._loop.run_forever()
+
+    def _send(self, **message: Any) -> None:
+        data = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            try:
+                self._socket.sendall(data)
+            except OSError:
+                self._end()
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(BEAT_S)
+            self._send(event="beat")
+
+    def _read(self) -> None:
+        with self._socket.makefile("rb") as lines:
+            for line in lines:
+                message = json.loads(line)
+                self._loop.call_soon_threadsafe(self._take, message)
+        self._end()
+
+    def _end(self) -> None:
+        end_group(os.getpgrp(), but=os.getpid())
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        os._exit(0)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "cancel":
+            for number in message["ids"]:
+                if number in self._tasks:
+                    self._tasks[number].cancel()
+            return
+        number = message["id"]
+        task = self._loop.create_task(self._guarded(message))
+        self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
+
+    async def _guarded(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        try:
+            await self._serve(message)
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            traceback.print_exc(file=sys.stderr)
+            sys.stderr.flush()
+            fatal = message["op"] == "start" or self._engine.is_dead()
+            text = str(error).strip() or type(error).__name__
+            self._send(event="error", id=number, kind=type(error).__name__, message=text, fatal=fatal)
+
+    async def _serve(self, message: dict[str, Any]) -> None:
+        number = message["id"]
+        if message["op"] == "generate":
+            stream = self._engine.generate(number, message["prompt"], message["sampling"])
+            async for tokens, chances, done in stream:
+                self._send(event="tokens", id=number, tokens=tokens, chances=chances, done=done)
+            return
+        if message["op"] == "start":
+            facts = await self._engine.start(
+                message["model"], message["arguments"], message["device"]
+            )
+        else:
+            facts = await self._engine.call(message["name"], message["arguments"])
+        self._send(event="answer", id=number, facts=facts)
+
+
+def main(engine: Engine, argv: list[str]) -> None:
+    """``argv``: the number of the socket, the folder to remove at the end."""
+    Server(engine, int(argv[0]), argv[1]).run()

@@ -1,0 +1,52 @@
+"""vLLM as the engine of one model: implements remote.engine.Kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rm_abstract.generation.request import GenerationRequest
+from rm_abstract.generation.vllm import options
+from rm_abstract.generation.vllm.mapping import Plan, plan
+from rm_abstract.worker.interpreter import interpreter
+
+_PROGRAM = Path(__file__).resolve().parent / "serving.py"
+
+
+class Vllm:
+    """``given``: engine_options as JSON text; ``device``: the session's, such as "cuda:0"."""
+
+    name = "vllm"
+
+    def __init__(self, given: str, device: str) -> None:
+        self._options: dict[str, Any] = json.loads(given) if given else {}
+        self._device = device
+        options.check(self._options)
+
+    def plan(self, request: GenerationRequest, longest: float) -> Plan:
+        return plan(request, longest)
+
+    def command(self) -> list[str]:
+        return [interpreter("vllm"), str(_PROGRAM)]
+
+    def environment(self) -> dict[str, str]:
+        return options.environment(self._options, self._device)
+
+    def arguments(self, model: Any) -> dict[str, Any]:
+        dtype = str(model.dtype).removeprefix("torch.")
+        return options.arguments(self._options, dtype, self.device() == "cpu")
+
+    def device(self) -> str:
+        return self._device.partition(":")[0]
+
+    def start_timeout_s(self) -> float:
+        return float(self._options.get("start_timeout_s", options.OURS["start_timeout_s"]))
+
+    def idle_timeout_s(self) -> float:
+        return float(self._options.get("idle_timeout_s", options.OURS["idle_timeout_s"]))
+
+    def probe(self) -> dict[str, Any] | None:
+        if "quantization" in self._options or "dtype" in self._options:
+            return None
+        return {"temperature": 0.0, "ignore_eos": True, "logprobs": 0}

@@ -1,0 +1,92 @@
+"""The program of a vLLM worker: `python serving.py FD SCRATCH`, run by the Python that has vLLM.
+
+Imports the standard library and, inside functions, vLLM: processes that vLLM spawns import this
+file again, and rm_abstract need not be installed beside vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+
+def _frame() -> Any:
+    """The module generation/remote/worker_side.py, by its path."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(os.path.dirname(here), "remote", "worker_side.py")
+    spec = importlib.util.spec_from_file_location("rm_worker_side", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Vllm:
+    """Implements worker_side.Engine with one AsyncLLM."""
+
+    def __init__(self) -> None:
+        self._engine: Any = None
+
+    async def start(self, model: str, arguments: dict[str, Any], device: str) -> dict[str, Any]:
+        import vllm
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        kind = str(current_platform.device_type)
+        if (kind == "cpu") != (device == "cpu"):
+            raise RuntimeError(
+                f"this vLLM ({vllm.__version__}) runs on {kind}, the session on {device}"
+            )
+        self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
+        config = self._engine.vllm_config.model_config
+        return {
+            "version": str(vllm.__version__),
+            "platform": kind,
+            "dtype": str(config.dtype),
+            "max_model_len": int(config.max_model_len),
+        }
+
+    async def generate(
+        self, number: int, prompt: list[int], sampling: dict[str, Any]
+    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        given = dict(sampling)
+        if suppressed := set(given.pop("suppressed", ())):
+            size = self._engine.vllm_config.model_config.get_vocab_size()
+            given["allowed_token_ids"] = [i for i in range(size) if i not in suppressed]
+        if "logit_bias" in given:
+            given["logit_bias"] = {int(k): v for k, v in given["logit_bias"].items()}
+        parameters = SamplingParams(
+            detokenize=False, output_kind=RequestOutputKind.DELTA, **given
+        )
+        request = {"prompt_token_ids": prompt}
+        async for output in self._engine.generate(request, parameters, str(number)):
+            part = output.outputs[0]
+            tokens = [int(token) for token in part.token_ids]
+            chances = [
+                float(row[token].logprob)
+                for token, row in zip(tokens, part.logprobs or [], strict=False)
+            ]
+            yield tokens, chances, bool(output.finished)
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        if name == "reload":
+            await self._engine.collective_rpc("rm_reload", args=(arguments["model"],))
+        if name in ("reload", "empty_cache"):
+            await self._engine.reset_prefix_cache()
+            return {}
+        raise ValueError(f"no operation {name!r}")
+
+    def is_dead(self) -> bool:
+        return self._engine is not None and bool(self._engine.errored)
+
+
+if __name__ == "__main__":
+    _frame().main(Vllm(), sys.argv[1:])
