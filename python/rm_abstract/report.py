@@ -175,6 +175,7 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     lines += _times(max(model["entries"], key=lambda entry: int(entry["calls"]), default={}))
     if model.get("loop_tokens"):
         lines.append(f"  {model['loop_tokens']} tokens generated without a call of the model each")
+    lines += _engine_lines(model.get("generation_engine", {}))
     for why, calls in model.get("loop_declined", {}).items():
         lines.append(f"  {calls} calls of generate ran in transformers' own loop: {why}")
     drafts = model.get("drafts")
@@ -191,6 +192,29 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
     for entry in model["entries"]:
         lines += _entry_lines(entry)
     return lines
+
+
+def _engine_lines(engine: dict[str, Any]) -> list[str]:
+    """What an engine in a process of its own generated."""
+    if not engine:
+        return []
+    declined = [
+        f"  {calls} calls of generate were not for {engine['engine']}: {why}"
+        for why, calls in engine["declined"].items()
+    ]
+    if not engine["starts"]:
+        return declined
+    facts = engine["facts"]
+    version = f" {facts['version']} on {facts['platform']}" if facts else ""
+    lines = [
+        f"  {engine['engine']}{version}: {engine['requests']} generations, {engine['tokens']} "
+        f"tokens, started {engine['starts']} times ({engine['start_seconds']:.1f} s), weights "
+        f"taken again {engine['reloads']} times; {engine['checked'] or 'not compared'}"
+    ]
+    if crashes := engine["crashes"]:
+        first = crashes[-1].splitlines()[0]
+        lines.append(f"    RM303 its process ended {len(crashes)} times, last: {first}")
+    return lines + declined
 
 
 def _times(entry: dict[str, Any]) -> list[str]:

@@ -469,6 +469,17 @@ PyObject* route_stale(PyObject* self, PyObject*) {
   });
 }
 
+/// For those who serve without calls of the module: the guard's check, now.
+PyObject* route_look(PyObject* self, PyObject*) {
+  return guarded([&]() -> py::object {
+    const State& s = state_of(self);
+    const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
+    const std::shared_ptr<Guard> guard = s.guard;
+    if (module.get() == Py_None || !guard->taken()) return py::make_tuple("RM113", "no snapshot");
+    return verdict(guard->check(module.get(), *s.facts), guard->detail());
+  });
+}
+
 PyObject* route_stats(PyObject* self, PyObject*) {
   return guarded([&] {
     const State& s = state_of(self);
@@ -511,6 +522,8 @@ PyMethodDef kMethods[] = {
     {"routed", route_routed, METH_NOARGS, "routed() -> calls that an entry served"},
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
     {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
+    {"look", route_look, METH_NOARGS,
+     "look() -> (code, what) of a change since snapshot(); (None, '') when there is none"},
     {"stats", route_stats, METH_NOARGS, "stats() -> dict of counters"},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Rooms for this many tokens beyond the prompt are made at once; buffers grow when it is not enough.
 _FIRST_ROOM = 256
 
-_made = threading.local()  # .cache: the empty one of the generation that starts in this thread
+_made = threading.local()  # .cache(): the empty one of the generation that starts in this thread
 
 
 def preparing_cache(host: HookHost, original: Any) -> Any:
@@ -38,7 +38,7 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
         given = model_kwargs.get("past_key_values")
         result = original(self, generation_config, model_kwargs, *args, **kwargs)
         made = model_kwargs.get("past_key_values")
-        _made.cache = None
+        _made.cache = lambda: None
         if not host.active:
             return result
         armed = armed_of(self)
@@ -47,7 +47,8 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
             if away or _planned(host):
                 _replace(self, generation_config, model_kwargs, made, notes, away)
         if given is None:
-            _made.cache = model_kwargs.get("past_key_values")
+            cache = model_kwargs.get("past_key_values")
+            _made.cache = (lambda: None) if cache is None else weakref.ref(cache)
         return result
 
     return prepare
@@ -75,7 +76,7 @@ def _stream(
     armed: ArmedModel, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TokenStream | None:
     """This call of `_sample` as an engine's; None: transformers' own loop runs it."""
-    made, _made.cache = getattr(_made, "cache", None), None
+    made = getattr(_made, "cache", lambda: None)()
     try:
         from rm_abstract.generation.request import GenerationRequest
         from rm_abstract.generation.token_loop import TokenLoopEngine
@@ -89,7 +90,8 @@ def _stream(
             declined = engine.eligible(request)
             if not declined:
                 return engine.start(request)
-            armed.generation.decline(declined)
+            if engine is not remote:  # it counts for itself
+                armed.generation.decline(declined)
     except (ImportError, TypeError, KeyError, AttributeError):
         armed.generation.decline("this version of transformers")
     return None

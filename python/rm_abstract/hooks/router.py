@@ -211,9 +211,7 @@ class ArmedModel:
             if self._generation is None:
                 self._generation = GenerationState(
                     self.session.settings,
-                    remote_engine(
-                        self.session.settings, self.session.device, *_for_engine(self)
-                    ),
+                    remote_engine(self.session.settings, self.session.device, *_for_engine(self)),
                 )
             return self._generation
 
@@ -289,7 +287,7 @@ class ArmedModel:
             generation.close()
 
     def watch(self) -> Any:
-        """A guard of its own on the module as it is now: ``stale()`` says what changed since.
+        """A guard of its own on the module as it is now: ``look()`` says what changed since.
 
         Raises Decline for a module that cannot be watched.
         """
@@ -301,7 +299,8 @@ class ArmedModel:
         if self.session.settings.text("guard") == "strict":
             route.compare_contents()
         found = sources.of_module(module)  # type: ignore[arg-type]
-        code, detail = route.snapshot(found.rows())
+        with torch.no_grad():  # gradients are no matter here
+            code, detail = route.snapshot(found.rows())
         if code or found.unseen:
             raise Decline(code or "RM210", detail or "; ".join(found.unseen[:3]))
         return route

@@ -1,1 +1,1 @@
-"""Generation by an engine in a process of its own: the process, its wire, its streams, its weights."""
+"""Generation by an engine in a process of its own: process, wire, streams, weights."""

@@ -13,6 +13,7 @@ import shutil
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -69,8 +70,8 @@ class Kind(Protocol):
 class Watch(Protocol):
     """Notices changes of a model since it was made (the router's guard)."""
 
-    def stale(self) -> tuple[str, str]:
-        """("", "") or what changed and where."""
+    def look(self) -> tuple[str | None, str]:
+        """(code, what) of a change; no code when there is none."""
 
 
 class _Live:
@@ -104,6 +105,7 @@ class RemoteEngine:
         self._timer: threading.Timer | None = None
         self._pid = os.getpid()
         self._crashed = 0  # in a row
+        self._declined: Counter[str] = Counter()
         self.crashes: list[str] = []
         self.starts = self.reloads = self.requests = self.tokens = 0
         self.start_seconds = 0.0
@@ -118,8 +120,11 @@ class RemoteEngine:
             live = self._current(request.model)
             self._kind.plan(request, float(live.facts["max_model_len"]))
         except Decline as decline:
+            with self._lock:
+                why = decline.detail.splitlines()[0] if decline.detail else decline.code
+                self._declined[why] += 1
             self._notice(decline.code, decline.detail)
-            return f"{self.name}: {decline.detail}"
+            return decline.detail or decline.code
         return ""
 
     def start(self, request: GenerationRequest) -> RemoteStream:
@@ -142,6 +147,7 @@ class RemoteEngine:
             "start_seconds": round(self.start_seconds, 3),
             "checked": self.checked,
             "crashes": list(self.crashes),
+            "declined": dict(self._declined),
         }
 
     def ask(self, name: str, timeout_s: float = 60.0, **arguments: Any) -> dict[str, Any] | None:
@@ -171,30 +177,30 @@ class RemoteEngine:
         with self._lock:
             self._bury()
             if self._refused is not None and self._refused_at is not None:
-                if not self._refused_at.stale()[0]:
+                if not self._refused_at.look()[0]:
                     raise self._refused
                 self._refused = None
             check_modes(model)
             live = self._live
-            if live is not None and not live.watch.stale()[0]:
+            if live is not None and not live.watch.look()[0]:
                 return live
             check_structure(model)
+            if live is not None and self._busy:
+                raise Decline("RM332", "the weights changed while another thread generates")
             if self._crashed >= MOST_CRASHES:
                 raise Decline(
                     "RM303", f"its process ended {self._crashed} times, last: {self.crashes[-1]}"
                 )
-            watch = self._watch()
             try:
-                live = self._started(model, watch) if live is None else self._reloaded(model, watch)
+                live = self._started(model) if live is None else self._reloaded(model)
                 self._compare(model, live)
             except Decline as decline:
-                self._refused, self._refused_at = decline, watch
                 self.close()
+                self._refused, self._refused_at = decline, self._watch()
                 raise
             except BaseException:
                 self.close()
                 raise
-            self._live = live
             return live
 
     def _bury(self) -> None:
@@ -204,7 +210,7 @@ class RemoteEngine:
             self._crashed += 1
             self.close()
 
-    def _started(self, model: Any, watch: Watch) -> _Live:
+    def _started(self, model: Any) -> _Live:
         begun = time.monotonic()
         process = EngineProcess(
             self.name, self._kind.command(), self._kind.environment(), self._log_dir
@@ -214,6 +220,7 @@ class RemoteEngine:
         try:
             folder = process.scratch / "model"
             written = write_folder(model, folder)
+            watch = self._watch()  # after: to save a model looks like a write to it
             facts = process.ask(
                 "start",
                 self._kind.start_timeout_s(),
@@ -236,16 +243,15 @@ class RemoteEngine:
         self._live = live
         return live
 
-    def _reloaded(self, model: Any, watch: Watch) -> _Live:
-        """The running process with the weights of now. Requests under way end first."""
+    def _reloaded(self, model: Any) -> _Live:
+        """The running process with the weights of now."""
         live = self._live
         assert live is not None
-        if self._busy:
-            raise Decline("RM332", "the weights changed while another thread generates")
         folder = live.process.scratch / f"reload{self.reloads}"
         self.reloads += 1
         try:
             write_folder(model, folder)
+            watch = self._watch()
             live.process.ask(
                 "call",
                 self._kind.start_timeout_s(),
@@ -256,7 +262,7 @@ class RemoteEngine:
             self.close()
             if error.code != "RM331":
                 raise Decline(str(error.code), str(error)) from None
-            return self._started(model, watch)  # what it cannot take while it runs
+            return self._started(model)  # what it cannot take while it runs
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         live.watch = watch
@@ -392,5 +398,3 @@ class _Source:
         assert self._process is not None
         self._process.forget(tickets)
         self._engine.ended(self._process, undone, tokens, well)
-
-

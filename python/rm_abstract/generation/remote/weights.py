@@ -58,12 +58,12 @@ def _difference(model: Any) -> str:
     theirs = {name: type(module) for name, module in fresh.named_modules()}
     for name in sorted({*own, *theirs}):
         if own.get(name) is not theirs.get(name):
-            return name or type(model).__name__
+            return str(name or type(model).__name__)
     mine = {name: tensor.shape for name, tensor in model.state_dict().items()}
     other = {name: tensor.shape for name, tensor in fresh.state_dict().items()}
     for name in sorted({*mine, *other}):
         if mine.get(name) != other.get(name):
-            return name
+            return str(name)
     return ""
 
 
@@ -87,6 +87,9 @@ def write_folder(model: Any, folder: Path) -> list[Path]:
         config = type(model.config).from_dict(model.config.to_dict())
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
+        # What ends a row is in every request: an engine that also knew a default of the model's
+        # would ban it together with the others where a least number of tokens is asked for.
+        (folder / "generation_config.json").write_text('{"_from_model_config": false}')
     except (OSError, ValueError, RuntimeError) as error:
         raise Decline("RM331", f"the weights cannot be written: {error}") from None
     return [] if kept else sorted(folder.glob("*.safetensors"))
@@ -110,7 +113,7 @@ def _checkpoint(model: Any) -> Path | None:
         return None
     if Path(name).is_dir():
         return Path(name).absolute()
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(
@@ -134,7 +137,7 @@ def _equal(model: Any, files: list[Path]) -> bool:
     for path in files:
         try:
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (no mapping)
+                for name in file.keys():
                     tensor = live.get(name)
                     if tensor is None or name not in left:
                         return False

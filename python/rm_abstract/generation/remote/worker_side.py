@@ -138,7 +138,9 @@ class Server:
             sys.stderr.flush()
             fatal = message["op"] == "start" or self._engine.is_dead()
             text = str(error).strip() or type(error).__name__
-            self._send(event="error", id=number, kind=type(error).__name__, message=text, fatal=fatal)
+            self._send(
+                event="error", id=number, kind=type(error).__name__, message=text, fatal=fatal
+            )
 
     async def _serve(self, message: dict[str, Any]) -> None:
         number = message["id"]

@@ -54,7 +54,9 @@ def check(options: Mapping[str, Any]) -> None:
     for name in OURS:
         value = options.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise ConfigError(f"[engine_options] expected seconds for {name}, got {value!r}; try 60")
+            raise ConfigError(
+                f"[engine_options] expected seconds for {name}, got {value!r}; try 60"
+            )
 
 
 def names() -> list[str]:
@@ -119,7 +121,7 @@ def _fields(source: Path) -> frozenset[str]:
 
 def arguments(options: Mapping[str, Any], dtype: str, on_cpu: bool) -> dict[str, Any]:
     """What vLLM's engine is started with; ``dtype``: the model's own, such as "float32"."""
-    given: dict[str, Any] = {
+    return {
         "dtype": dtype,
         "enforce_eager": on_cpu,  # compiling takes minutes on a CPU
         "disable_log_stats": True,
@@ -128,9 +130,6 @@ def arguments(options: Mapping[str, Any], dtype: str, on_cpu: bool) -> dict[str,
         "generation_config": "vllm",
         "worker_extension_cls": "rm_vllm_reload.Reload",
     }
-    # What ends a row is in every request; vLLM's own idea of it would also be banned by min_tokens.
-    given["hf_overrides"] = {"eos_token_id": None, **dict(options.get("hf_overrides") or {})}
-    return given
 
 
 def environment(options: Mapping[str, Any], device: str) -> dict[str, str]:

