@@ -319,6 +319,8 @@ class Session:
     def engine_notice(self, label: str, code: str, detail: str) -> None:
         """A generation is not served by the session's inference engine for ``code``."""
         policy, engine = self.policy(code), self.settings.text("inference_engine")
+        if engine == "auto":
+            engine = f"the engine of {self.device}"
         if policy == "error":
             raise Error(
                 f"[{label}.generate] expected {engine} to serve the call, got {code}: {detail}; "

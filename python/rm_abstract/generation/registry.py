@@ -38,10 +38,30 @@ def remote_engine(
     notice: Callable[[str, str], None],
 ) -> RemoteEngine | None:
     """The engine of one model; None where the core's programs generate. Starts nothing."""
-    if settings.text("inference_engine") != "vllm":
+    name = settings.text("inference_engine")
+    if name == "auto" and device.startswith("rbln:"):
+        return _rebellions(settings, device, watch, notice)
+    if name != "vllm":
         return None
     from rm_abstract.generation.remote.engine import RemoteEngine
     from rm_abstract.generation.vllm.engine import Vllm
 
     kind = Vllm(settings.text("engine_options"), device)
+    return RemoteEngine(kind, watch, notice, settings.text("worker_log_dir"))
+
+
+def _rebellions(
+    settings: Settings,
+    device: str,
+    watch: Callable[[], Any],
+    notice: Callable[[str, str], None],
+) -> RemoteEngine | None:
+    """optimum-rbln, where the environment of Rebellions' software has it."""
+    from rm_abstract.generation.rbln import engine
+    from rm_abstract.generation.remote.engine import RemoteEngine
+    from rm_abstract.worker.interpreter import interpreter
+
+    if not engine.installed(interpreter("rbln")):
+        return None
+    kind = engine.OptimumRbln(settings, device)
     return RemoteEngine(kind, watch, notice, settings.text("worker_log_dir"))

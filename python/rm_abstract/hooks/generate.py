@@ -10,13 +10,16 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from rm_abstract.base.errors import ExecutionError
 from rm_abstract.hooks.arming import armed_of
 from rm_abstract.hooks.host import HookHost
 
 if TYPE_CHECKING:
     from rm_abstract.generation.engine import GenerationEngine, TokenStream
+    from rm_abstract.generation.request import GenerationRequest
     from rm_abstract.hooks.router import ArmedModel
     from rm_abstract.kv.device_cache import CacheNotes
     from rm_abstract.kv.residence import LayerShape
@@ -62,11 +65,15 @@ def sampling(host: HookHost, original: Any) -> Any:
         if host.active:
             armed = armed_of(self)
             if armed is not None and armed.session is host:
-                stream = _stream(armed, original, self, args, kwargs)
-                if stream is not None:
-                    for _ in stream:  # the tokens are in the result
-                        pass
-                    return stream.result()
+                stream, repeats = _stream(armed, original, self, args, kwargs)
+                try:
+                    if stream is not None:
+                        for _ in stream:  # the tokens are in the result
+                            pass
+                        return stream.result()
+                except ExecutionError as error:
+                    if not repeats(error):
+                        raise
         return original(self, *args, **kwargs)
 
     return sample
@@ -74,8 +81,9 @@ def sampling(host: HookHost, original: Any) -> Any:
 
 def _stream(
     armed: ArmedModel, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> TokenStream | None:
-    """This call of `_sample` as an engine's; None: transformers' own loop runs it."""
+) -> tuple[TokenStream | None, Callable[[ExecutionError], bool]]:
+    """This call of `_sample` as an engine's, and whether transformers' own loop may run it once
+    more after an error; None: it runs it at once."""
     made = getattr(_made, "cache", lambda: None)()
     try:
         from rm_abstract.generation.request import GenerationRequest
@@ -89,12 +97,17 @@ def _stream(
         for engine in engines if remote is None else [remote, *engines]:
             declined = engine.eligible(request)
             if not declined:
-                return engine.start(request)
+                again = remote.repeats if engine is remote and remote is not None else _never
+                return engine.start(request), functools.partial(again, request)
             if engine is not remote:  # it counts for itself
                 armed.generation.decline(declined)
     except (ImportError, TypeError, KeyError, AttributeError):
         armed.generation.decline("this version of transformers")
-    return None
+    return None, functools.partial(_never, None)
+
+
+def _never(request: GenerationRequest | None, error: ExecutionError) -> bool:
+    return False
 
 
 def _planned(host: HookHost) -> bool:

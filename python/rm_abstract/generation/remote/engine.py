@@ -45,6 +45,7 @@ class Kind(Protocol):
     """What is particular to one engine."""
 
     name: str
+    repeats: bool  # transformers' own loop would give what a generation that was cut off had to
 
     def plan(self, request: GenerationRequest, longest: float) -> Plan:
         """Raises Decline, which names the field. Changes nothing."""
@@ -53,7 +54,14 @@ class Kind(Protocol):
 
     def environment(self) -> dict[str, str]: ...
 
-    def arguments(self, model: Any) -> dict[str, Any]: ...
+    def arguments(self, model: Any, rows: int) -> dict[str, Any]:
+        """For a process that takes generations of so many rows."""
+
+    def batch(self, rows: int) -> int:
+        """What the engine runs so many rows as; each batch is compared before it serves."""
+
+    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+        """Whether the process that told these facts takes so many rows; else it is replaced."""
 
     def device(self) -> str: ...
 
@@ -62,9 +70,9 @@ class Kind(Protocol):
     def idle_timeout_s(self) -> float:
         """The process ends after so long without a generation; 0: it stays."""
 
-    def probe(self) -> dict[str, Any] | None:
-        """Sampling for greedy tokens with their log probabilities; None: the engine computes with
-        other numbers on purpose."""
+    def probe(self, rows: int) -> list[dict[str, Any]] | None:
+        """For each row of a batch the sampling for greedy tokens with their log probabilities.
+        None: the engine computes with other numbers on purpose."""
 
 
 class Watch(Protocol):
@@ -79,6 +87,7 @@ class _Live:
 
     def __init__(self, process: EngineProcess, watch: Watch, facts: dict[str, Any]) -> None:
         self.process, self.watch, self.facts = process, watch, facts
+        self.compared: set[int] = set()  # batches
         self.structure = 0
 
 
@@ -117,7 +126,7 @@ class RemoteEngine:
         """Starts the process, or brings it up to date, when the request is one for it."""
         try:
             self._kind.plan(request, float("inf"))
-            live = self._current(request.model)
+            live = self._current(request.model, len(request.input_ids))
             self._kind.plan(request, float(live.facts["max_model_len"]))
         except Decline as decline:
             with self._lock:
@@ -129,6 +138,14 @@ class RemoteEngine:
 
     def start(self, request: GenerationRequest) -> RemoteStream:
         return RemoteStream(request, _Source(self, request))
+
+    def repeats(self, request: GenerationRequest, error: ExecutionError) -> bool:
+        """Whether transformers may generate anew what ``error`` cut off. Raises where the user's
+        policy says so."""
+        if not self._kind.repeats or request.streamer is not None:
+            return False
+        self._notice(error.code or "RM331", str(error))
+        return True
 
     # ---- what the user can do with it ------------------------------------------------------------
 
@@ -170,8 +187,9 @@ class RemoteEngine:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _current(self, model: Any) -> _Live:
-        """A process that serves the model as it is now. Raises Decline, or Error for the user."""
+    def _current(self, model: Any, rows: int) -> _Live:
+        """A process that serves so many rows of the model as it is now. Raises Decline, or Error
+        for the user."""
         if os.getpid() != self._pid:
             raise Decline("RM332", "a process made by fork: the engine belongs to its parent")
         with self._lock:
@@ -182,18 +200,24 @@ class RemoteEngine:
                 self._refused = None
             check_modes(model)
             live = self._live
-            if live is not None and not live.watch.look()[0]:
-                return live
-            check_structure(model)
-            if live is not None and self._busy:
-                raise Decline("RM332", "the weights changed while another thread generates")
+            is_new = live is None or bool(live.watch.look()[0])
+            if live is not None and not is_new:
+                if not self._kind.takes(rows, live.facts):
+                    is_new = True
+                elif self._kind.batch(rows) in live.compared:
+                    return live
+            if is_new:
+                check_structure(model)
+            if live is not None and is_new and self._busy:
+                raise Decline("RM332", "the engine must change while another thread generates")
             if self._crashed >= MOST_CRASHES:
                 raise Decline(
                     "RM303", f"its process ended {self._crashed} times, last: {self.crashes[-1]}"
                 )
             try:
-                live = self._started(model) if live is None else self._reloaded(model)
-                self._compare(model, live)
+                if live is None or is_new:
+                    live = self._made(model, rows)
+                self._compare(model, live, self._kind.batch(rows))
             except Decline as decline:
                 self.close()
                 self._refused, self._refused_at = decline, self._watch()
@@ -210,7 +234,15 @@ class RemoteEngine:
             self._crashed += 1
             self.close()
 
-    def _started(self, model: Any) -> _Live:
+    def _made(self, model: Any, rows: int) -> _Live:
+        """A process with the model as it is now, for so many rows."""
+        live = self._live
+        if live is not None and self._kind.takes(rows, live.facts):
+            return self._reloaded(model, rows)
+        self.close()
+        return self._started(model, rows)
+
+    def _started(self, model: Any, rows: int) -> _Live:
         begun = time.monotonic()
         process = EngineProcess(
             self.name, self._kind.command(), self._kind.environment(), self._log_dir
@@ -225,7 +257,7 @@ class RemoteEngine:
                 "start",
                 self._kind.start_timeout_s(),
                 model=str(folder),
-                arguments=self._kind.arguments(model),
+                arguments=self._kind.arguments(model, rows),
                 device=self._kind.device(),
             )
         except ExecutionError as error:
@@ -243,7 +275,7 @@ class RemoteEngine:
         self._live = live
         return live
 
-    def _reloaded(self, model: Any) -> _Live:
+    def _reloaded(self, model: Any, rows: int) -> _Live:
         """The running process with the weights of now."""
         live = self._live
         assert live is not None
@@ -262,68 +294,73 @@ class RemoteEngine:
             self.close()
             if error.code != "RM331":
                 raise Decline(str(error.code), str(error)) from None
-            return self._started(model)  # what it cannot take while it runs
+            return self._started(model, rows)  # what it cannot take while it runs
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         live.watch = watch
+        live.compared.clear()
         return live
 
-    def _compare(self, model: Any, live: _Live) -> None:
+    def _compare(self, model: Any, live: _Live, batch: int) -> None:
         """Greedy tokens of the engine must be as likely to PyTorch as to it. Raises Decline."""
-        sampling = self._kind.probe()
+        samplings = self._kind.probe(batch)
         tolerance = _TOLERANCE.get(model.dtype)
-        if sampling is None or tolerance is None:
+        live.compared.add(batch)
+        if samplings is None or tolerance is None:
             self.checked = "not compared: the engine computes in other numbers"
             return
         size = int(model.config.get_text_config().vocab_size)
         draws = torch.Generator().manual_seed(7)
-        prompt = torch.randint(0, size, (12,), generator=draws).tolist()
-        tokens, chances = self._probe(live.process, prompt, sampling)
-        token = disabled_var.set("compiling")
-        try:
-            with torch.no_grad():
-                ids = torch.tensor([[*prompt, *tokens]], device=model.device)
-                logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().cpu()
-        finally:
-            disabled_var.reset(token)
-        own = torch.log_softmax(logits, dim=-1)
-        picked = own[torch.arange(len(tokens)), torch.tensor(tokens)]
-        apart = float((picked - torch.tensor(chances)).abs().max())
-        below = float((own.max(dim=-1).values - picked).max())  # PyTorch would have chosen another
-        self.checked = f"log probabilities of {len(tokens)} tokens within {max(apart, below):.2g}"
-        if not max(apart, below) <= tolerance:
+        prompts = [
+            torch.randint(0, size, (12 - row % 5,), generator=draws).tolist()
+            for row in range(len(samplings))
+        ]
+        count, worst = 0, 0.0
+        answers = self._probe(live.process, prompts, samplings)
+        for prompt, (tokens, chances) in zip(prompts, answers, strict=True):
+            count += len(tokens)
+            worst = max(worst, _apart(model, prompt, tokens, chances))
+        self.checked = f"log probabilities of {count} tokens within {worst:.2g}"
+        if not worst <= tolerance:
             raise Decline(
                 "RM501",
                 f"{self.name}'s log probabilities differ from PyTorch's by "
-                f"{max(apart, below):.3g}, expected at most {tolerance}",
+                f"{worst:.3g}, expected at most {tolerance}",
             )
 
     def _probe(
-        self, process: EngineProcess, prompt: list[int], sampling: dict[str, Any]
-    ) -> tuple[list[int], list[float]]:
-        ticket = process.submit(
-            "generate", prompt=prompt, sampling={**sampling, "max_tokens": _PROBE_TOKENS}
-        )
-        tokens: list[int] = []
-        chances: list[float] = []
-        done = False
+        self, process: EngineProcess, prompts: list[list[int]], samplings: list[dict[str, Any]]
+    ) -> list[tuple[list[int], list[float]]]:
+        """Tokens and their log probabilities, for each prompt of one batch. Raises Decline."""
+        tickets = [
+            process.submit(
+                "generate", prompt=prompt, sampling={**sampling, "max_tokens": _PROBE_TOKENS}
+            )
+            for prompt, sampling in zip(prompts, samplings, strict=True)
+        ]
+        answers: list[tuple[list[int], list[float]]] = []
         try:
-            while not done:
-                message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
-                tokens += message["tokens"]
-                chances += message["chances"]
-                done = message["done"]
+            for ticket in tickets:
+                tokens: list[int] = []
+                chances: list[float] = []
+                done = False
+                while not done:
+                    message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
+                    tokens += message["tokens"]
+                    chances += message["chances"]
+                    done = message["done"]
+                answers.append((tokens, chances))
         except ExecutionError as error:
             raise Decline("RM331", f"{error}") from None
         finally:
-            process.forget([ticket], cancel=not done)
-        return tokens, chances
+            process.forget(tickets, cancel=len(answers) < len(tickets))
+        return answers
 
     def opened(self, request: GenerationRequest) -> tuple[EngineProcess, list[Ticket]]:
         """Starts a request for every row of a generation."""
         with self._lock:
             try:
-                live = self._current(request.model)
+                live = self._current(request.model, len(request.input_ids))
                 plan = self._kind.plan(request, float(live.facts["max_model_len"]))
             except Decline as decline:  # it was eligible: something changed since
                 raise Error(f"[{self.name}] {decline.detail}", code=decline.code) from None
@@ -369,6 +406,22 @@ def _unload_idle(engine: weakref.ref[RemoteEngine], idle: float) -> None:
     found = engine()
     if found is not None:
         found.unload_idle(idle)
+
+
+def _apart(model: Any, prompt: list[int], tokens: list[int], chances: list[float]) -> float:
+    """How far log probabilities are from PyTorch's, and the tokens from the likeliest."""
+    token = disabled_var.set("compiling")
+    try:
+        with torch.no_grad():
+            ids = torch.tensor([[*prompt, *tokens]], device=model.device)
+            logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float().cpu()
+    finally:
+        disabled_var.reset(token)
+    own = torch.log_softmax(logits, dim=-1)
+    picked = own[torch.arange(len(tokens)), torch.tensor(tokens)]
+    apart = (picked - torch.tensor(chances)).abs()
+    below = own.max(dim=-1).values - picked  # PyTorch would have chosen another
+    return float(torch.maximum(apart, below).nan_to_num(float("inf")).max())
 
 
 def check_modes(model: Any) -> None:

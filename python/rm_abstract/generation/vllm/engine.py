@@ -18,6 +18,7 @@ class Vllm:
     """``given``: engine_options as JSON text; ``device``: the session's, such as "cuda:0"."""
 
     name = "vllm"
+    repeats = False  # it may draw, and its numbers are its own
 
     def __init__(self, given: str, device: str) -> None:
         self._options: dict[str, Any] = json.loads(given) if given else {}
@@ -33,9 +34,15 @@ class Vllm:
     def environment(self) -> dict[str, str]:
         return options.environment(self._options, self._device)
 
-    def arguments(self, model: Any) -> dict[str, Any]:
+    def arguments(self, model: Any, rows: int) -> dict[str, Any]:
         dtype = str(model.dtype).removeprefix("torch.")
         return options.arguments(self._options, dtype, self.device() == "cpu")
+
+    def batch(self, rows: int) -> int:
+        return 1  # it batches requests itself
+
+    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+        return True
 
     def device(self) -> str:
         return self._device.partition(":")[0]
@@ -46,7 +53,7 @@ class Vllm:
     def idle_timeout_s(self) -> float:
         return float(self._options.get("idle_timeout_s", options.OURS["idle_timeout_s"]))
 
-    def probe(self) -> dict[str, Any] | None:
+    def probe(self, rows: int) -> list[dict[str, Any]] | None:
         if "quantization" in self._options or "dtype" in self._options:
             return None
-        return {"temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+        return [{"temperature": 0.0, "ignore_eos": True, "logprobs": 0}]

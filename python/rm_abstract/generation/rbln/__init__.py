@@ -1,0 +1,1 @@
+"""optimum-rbln, Rebellions' own generation, as the engine of one model."""
