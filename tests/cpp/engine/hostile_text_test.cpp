@@ -27,6 +27,7 @@ const std::vector<std::string> kPrograms = {
     "%7 = reduce(%6) {axes=[1], keepdim=0, kind=\"sum\"} : f32[s0]\n"
     "%8 = cumsum(%7) {axis=0} : f32[s0]\nreturn %8, %5\n",
     "rmir 1\nsym s0 [1,16]\nsym s1 [1,16]\ninput %0 \"x\" : f32[s0,6]\ninput %1 \"i\" : i64[s1]\n"
+    "where s0<=2*s1+16\nwhere mod(s0,1)==0\n"
     "%2 = iota() {start=<0>, step=1} : i64[s0]\n%3 = index_copy(%0, %2, %0) {axis=0} : f32[s0,6]\n"
     "%4 = slice(%3) {axis=1, start=<1>, step=2, stop=<6>} : f32[s0,3]\n"
     "%5 = concat(%4, %4) {axis=0} : f32[2*s0,3]\n%6 = reshape(%5) {shape=<s0,2,3>} : f32[s0,2,3]\n"
