@@ -21,7 +21,7 @@ import rm_abstract
 from rm_abstract import _core
 from rm_abstract.calls.call import flatten_call
 from rm_abstract.engines import artefacts as artefacts_module
-from rm_abstract.engines.compiled_call import unfold
+from rm_abstract.engines.call_parts import unfold
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.native import _call_key, create_engine
 from rm_abstract.guards import identity

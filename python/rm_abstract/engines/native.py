@@ -34,7 +34,8 @@ from rm_abstract.calls.call import (
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.engines.artefacts import Artefacts
-from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
+from rm_abstract.engines.call_parts import Pattern, snapshot
+from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights

@@ -21,7 +21,8 @@ from rm_abstract.calls.call import FlatCall, call_module, flatten_call
 from rm_abstract.calls.explicit_masks import Explicit
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.buckets import Buckets, InputRole
-from rm_abstract.engines.compiled_call import CompiledCall, Pattern, snapshot
+from rm_abstract.engines.call_parts import Pattern, snapshot
+from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram, Remade
@@ -78,7 +79,7 @@ class DeviceCall(CompiledCall):
         self._explicit = Explicit.of(spec, engine.parameters)
         if self._explicit is not None:
             self.spec = self._explicit.spec
-        self._step = step = DeviceStep.of(self.spec)
+        self.step = step = DeviceStep.of(self.spec)
         if step is not None:
             step.lengths = engine.lengths
             step.replay = replaying(engine.module(), engine.parameters.names)
@@ -99,20 +100,20 @@ class DeviceCall(CompiledCall):
 
     def _drop_remade(self) -> None:
         """Variants whose artefact was made again are built from the cache and compared again."""
-        with self._lock:
+        with self.lock:
             for pattern, found in self.variants.items():
                 self.variants[pattern] = [v for v in found if not _is_remade(v)]
 
     def _remember(self, completed: tuple[Any, ...]) -> None:
-        if isinstance(self._step, DeviceStep):
-            self._step.remember(completed)
+        if isinstance(self.step, DeviceStep):
+            self.step.remember(completed)
 
     def _complete(self, flat_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return self._explicit.complete(flat_inputs) if self._explicit else flat_inputs
 
-    def _original(self, flat_inputs: tuple[Any, ...]) -> Callable[[], Any]:
+    def original(self, flat_inputs: tuple[Any, ...]) -> Callable[[], Any]:
         given = self._explicit.original(flat_inputs) if self._explicit else flat_inputs
-        module, names = self._engine.module(), self._engine.parameters.positional
+        module, names = self.engine.module(), self.engine.parameters.positional
         return lambda: call_module(module._call_impl, self._given, list(given), names)
 
     def _first(

@@ -18,7 +18,8 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from rm_abstract.base.decline import Decline
-from rm_abstract.engines.compiled_call import CompiledCall, reported
+from rm_abstract.engines.call_parts import reported
+from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
