@@ -14,9 +14,7 @@ from rm_abstract.calls.call import CallSpec, FlatCall
 from rm_abstract.capture import output_classes
 from rm_abstract.kv import kv_cache
 
-Pattern = tuple[
-    Any, ...
-]  # what torch specialises a capture on: sizes 0 and 1, empty caches
+Pattern = tuple[Any, ...]  # what torch specialises a capture on: sizes 0 and 1, empty caches
 
 
 def unfold(

@@ -6,11 +6,10 @@ One engine serves one module, which it holds weakly. Torch is not touched before
 from __future__ import annotations
 
 import copy
-import json
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +27,21 @@ from rm_abstract.calls.call import (
     ForwardParameters,
     call_module,
     flatten_call,
-    leaf_count,
     rebuild_args,
 )
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.call_parts import Pattern, snapshot
+from rm_abstract.engines.call_text import call_key, containers, readable
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
+from rm_abstract.engines.module_weights import ModuleWeights, sizes, stamp, ties_of
 from rm_abstract.engines.placement import home_of, placement_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
-from rm_abstract.guards import sources, writes
+from rm_abstract.guards import sources
 from rm_abstract.kv import kv_cache
 from rm_abstract.verification import parity
 from rm_abstract.verification.policy import Policy
@@ -76,6 +76,7 @@ class NativeEngine:
         self.artefacts = Artefacts(context)
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
+        self.module_weights = ModuleWeights(self.module)
         self._shared = SharedWeights()
         self.placement = placement_of(context.device)
         self.measures = (  # programs against the original (trial.py)
@@ -122,7 +123,7 @@ class NativeEngine:
         for variant in self._variants():
             for name in variant.record.weights:
                 if name not in found:
-                    owner, key = self._owner(name)
+                    owner, key = self.module_weights.owner(name)
                     found[name] = (owner, key, owner[key])
         return list(found.values())
 
@@ -136,7 +137,7 @@ class NativeEngine:
         if self._background is not None:
             self._background.forget()
         ties, self._ties = self._ties, None
-        if what != "weights" or ties not in (None, _ties_of(self.module())):
+        if what != "weights" or ties not in (None, ties_of(self.module())):
             return
         self._ties = ties
         for spec, entry in entries.items():
@@ -179,14 +180,14 @@ class NativeEngine:
         """The variant of this call from the cache, without capturing; None when there is none."""
         started = time.perf_counter()
         shapes = [t.shape for t in call_tensors(call)]
-        key = _call_key(call, pattern)
+        key = call_key(call, pattern)
         if self._ties is None:  # every variant is looked for before it is made
-            self._ties = _ties_of(self.module())
+            self._ties = ties_of(self.module())
             found = sources.of_module(self.module())  # takes milliseconds: once for both
             self._user_code = found.user_code
             self.artefacts.identify(self.module(), found)
         record = self.artefacts.find_record(self.module(), key, shapes, past)
-        if record is None or not self._has_weights(record):
+        if record is None or not self.module_weights.has(record):
             return None
         variant = self._compile(record, call, past, started)
         variant.report.cache = "hit"
@@ -198,10 +199,10 @@ class NativeEngine:
         the background."""
         started = time.perf_counter()
         if self._background is not None:
-            self._background.defer(self, call, pattern, _call_key(call, pattern))
+            self._background.defer(self, call, pattern, call_key(call, pattern))
         record = self._record(call, pattern)
         variant = self._compile(record, call, past, started)
-        self.artefacts.store_record(self.module(), _call_key(call, pattern), record)
+        self.artefacts.store_record(self.module(), call_key(call, pattern), record)
         bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
         variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
         return variant
@@ -212,12 +213,12 @@ class NativeEngine:
         if record.constants:
             raise Decline("RM211", "its program holds large constants, which the cache does not")
         self.artefacts.program(record.ir)
-        self.artefacts.store_record(self.module(), _call_key(call, pattern), record)
+        self.artefacts.store_record(self.module(), call_key(call, pattern), record)
 
     def _record(self, call: FlatCall, pattern: Pattern) -> Record:
         module = self.module()
         self._ask_dynamo(call)
-        captured = self._captured(module, call, _call_key(call, pattern))
+        captured = self._captured(module, call, call_key(call, pattern))
         try:
             ir = _core.ir.canonical(captured.ir)
         except _core.CoreError as error:
@@ -270,7 +271,7 @@ class NativeEngine:
     ) -> Variant:
         try:
             text, artefact, _ = self.artefacts.program(record.ir)
-            weights = self._weights(record)
+            weights = self.module_weights.of(record)
             program = self._program(text, weights, call, record.repeated)
             forms = [QuantisedWeight(*row) for row in _core.ir.quantised_weights(text)]
         except _core.CoreError as error:
@@ -278,8 +279,8 @@ class NativeEngine:
         variant = Variant(record, program, past, forms)
         variant.timed = not self.placement.away  # a call on a GPU returns before it is done
         variant.compares_kernels = self.policy.kernels
-        self._reported(variant, _readable(call), artefact, started)
-        variant.report.quantised = _sizes(forms, weights)
+        self._reported(variant, readable(call), artefact, started)
+        variant.report.quantised = sizes(forms, weights)
         return variant
 
     def _program(
@@ -337,7 +338,7 @@ class NativeEngine:
         """
         if self.runs_user_code():
             return False
-        weights = self._weights(variant.record)
+        weights = self.module_weights.of(variant.record)
         verdict = self.artefacts.verdict(variant.report.artefact, weights)
         if verdict is None:
             return False
@@ -368,7 +369,7 @@ class NativeEngine:
     def refresh(self, variant: Variant) -> bool:
         """Gives a variant the weights the module has now; False when they are of other types."""
         try:
-            weights = self._weights(variant.record)
+            weights = self.module_weights.of(variant.record)
             variant.program.update_weights(
                 self.placement.weights(weights), self._shared.of(weights)
             )
@@ -388,7 +389,7 @@ class NativeEngine:
 
         The caches of `call` are written; nothing else is.
         """
-        weights = self._weights(variant.record)
+        weights = self.module_weights.of(variant.record)
         positional = self.parameters.positional
         with (
             torch.no_grad(),
@@ -470,15 +471,17 @@ class NativeEngine:
 
     def quarantine(self, variant: Variant, detail: str) -> ParityError:
         variant.report.parity = f"failed: {detail}"
-        self.artefacts.quarantine(variant.report.artefact, self._weights(variant.record), detail)
+        self.artefacts.quarantine(
+            variant.report.artefact, self.module_weights.of(variant.record), detail
+        )
         return self._parity_error(detail, "RM502")
 
     def weights_stamp(self, variant: Variant) -> Hashable:
-        return _stamp(self._weights(variant.record).values())
+        return stamp(self.module_weights.of(variant.record).values())
 
     def module_stamp(self) -> Hashable:
         module = self.module()
-        return _stamp([*module.parameters(), *module.buffers()])
+        return stamp([*module.parameters(), *module.buffers()])
 
     @property
     def away(self) -> bool:
@@ -501,7 +504,7 @@ class NativeEngine:
             return None
         exact = copy.copy(variant)
         exact.program = self._program(
-            kept, self._weights(variant.record), call, variant.record.repeated
+            kept, self.module_weights.of(variant.record), call, variant.record.repeated
         )
         exact.report = EntryReport(signature="", engine=self.name, device=self._context.device.name)
         return exact
@@ -531,11 +534,11 @@ class NativeEngine:
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"
         variant.report.artefact = artefact
         if not self.runs_user_code():  # another verdict is never asked for
-            self.artefacts.store_verdict(artefact, self._weights(variant.record), verdict)
+            self.artefacts.store_verdict(artefact, self.module_weights.of(variant.record), verdict)
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The lowest one the model computes in."""
-        weights = [t for t in self._weights(record).values() if t.is_floating_point()]
+        weights = [t for t in self.module_weights.of(record).values() if t.is_floating_point()]
         return parity.working_precision([*weights, *tensors])
 
     def _parity_error(self, detail: str, code: str = "RM501") -> ParityError:
@@ -558,97 +561,6 @@ class NativeEngine:
     def _variants(self) -> list[Variant]:
         return [v for entry in self._entries.values() for v in entry.all_variants()]
 
-    def _owner(self, name: str) -> tuple[dict[str, Any], str]:
-        """The dictionary that holds a weight and its key there. Raises CompileError when gone."""
-        path, _, key = name.rpartition(".")
-        owner: Any = self.module()
-        for part in path.split(".") if path else ():
-            owner = owner._modules.get(part)
-            if owner is None:
-                break
-        for group in ("_parameters", "_buffers", "__dict__"):
-            held = getattr(owner, group, None)
-            if held is not None and isinstance(held.get(key), torch.Tensor):
-                return held, key
-        raise CompileError(
-            f"[weights] expected {name} in {type(self.module()).__name__}, got nothing; "
-            "try clearing the compile cache",
-            code="RM201",
-        )
-
-    def _has_weights(self, record: Record) -> bool:
-        try:
-            self._weights(record)
-        except CompileError:
-            return False
-        return True
-
-    def _weights(self, record: Record) -> dict[str, torch.Tensor]:
-        weights = dict(record.constants)
-        for name in record.weights:
-            owner, key = self._owner(name)
-            weights[name] = owner[key].detach()
-        return weights
-
-
-def _stamp(weights: Iterable[torch.Tensor]) -> Hashable:
-    """What shows writes to tensors: which they are, where they lie, how often each was written."""
-    return writes.registry().clock, tuple(
-        [(t.data_ptr(), None if t.is_inference() else t._version) for t in weights]
-    )
-
-
-def _ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:
-    """Names of weights that are one tensor: a program reads it by one of them."""
-    names: dict[int, list[str]] = {}
-    for name, weight in module.named_parameters(remove_duplicate=False):
-        names.setdefault(id(weight), []).append(name)
-    for name, tensor in module.named_buffers(remove_duplicate=False):
-        names.setdefault(id(tensor), []).append(name)
-    return frozenset(tuple(group) for group in names.values() if len(group) > 1)
-
 
 def _caches(call: FlatCall) -> list[Any]:
     return [leaf for leaf in call.leaves if not isinstance(leaf, torch.Tensor)]
-
-
-def _sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> dict[str, int]:
-    """How many weights are quantised, and the bytes of all before and after; empty when none is."""
-    if not forms:
-        return {}
-    before = sum(weights[f.name].numel() * weights[f.name].element_size() for f in forms)
-    after = sum(f.bytes_of(weights[f.name].shape) for f in forms)
-    return {"weights": len(forms), "bytes": after, "bytes_before": before}
-
-
-def containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """Arguments that forward could change in place beside tensors and caches."""
-    named = [*((f"{i + 1}", value) for i, value in enumerate(args)), *kwargs.items()]
-    return [(name, value) for name, value in named if type(value) in (list, dict, tuple)]
-
-
-def _call_key(call: FlatCall, pattern: Pattern) -> str:
-    """What a front record is found by, besides the module."""
-    return json.dumps([call.spec.json(), repr(pattern)], separators=(",", ":"))
-
-
-def _readable(call: FlatCall) -> str:
-    """The call in one line: input_ids[2,7], past_key_values(24 tensors), use_cache=True."""
-    leaves = iter(call.leaves)
-    parts = []
-    for name, spec in zip(call.spec.names, call.spec.specs, strict=True):
-        mine = [next(leaves) for _ in range(leaf_count(spec))]
-        if spec[0] == "tensor":
-            parts.append(f"{name}[{','.join(map(str, mine[0].shape))}]")
-        elif spec[0] == "const":
-            parts.append(f"{name}={spec[2]!r}")
-        elif spec[0] == "float":
-            parts.append(f"{name}={float.fromhex(spec[1])}")
-        elif spec[0] == "fixed":
-            parts.append(f"{name}={spec[1]}")
-        elif spec[0] == "cache":
-            layers = getattr(mine[0], "layers", None)
-            parts.append(f"{name}({len(layers)} layers)" if layers else name)
-        elif spec[0] != "none":
-            parts.append(name)
-    return ", ".join(parts)

@@ -22,12 +22,13 @@ from rm_abstract.calls.explicit_masks import Explicit
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.call_parts import Pattern, snapshot
+from rm_abstract.engines.call_text import containers
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram, Remade
 from rm_abstract.engines.device_step import DeviceStep, replaying
-from rm_abstract.engines.native import NativeEngine, containers
+from rm_abstract.engines.native import NativeEngine
 from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.kv import kv_cache
@@ -219,7 +220,7 @@ class WholeProgramEngine(NativeEngine):
         sizes = buckets.sizes_of(shapes)
         exact = buckets.exact(sizes)
         bucket = exact if record.ir in self._no_padding else buckets.choose(sizes)
-        weights = self._weights(record)
+        weights = self.module_weights.of(record)
         try:
             kind = ResidentProgram if steps else DeviceProgram
             program = kind(self._compiler, record, buckets, sizes, weights, bucket)
@@ -234,7 +235,7 @@ class WholeProgramEngine(NativeEngine):
         """True when the gate passed one way of padding on these very weights before."""
         program = variant.program
         assert isinstance(program, DeviceProgram)
-        weights = self._weights(variant.record)
+        weights = self.module_weights.of(variant.record)
         failed = ""
         for side in program.sides:
             program.side = side
@@ -296,7 +297,7 @@ class WholeProgramEngine(NativeEngine):
         """Why the variant as it is padded now differs from eager; empty when it does not."""
         program, record = variant.program, variant.record
         assert isinstance(program, DeviceProgram)
-        weights = self._weights(record)
+        weights = self.module_weights.of(record)
         stored = self.artefacts.verdict(program.artefact, weights)
         if stored is not None and stored.get("passed") is not True:  # quarantined
             return f"{stored.get('detail')} (stored verdict)"

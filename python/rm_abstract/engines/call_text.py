@@ -1,0 +1,42 @@
+"""A call as text: what its record is found by, and one line of a report."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rm_abstract.calls.call import FlatCall, leaf_count
+from rm_abstract.engines.call_parts import Pattern
+
+
+def containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Arguments that forward could change in place beside tensors and caches."""
+    named = [*((f"{i + 1}", value) for i, value in enumerate(args)), *kwargs.items()]
+    return [(name, value) for name, value in named if type(value) in (list, dict, tuple)]
+
+
+def call_key(call: FlatCall, pattern: Pattern) -> str:
+    """What a front record is found by, besides the module."""
+    return json.dumps([call.spec.json(), repr(pattern)], separators=(",", ":"))
+
+
+def readable(call: FlatCall) -> str:
+    """The call in one line: input_ids[2,7], past_key_values(24 tensors), use_cache=True."""
+    leaves = iter(call.leaves)
+    parts = []
+    for name, spec in zip(call.spec.names, call.spec.specs, strict=True):
+        mine = [next(leaves) for _ in range(leaf_count(spec))]
+        if spec[0] == "tensor":
+            parts.append(f"{name}[{','.join(map(str, mine[0].shape))}]")
+        elif spec[0] == "const":
+            parts.append(f"{name}={spec[2]!r}")
+        elif spec[0] == "float":
+            parts.append(f"{name}={float.fromhex(spec[1])}")
+        elif spec[0] == "fixed":
+            parts.append(f"{name}={spec[1]}")
+        elif spec[0] == "cache":
+            layers = getattr(mine[0], "layers", None)
+            parts.append(f"{name}({len(layers)} layers)" if layers else name)
+        elif spec[0] != "none":
+            parts.append(name)
+    return ", ".join(parts)

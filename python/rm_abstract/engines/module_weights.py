@@ -1,0 +1,79 @@
+"""The weights of a module by the names that a capture gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import torch
+
+from rm_abstract.base.errors import CompileError
+from rm_abstract.engines.variant import Record
+from rm_abstract.guards import writes
+from rm_abstract.verification.quantised import QuantisedWeight
+
+
+class ModuleWeights:
+    """Looked up at every use: a script may replace any of them."""
+
+    def __init__(self, module: Callable[[], torch.nn.Module]) -> None:
+        self._module = module
+
+    def of(self, record: Record) -> dict[str, torch.Tensor]:
+        """What a program of this capture reads. Raises CompileError when a weight is gone."""
+        weights = dict(record.constants)
+        for name in record.weights:
+            owner, key = self.owner(name)
+            weights[name] = owner[key].detach()
+        return weights
+
+    def has(self, record: Record) -> bool:
+        try:
+            self.of(record)
+        except CompileError:
+            return False
+        return True
+
+    def owner(self, name: str) -> tuple[dict[str, Any], str]:
+        """The dictionary that holds a weight and its key there. Raises CompileError when gone."""
+        path, _, key = name.rpartition(".")
+        owner: Any = self._module()
+        for part in path.split(".") if path else ():
+            owner = owner._modules.get(part)
+            if owner is None:
+                break
+        for group in ("_parameters", "_buffers", "__dict__"):
+            held = getattr(owner, group, None)
+            if held is not None and isinstance(held.get(key), torch.Tensor):
+                return held, key
+        raise CompileError(
+            f"[weights] expected {name} in {type(self._module()).__name__}, got nothing; "
+            "try clearing the compile cache",
+            code="RM201",
+        )
+
+
+def stamp(weights: Iterable[torch.Tensor]) -> Hashable:
+    """What shows writes to tensors: which they are, where they lie, how often each was written."""
+    return writes.registry().clock, tuple(
+        [(t.data_ptr(), None if t.is_inference() else t._version) for t in weights]
+    )
+
+
+def ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:
+    """Names of weights that are one tensor: a program reads it by one of them."""
+    names: dict[int, list[str]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    for name, tensor in module.named_buffers(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+    return frozenset(tuple(group) for group in names.values() if len(group) > 1)
+
+
+def sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> dict[str, int]:
+    """How many weights are quantised, and the bytes of all before and after; empty when none is."""
+    if not forms:
+        return {}
+    before = sum(weights[f.name].numel() * weights[f.name].element_size() for f in forms)
+    after = sum(f.bytes_of(weights[f.name].shape) for f in forms)
+    return {"weights": len(forms), "bytes": after, "bytes_before": before}
