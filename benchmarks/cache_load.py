@@ -35,7 +35,7 @@ def child(mode: str, layers: int) -> dict[str, Any]:
 
     import rm_abstract
     from rm_abstract.calls.call import flatten_call
-    from rm_abstract.engines.compiled_call import unfold
+    from rm_abstract.engines.call_parts import unfold
     from rm_abstract.engines.native import create_engine
 
     session = rm_abstract.init("cpu")

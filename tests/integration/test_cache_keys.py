@@ -22,8 +22,9 @@ from rm_abstract import _core
 from rm_abstract.calls.call import flatten_call
 from rm_abstract.engines import artefacts as artefacts_module
 from rm_abstract.engines.call_parts import unfold
+from rm_abstract.engines.call_text import call_key
 from rm_abstract.engines.context import EngineContext
-from rm_abstract.engines.native import _call_key, create_engine
+from rm_abstract.engines.native import create_engine
 from rm_abstract.guards import identity
 
 IR = 'rmir 1\nsym s0 [2,100]\ninput %0 "x" : f32[s0,3]\n%1 = relu(%0) : f32[s0,3]\nreturn %1\n'
@@ -68,7 +69,7 @@ def front_key(session, module: torch.nn.Module, **kwargs: Any) -> Any:
     engine = create_engine(module, context(session))
     call = flatten_call(engine.parameters, (), {"input_ids": ids(), **kwargs})
     pattern = unfold(tuple(call.leaves))[1]
-    key = engine.artefacts._front_key(module, _call_key(call, pattern))
+    key = engine.artefacts._front_key(module, call_key(call, pattern))
     assert not key.bypass, key.bypass
     return key
 
