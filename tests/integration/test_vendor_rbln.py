@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,8 @@ import pytest
 import torch
 
 import rm_abstract as rm
-from rm_abstract.vendors.rbln import description, messages
+from rm_abstract.plugin import Failure
+from rm_abstract.vendors.rbln import artefact, description, messages, scratch
 
 TESTS = Path(__file__).resolve().parents[1]
 VENDOR = TESTS / "vendor"
@@ -92,6 +94,33 @@ def test_the_drivers_version_is_in_the_keys(
         folder.mkdir(parents=True)
         (folder / "kernel_version").write_text("1.2.9\n")
     assert description.driver() == "driver=1.2.9"
+
+
+def test_folders_of_workers_that_crashed_go_with_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for name in (f"rm-rbln-{gone.pid}-abc", f"rm-rbln-{os.getpid()}-abc", "rm-rbln-abc", "other"):
+        (tmp_path / name).mkdir()
+    scratch.sweep()
+    assert (
+        not (tmp_path / f"rm-rbln-{gone.pid}-abc").exists() and len(list(tmp_path.iterdir())) == 3
+    )
+    with scratch.folder() as folder:
+        scratch.sweep()
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_damaged_artefacts_are_refused() -> None:
+    whole = artefact.pack(b"\0file", 2)
+    assert artefact.unpack(whole) == (b"\0file", 2)
+    for damaged in (b"", whole[:3], whole[:9], b"\xff" * 40, b"\2\0\0\0{}"):
+        with pytest.raises(Failure) as caught:
+            artefact.unpack(damaged)
+        assert caught.value.code == "RM602"
 
 
 def test_what_stays_on_the_host_has_a_reason() -> None:

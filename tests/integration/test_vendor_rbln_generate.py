@@ -161,7 +161,9 @@ def test_a_fault_is_told_and_transformers_generates(
 ) -> None:
     monkeypatch.setenv("REBEL_FAULT", fault)
     start = time.monotonic()
-    with rm.init("npu:0", fallback=fallback, compile_options={"timeout_s": 15}):
+    with rm.init(
+        "npu:0", fallback=fallback, compile_options={"timeout_s": 15, "execute_timeout_s": 5}
+    ):
         model = made(gpt2)
         with rm.disabled():
             expected = model.generate(**call(1))

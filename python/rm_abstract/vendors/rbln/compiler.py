@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import inspect
 import operator
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from rm_abstract.vendors.rbln import messages
+from rm_abstract.vendors.rbln import messages, scratch
 from rm_abstract.worker.dtypes import DTYPES
 from rm_abstract.worker.ports import Port
 from rm_abstract.worker.python_backend import Program
@@ -37,8 +35,8 @@ def compile_program(program: Program, target: str, devices: int, progress: Progr
         with torch.no_grad():
             compiled = rebel.compile_from_torch(module, info, **options)
         progress(0.9, "saving")
-        with tempfile.TemporaryDirectory(prefix="rm-rbln-") as folder:
-            path = Path(folder, "program.rbln")
+        with scratch.folder() as folder:
+            path = folder / "program.rbln"
             compiled.save(str(path))
             data = path.read_bytes()
     except Exception as error:

@@ -7,12 +7,10 @@ Loading and executing follow the vendor's documentation and have not been tried 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.vendors.rbln import artefact, description, messages
+from rm_abstract.vendors.rbln import artefact, description, messages, scratch
 
 if TYPE_CHECKING:
     from rm_abstract.worker.python_backend import Program
@@ -44,6 +42,7 @@ class Worker:
         self._device = device
         # torch-rbln, where it is installed, would change torch at its import.
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+        scratch.sweep()
 
     def compile(
         self,
@@ -68,8 +67,8 @@ class Worker:
             if rebel.get_npu_name(index) is None:
                 raise messages.no_npu(index, rebel.device_count())
         try:
-            with tempfile.TemporaryDirectory(prefix="rm-rbln-") as folder:
-                path = Path(folder, "program.rbln")
+            with scratch.folder() as folder:
+                path = folder / "program.rbln"
                 path.write_bytes(file)
                 compiled = rebel.RBLNCompiledModel(str(path))
                 where = devices if count > 1 else self._device
