@@ -13,6 +13,7 @@
 #include "common/device_scope.hpp"
 #include "common/stream.hpp"
 #include "gemm/library.hpp"
+#include "rm/graph.h"
 #include "rm/kernels.h"
 #include "rm/plugin.hpp"
 #include "rows/row.hpp"
@@ -52,6 +53,41 @@ struct DeviceBuffer final : plugin::Buffer {
   const int device;
   void* data = nullptr;
 };
+
+cudaGraphExec_t exec_of(rm_graph* graph) { return reinterpret_cast<cudaGraphExec_t>(graph); }
+
+rm_status* begin_graph(rm_stream* stream) {
+  return plugin::guard([&] {
+    // Relaxed: a kernel that is loaded on its first launch allocates.
+    check_cuda(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeRelaxed),
+               "a recording");
+  });
+}
+
+rm_status* end_graph(rm_stream* stream, rm_graph** out) {
+  return plugin::guard([&] {
+    *out = nullptr;
+    cudaGraph_t graph = nullptr;
+    check_cuda(cudaStreamEndCapture(stream_of(stream), &graph), "a whole recording");
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t e = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    check_cuda(e, "a graph that can run");
+    *out = reinterpret_cast<rm_graph*>(exec);
+  });
+}
+
+rm_status* launch_graph(rm_graph* graph, rm_stream* stream) {
+  return plugin::guard([&] {
+    const auto& on = *static_cast<CudaStream*>(reinterpret_cast<plugin::Stream*>(stream));
+    const DeviceScope scope(on.device);
+    check_cuda(cudaGraphLaunch(exec_of(graph), on.stream), "a graph's launch");
+  });
+}
+
+void destroy_graph(rm_graph* graph) {
+  if (graph != nullptr && cudaGraphExecDestroy(exec_of(graph)) != cudaSuccess) cudaGetLastError();
+}
 
 size_t bytes_of(const rm_tensor& t) {
   size_t bytes = (t.dtype.bits * t.dtype.lanes + 7u) / 8u;
@@ -109,7 +145,7 @@ class CudaDevice final : public plugin::Device {
   rm_device_info info() const override {
     rm_device_info out{};
     out.struct_size = sizeof out;
-    out.caps = RM_CAP_ASYNC | RM_CAP_CONCURRENT_EXECUTE;
+    out.caps = RM_CAP_ASYNC | RM_CAP_CONCURRENT_EXECUTE | RM_CAP_GRAPH_CAPTURE;
     out.dl_device_type = kDLCUDA;
     out.dl_device_id = index_;
     out.memory_bytes = memory_;
@@ -189,6 +225,9 @@ class CudaBackend final : public plugin::Backend {
   }
 
   const void* extension(std::string_view name) noexcept override {
+    static const rm_graphs graphs{sizeof(rm_graphs), begin_graph, end_graph, launch_graph,
+                                  destroy_graph};
+    if (name == RM_GRAPH_EXTENSION) return &graphs;
     if (name != RM_KERNELS_EXTENSION) return nullptr;
     static const std::vector<rm_kernel>& rows = *new std::vector<rm_kernel>(all_rows());
     static const rm_kernels table{sizeof(rm_kernels), rows.data(), rows.size(), sizeof(rm_kernel)};

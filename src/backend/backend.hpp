@@ -16,6 +16,7 @@
 #include "backend/kernel_rows.hpp"
 #include "backend/resources.hpp"
 #include "rm/backend.h"
+#include "rm/graph.h"
 
 namespace rm::backend {
 
@@ -67,6 +68,8 @@ class Backend {
   virtual std::string fingerprint(size_t device) = 0;
   /// Empty for a whole-program backend.
   virtual KernelRows kernels() = 0;
+  /// Recordings of launches; null where the backend has none.
+  virtual const rm_graphs* graphs() { return nullptr; }
 
   virtual std::vector<NodeSupport> query_support(size_t device, const rm_program& program,
                                                  size_t nodes) = 0;

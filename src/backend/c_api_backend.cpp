@@ -259,6 +259,16 @@ const void* CApiBackend::extension(std::string_view name) const {
   return api_.extension == nullptr ? nullptr : api_.extension(to_rm_str(name));
 }
 
+const rm_graphs* CApiBackend::graphs() {
+  const auto* table = static_cast<const rm_graphs*>(extension(RM_GRAPH_EXTENSION));
+  if (table == nullptr) return nullptr;
+  if (table->struct_size < sizeof(rm_graphs) || !table->begin || !table->end || !table->launch ||
+      !table->destroy) {
+    reject(name_, "expected a complete table of rm.graph/1, got one with a missing entry");
+  }
+  return table;
+}
+
 KernelRows CApiBackend::kernels() {
   const auto* table = static_cast<const rm_kernels*>(extension(RM_KERNELS_EXTENSION));
   if (table == nullptr) return {};

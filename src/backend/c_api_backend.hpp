@@ -35,6 +35,7 @@ class CApiBackend final : public Backend {
   const rm_device_info& get_device_info(size_t device) override;
   std::string fingerprint(size_t device) override;
   KernelRows kernels() override;
+  const rm_graphs* graphs() override;
 
   std::vector<NodeSupport> query_support(size_t device, const rm_program& program,
                                          size_t nodes) override;

@@ -199,6 +199,7 @@ class PyProgram {
     out["packed_bytes"] = r.packed_bytes;
     out["derived_bytes"] = r.derived_bytes;
     out["free_arena_bytes"] = r.free_arena_bytes;
+    out["recordings"] = r.recordings;
     out["instantiate_ms"] = r.last_instantiate_ms;
     return out;
   }

@@ -9,6 +9,7 @@
 #include "base/log.hpp"
 #include "engine/bind_symbols.hpp"
 #include "engine/constant_expressions.hpp"
+#include "engine/recorded_run.hpp"
 #include "ir/byte_count.hpp"
 #include "ops/registry.hpp"
 #include "plan/lower.hpp"
@@ -91,6 +92,9 @@ void log_instance(const Instance& instance) {
 }
 
 }  // namespace
+
+Instance::Instance() = default;
+Instance::~Instance() = default;
 
 int64_t extent_bytes(const ir::Layout& layout) {
   if (layout.is_empty()) return 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -13,7 +14,12 @@
 
 namespace rm::engine {
 
+class RecordedRun;
+
 struct Instance {
+  Instance();
+  ~Instance();
+
   std::vector<ir::Layout> inputs;  // the shape: dtypes, dims and strides of all inputs
   /// The generation of weights it was made from. An instance of another generation than the
   /// program's is never kept.
@@ -28,6 +34,10 @@ struct Instance {
   uint64_t kernel_set = 0;  // digest of which kernels the plan uses; equal for equal sets
   std::atomic<bool> kernels_accepted{false};  // a copy of what the program remembers by set
   std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;  // guarded by the program's mutex
+  // By stream, guarded by the same; where the device records.
+  std::map<rm_stream*, std::vector<std::unique_ptr<RecordedRun>>> recorded;
+  int recordings = 0;  // made for this instance
+  std::atomic<int> launched{0};  // runs whose steps were launched one by one
 };
 
 struct InstanceRequest {

@@ -3,11 +3,20 @@
 #include "engine/program.hpp"
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "engine/program_state.hpp"
+#include "engine/recorded_run.hpp"
 #include "ir/verify.hpp"
 
 namespace rm::engine {
 namespace {
+
+// A recording holds an arena of its own: so many a program, of so much memory each. Plans of more
+// memory take so long that launching their steps costs nothing beside them.
+constexpr int kMostRecordings = 24;
+constexpr int kMostOfInstance = 4;
+constexpr int64_t kMostRecordedBytes = int64_t{256} << 20;
+constexpr int kLaunchedBefore = 2;  // runs of a shape: all kernels are loaded then
 
 bool packs_later(Packing p) { return p == Packing::kLater || p == Packing::kSpare; }
 
@@ -173,8 +182,66 @@ bool Program::accepted(Instance& instance) {
   return known;
 }
 
+// Launches a recording of the plan for these sizes; false where there is none and none is made.
+bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
+                           bool only_accepted, void* stream) {
+  rm_stream* const on = state_->device->stream_of(stream);
+  std::shared_ptr<Instance> instance;
+  std::unique_ptr<RecordedRun> recorded;
+  {
+    std::lock_guard lock(state_->mutex);
+    if (state_->traced.load(std::memory_order_relaxed)) return false;
+    instance = state_->instances.find(inputs);
+    if (instance == nullptr) return false;
+    auto& idle = instance->recorded[on];
+    for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
+      if (!(*it)->takes(inputs)) continue;
+      recorded = std::move(*it);
+      idle.erase(std::next(it).base());
+      break;
+    }
+    if (recorded == nullptr) {
+      if (instance->launched.load(std::memory_order_relaxed) < kLaunchedBefore ||
+          instance->recordings >= kMostOfInstance || state_->recordings >= kMostRecordings ||
+          !RecordedRun::possible(*instance) || RecordedRun::bytes(*instance) > kMostRecordedBytes) {
+        return false;
+      }
+      ++instance->recordings;
+      ++state_->recordings;
+    }
+  }
+  const auto give_back = [&] {
+    std::lock_guard lock(state_->mutex);
+    instance->recorded[on].push_back(std::move(recorded));
+  };
+  if (only_accepted && !accepted(*instance)) {
+    if (recorded != nullptr) give_back();
+    return false;
+  }
+  if (recorded == nullptr) {
+    try {
+      recorded = std::make_unique<RecordedRun>(*instance, inputs, *state_->device);
+    } catch (const Error& error) {
+      log_info(LogTopic::kPlan, "a plan is launched step by step: " + std::string(error.what()));
+      return false;
+    }
+  }
+  std::vector<void*> memory(instance->outputs.size(), nullptr);
+  for (size_t i = 0; i < memory.size(); ++i) {
+    if (instance->output_input[i] >= 0) {
+      outputs.reuse(i, static_cast<size_t>(instance->output_input[i]));
+    } else {
+      memory[i] = outputs.allocate(i, instance->outputs[i]);
+    }
+  }
+  recorded->run(inputs, memory, on);
+  give_back();
+  return true;
+}
+
 void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
                   bool only_accepted, void* stream) {
+  if (state_->device->can_record() && run_recorded(inputs, outputs, only_accepted, stream)) return;
   Run run = start(inputs, stream);
   const std::shared_ptr<Instance> instance = run.instance;
   if (only_accepted && !accepted(*instance)) {
@@ -195,6 +262,7 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
     run.context->run(run.stream);
   }
   finish(std::move(run));
+  instance->launched.fetch_add(1, std::memory_order_relaxed);
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);
 }
 

@@ -48,6 +48,7 @@ struct ProgramReport {
   std::map<std::string, int64_t> kernels;  // "backend/kernel" -> steps
   int64_t instances = 0, arena_bytes = 0, arena_lower_bound_bytes = 0;
   int64_t packed_bytes = 0, derived_bytes = 0, free_arena_bytes = 0;
+  int64_t recordings = 0;  // plans that a device replays as one launch
   double last_instantiate_ms = 0;
 };
 
@@ -117,6 +118,8 @@ class Program {
   struct Run;
   void run_traced(Run& run);
   Run start(const std::vector<TensorView>& inputs, void* stream);
+  bool run_recorded(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
+                    bool only_accepted, void* stream);
   void finish(Run run);
   bool accepted(Instance& instance);
   std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs, rm_stream* stream);

@@ -32,6 +32,7 @@ struct Program::State {
   std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
   std::optional<StepTrace> trace;
   std::set<uint64_t> accepted_kernels;  // sets whose results were compared with the original's
+  int recordings = 0;  // of all instances, also of those that are gone
   bool packed_once = false;  // the packed weights exist: new shapes use them from the start
 };
 

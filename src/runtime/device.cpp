@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backend/status.hpp"
 #include "base/error.hpp"
 #include "runtime/aligned_memory.hpp"
 
@@ -24,6 +25,21 @@ class Host final : public Device {
   rm_stream* stream_of(void*) override { return nullptr; }
 };
 
+class Graph final : public Recording {
+ public:
+  Graph(const rm_graphs* api, rm_graph* graph) : api_(api), graph_(graph) {}
+  ~Graph() override { api_->destroy(graph_); }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  void launch(rm_stream* stream) override {
+    if (rm_status* status = api_->launch(graph_, stream)) backend::check(status, "graph launch");
+  }
+
+ private:
+  const rm_graphs* const api_;
+  rm_graph* const graph_;
+};
+
 // `bytes` of memory as a tensor of bytes.
 struct Bytes {
   Bytes(const void* data, size_t bytes, DLDevice device) : size(static_cast<int64_t>(bytes)) {
@@ -41,6 +57,10 @@ struct Bytes {
 
 }  // namespace
 
+std::unique_ptr<Recording> Device::record(const std::function<void(rm_stream*)>&) {
+  throw Error(RM_UNIMPLEMENTED, "[device] expected a device that records launches, got another");
+}
+
 const DevicePtr& host() {
   static const DevicePtr& device = *new DevicePtr(std::make_shared<Host>());
   return device;
@@ -50,7 +70,8 @@ BackendDevice::BackendDevice(backend::Backend& backend, size_t index)
     : backend_(backend),
       index_(index),
       id_{static_cast<DLDeviceType>(backend.get_device_info(index).dl_device_type),
-          backend.get_device_info(index).dl_device_id} {}
+          backend.get_device_info(index).dl_device_id},
+      graphs_(backend.graphs()) {}
 
 std::shared_ptr<void> BackendDevice::allocate(size_t bytes) {
   try {
@@ -88,6 +109,27 @@ void BackendDevice::synchronize(rm_stream* stream) {
   for (const auto& [native, wrapped] : streams_) {
     if (wrapped.get() == stream) wrapped.synchronize();
   }
+}
+
+std::unique_ptr<Recording> BackendDevice::record(
+    const std::function<void(rm_stream*)>& launches) {
+  if (graphs_ == nullptr) return Device::record(launches);
+  std::lock_guard lock(recording_mutex_);
+  if (!recordings_) recordings_ = backend_.create_stream(index_, 0);
+  backend::check(graphs_->begin(recordings_.get()), "graph begin");
+  rm_graph* graph = nullptr;
+  try {
+    launches(recordings_.get());
+  } catch (...) {
+    try {
+      backend::check(graphs_->end(recordings_.get(), &graph), "graph end");
+    } catch (const Error&) {  // what went wrong first is what is said
+    }
+    graphs_->destroy(graph);
+    throw;
+  }
+  backend::check(graphs_->end(recordings_.get(), &graph), "graph end");
+  return std::make_unique<Graph>(graphs_, graph);
 }
 
 rm_stream* BackendDevice::stream_of(void* native) {

@@ -4,6 +4,7 @@
 // it. Streams are the caller's own, wrapped once each.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,6 +12,13 @@
 #include "backend/backend.hpp"
 
 namespace rm::runtime {
+
+/// Launches that were recorded, given to the device as one. Its memory must stay while it is there.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  virtual void launch(rm_stream* stream) = 0;
+};
 
 class Device {
  public:
@@ -27,6 +35,9 @@ class Device {
   virtual void synchronize(rm_stream* stream) = 0;
   /// The stream behind a native handle (a cudaStream_t), for launches. Lives as long as the device.
   virtual rm_stream* stream_of(void* native) = 0;
+  virtual bool can_record() const { return false; }
+  /// What `launches` launches on the stream it is given; nothing runs. Throws what it throws.
+  virtual std::unique_ptr<Recording> record(const std::function<void(rm_stream*)>& launches);
 };
 
 using DevicePtr = std::shared_ptr<Device>;
@@ -44,11 +55,16 @@ class BackendDevice final : public Device {
   void copy(void* to, const void* from, size_t bytes, rm_stream* stream) override;
   void synchronize(rm_stream* stream) override;
   rm_stream* stream_of(void* native) override;
+  bool can_record() const override { return graphs_ != nullptr; }
+  std::unique_ptr<Recording> record(const std::function<void(rm_stream*)>& launches) override;
 
  private:
   backend::Backend& backend_;
   const size_t index_;
   const DLDevice id_;
+  const rm_graphs* const graphs_;
+  std::mutex recording_mutex_;  // one recording at a time
+  backend::Stream recordings_;
   std::mutex mutex_;  // guards what follows
   backend::Stream uploads_;
   std::map<void*, backend::Stream> streams_;

@@ -187,6 +187,78 @@ TEST_CASE("a state of the device is updated in place, run after run") {
   CHECK(device->errors.empty());
 }
 
+TEST_CASE("a plan is recorded after two runs and replayed with every call's own tensors") {
+  std::mt19937 rng(6);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  {
+    Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    for (int round = 0; round < 6; ++round) {
+      std::vector<HostTensor> inputs;
+      std::vector<std::unique_ptr<DeviceOutputs>> outputs;
+      for (uintptr_t run = 0; run < 4; ++run) {
+        inputs.push_back(random_tensor(rng, ir::DType::kF32, {5, 32}));
+        Tensor given = placed(*device, inputs.back());
+        outputs.push_back(std::make_unique<DeviceOutputs>(*device));
+        program.run({given.view}, *outputs.back(), false, native(1 + run % 2));
+      }
+      device->drain();
+      for (size_t run = 0; run < inputs.size(); ++run) {
+        CHECK(max_difference(outputs[run]->read(0), on_the_host(c, inputs[run])) < 1e-6);
+      }
+    }
+    CHECK(device->recordings == 2);  // one a stream
+    CHECK(device->replays == 22);
+    CHECK(program.report().recordings == 2);
+    HostTensor x = random_tensor(rng, ir::DType::kF32, {5, 32});
+    auto changed = c.weights;
+    changed.begin()->second = random_tensor(rng, ir::DType::kF32, {64});
+    Case other{c.graph, changed};
+    program.set_weights(other.weight_tensors());  // what was recorded had the old ones
+    Tensor given = placed(*device, x);
+    for (int i = 0; i < 4; ++i) {
+      DeviceOutputs out(*device);
+      program.run({given.view}, out, false, native(1));
+      device->drain();
+      CHECK(max_difference(out.read(0), on_the_host(other, x)) < 1e-6);
+    }
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
+TEST_CASE("a recording that updates a state serves that state only") {
+  std::mt19937 rng(7);
+  const Case c = load(kState, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+  program.set_weights({});
+  const HostTensor zeros = ops::zeros({ir::DType::kF32, {8, 4}});
+  const Tensor caches[] = {placed(*device, zeros), placed(*device, zeros)};
+  HostTensor expected[] = {zeros, zeros};
+  for (int64_t step = 0; step < 8; ++step) {
+    const auto which = static_cast<size_t>(step % 2);
+    const HostTensor at = ops::from_doubles({ir::DType::kI64, {2}},
+                                            {static_cast<double>(step % 4), static_cast<double>(step % 4 + 4)});
+    const HostTensor rows = random_tensor(rng, ir::DType::kF32, {2, 4});
+    std::memcpy(expected[which].bytes.data() + step % 4 * 16, rows.bytes.data(), 16);
+    std::memcpy(expected[which].bytes.data() + (step % 4 + 4) * 16, rows.bytes.data() + 16, 16);
+    const Tensor given_at = placed(*device, at), given_rows = placed(*device, rows);
+    DeviceOutputs outputs(*device);
+    program.run({caches[which].view, given_at.view, given_rows.view}, outputs, false, native(1));
+  }
+  device->drain();
+  for (size_t which = 0; which < 2; ++which) {
+    const auto bytes = device->bytes_of(caches[which].memory.get(), zeros.bytes.size());
+    CHECK(std::memcmp(bytes.data(), expected[which].bytes.data(), bytes.size()) == 0);
+  }
+  CHECK(device->recordings == 2);
+  CHECK(device->errors.empty());
+}
+
 TEST_CASE("a program is for one device") {
   std::mt19937 rng(5);
   const Case c = load(kModel, rng);

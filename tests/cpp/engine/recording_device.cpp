@@ -79,6 +79,25 @@ rm_stream* RecordingDevice::stream_of(void* native) {
   return reinterpret_cast<rm_stream*>(stream.get());
 }
 
+std::unique_ptr<runtime::Recording> RecordingDevice::record(
+    const std::function<void(rm_stream*)>& launches) {
+  struct Replay final : runtime::Recording {
+    void launch(rm_stream* stream) override {
+      ++device->replays;
+      for (const auto& one : work) device->launch(stream, one);
+    }
+    RecordingDevice* device = nullptr;
+    std::vector<std::function<void()>> work;
+  };
+  Stream into;
+  launches(reinterpret_cast<rm_stream*>(&into));
+  ++recordings;
+  auto out = std::make_unique<Replay>();
+  out->device = this;
+  out->work.assign(into.work.begin(), into.work.end());
+  return out;
+}
+
 size_t RecordingDevice::waiting() const {
   size_t count = 0;
   for (const auto& [native, stream] : streams_) count += stream->work.size();
@@ -157,6 +176,7 @@ void wrap(std::index_sequence<I...>) {
     rm_kernel row = *r.inner[index];
     row.prepare = prepare_row;
     row.launch = launch_row;
+    row.traits |= RM_KERNEL_CAPTURABLE;
     row.packing = nullptr;
     row.prepack = nullptr;
     r.rows.push_back(row);

@@ -27,6 +27,9 @@ class RecordingDevice final : public runtime::Device,
   void copy(void* to, const void* from, size_t bytes, rm_stream* stream) override;
   void synchronize(rm_stream* stream) override;
   rm_stream* stream_of(void* native) override;
+  bool can_record() const override { return records; }
+  std::unique_ptr<runtime::Recording> record(
+      const std::function<void(rm_stream*)>& launches) override;
 
   /// Runs what all streams hold, taking turns at random; each stream's own work in order.
   void drain();
@@ -37,6 +40,8 @@ class RecordingDevice final : public runtime::Device,
   size_t waiting() const;
   void launch(rm_stream* stream, std::function<void()> work);
 
+  bool records = false;
+  size_t recordings = 0, replays = 0;
   size_t uploads = 0, uploaded_bytes = 0, held_bytes = 0;
   std::vector<std::string> errors;
 
