@@ -24,10 +24,10 @@ constexpr OptionSpec kTable[] = {
     // Where and how to run. The device is in the key as target and backend identity, not by name.
     {"device", "RM_DEVICE", kSession, kDevice, "auto", "auto, cpu, gpu[:N], cuda[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N], or a plugin's name[:N]", false,
      "the device that runs the models; auto is the usable one that its plugin scores highest"},
-    {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch|vllm", false,
-     "what runs the models: native is rm_abstract's own compiler, torch leaves every model to PyTorch, vllm generates text with vLLM in a process of its own (everything else is native's), auto is native"},
+    {"inference_engine", "RM_ENGINE", kSession, kChoice, "auto", "auto|native|torch|vllm|onnxruntime", false,
+     "what runs the models: native is rm_abstract's own compiler, torch leaves every model to PyTorch, vllm generates text with vLLM in a process of its own (everything else is native's), onnxruntime runs models with ONNX Runtime on the CPU, auto is native"},
     {"engine_options", "RM_ENGINE_OPTIONS", kSession, kJson, "{}", "a JSON object", false,
-     "settings of the inference engine vllm, by vLLM's own names, such as tensor_parallel_size or max_model_len"},
+     "settings of the inference engines vllm and onnxruntime, by their own names, such as max_model_len or intra_op_num_threads"},
     {"fallback", "RM_FALLBACK", kSession, kFallback, "warn", "warn, allow or error[:group,...] with groups routing, capture, compile, device, correctness, cache, training", false,
      "what happens when a call cannot be accelerated: warn once for each reason and run PyTorch, allow (run PyTorch silently), or error (raise); with groups, only these groups of reason codes raise and the others warn"},
     {"verify", "RM_VERIFY", kSession, kVerify, "auto", "off, first, auto, always, a number n, or p=<probability>", false,

@@ -58,7 +58,6 @@ def test_the_project_file_is_found_from_a_folder_below_but_not_beyond_the_projec
         ({"fallback": "maybe"}, ["maybe", "warn", "argument"]),
         ({"verify": "p=2"}, ["p=2", "argument"]),
         ({"verbose": "loud"}, ["loud", "argument"]),
-        ({"inference_engine": "onnxruntime"}, ["onnxruntime", "auto, native, torch"]),
         ({"compile_options": {"presicion": "bf16"}}, ["presicion", "try 'precision'"]),
         ({"compile_options": {"autotuning": "quick"}}, ["autotuning", "try '"]),
         ({"compile_options": {"device": "cpu"}}, ["device", "init(device=...)"]),

@@ -14,6 +14,7 @@ from rm_abstract.engines.context import EngineContext
 _MODULES = {
     "native": "rm_abstract.engines.native",
     "whole_program": "rm_abstract.engines.whole_program",
+    "onnxruntime": "rm_abstract.engines.onnxruntime",
 }
 _registered: dict[str, EngineFactory] = {}
 

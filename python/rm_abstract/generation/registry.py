@@ -12,7 +12,7 @@ from rm_abstract.base.errors import ConfigError
 if TYPE_CHECKING:
     from rm_abstract.generation.remote.engine import RemoteEngine
 
-REMOTE = ("vllm",)  # engines in a process of their own
+WITH_OPTIONS = ("vllm", "onnxruntime")
 
 
 def check(settings: Settings) -> None:
@@ -20,7 +20,7 @@ def check(settings: Settings) -> None:
     software of the engine is missing."""
     name = settings.text("inference_engine")
     options = json.loads(settings.text("engine_options"))
-    if options and name not in REMOTE:
+    if options and name not in WITH_OPTIONS:
         raise ConfigError(
             f"[engine_options] expected an engine that has options, got inference_engine={name!r} "
             f"from {settings.source('inference_engine')}; try inference_engine='vllm'"
@@ -29,6 +29,15 @@ def check(settings: Settings) -> None:
         from rm_abstract.generation.vllm import options as vllm
 
         vllm.check(options)
+    if name == "onnxruntime":
+        from rm_abstract.engines import onnxruntime_options
+
+        onnxruntime_options.check(options)
+        if settings.text("precision") != "auto":
+            raise ConfigError(
+                f"[precision] expected 'auto' with inference_engine='onnxruntime', got "
+                f"{settings.text('precision')!r} from {settings.source('precision')}; try 'auto'"
+            )
 
 
 def remote_engine(

@@ -118,7 +118,7 @@ def _planned(host: HookHost) -> bool:
     engine = host.settings.text("inference_engine")
     if host.resolved.backend == "cuda":
         return False
-    own = engine in ("native", "vllm")  # what vLLM does not serve is native's
+    own = engine in ("native", "vllm", "onnxruntime")  # what vLLM does not serve is native's
     return own or (engine == "auto" and registry.has_kernels(host.resolved))
 
 

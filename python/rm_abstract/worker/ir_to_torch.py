@@ -157,6 +157,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "sort": _sort,
     "gather": lambda o, n: torch.gather(o[0], n.i("axis"), o[1]),
     "index": lambda o, n: _index(o[0], o[1:], n),
+    "index_copy": lambda o, n: torch.index_copy(o[0], n.i("axis"), o[1].long(), o[2]),
     "scatter": lambda o, n: _scatter(o[0], o[1], o[2], n),
     "embedding": lambda o, n: functional.embedding(o[1], o[0]),
     "matmul": lambda o, n: torch.matmul(o[0], o[1]),
