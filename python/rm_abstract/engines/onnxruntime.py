@@ -23,9 +23,10 @@ from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, ExecutionError, from_core
 from rm_abstract.calls.call import FlatCall, flatten_call
 from rm_abstract.calls.tensors import call_tensors
+from rm_abstract.engines.call_text import containers
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
-from rm_abstract.engines.native import NativeEngine, containers
+from rm_abstract.engines.native import NativeEngine
 from rm_abstract.engines.onnxruntime_options import DEFAULT_PROVIDERS
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.worker import onnx_program
@@ -91,7 +92,7 @@ class OnnxRuntimeEngine(NativeEngine):
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float
     ) -> Variant:
         tensors = call_tensors(call)
-        weights = self._weights(record)
+        weights = self.module_weights.of(record)
         for tensor in (*tensors, *weights.values()):
             if tensor.dtype not in _NUMPY:
                 raise Decline("RM332", f"tensors of {tensor.dtype}")
