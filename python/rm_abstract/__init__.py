@@ -43,7 +43,12 @@ from rm_abstract.base.headers import include_dir
 
 if TYPE_CHECKING:
     import rm_abstract.cache as cache
+    import rm_abstract.functional as functional
+    import rm_abstract.nn as nn
+    import rm_abstract.optim as optim
     from rm_abstract.executable import Executable
+    from rm_abstract.framework.recording import record
+    from rm_abstract.framework.tensor import Tensor, no_grad, use_backend
     from rm_abstract.report import Report
     from rm_abstract.session import Session
 
@@ -60,6 +65,7 @@ __all__ = [
     "Report",
     "RoutingWarning",
     "Session",
+    "Tensor",
     "__version__",
     "accelerate",
     "backends",
@@ -70,14 +76,20 @@ __all__ = [
     "devices",
     "disabled",
     "explain",
+    "functional",
     "get_device_info",
     "include_dir",
     "init",
     "is_initialized",
+    "nn",
+    "no_grad",
+    "optim",
     "patches",
     "profile",
+    "record",
     "shutdown",
     "switch_device",
+    "use_backend",
 ]
 
 _LAZY = {
@@ -86,6 +98,13 @@ _LAZY = {
     "Executable": ("rm_abstract.executable", "Executable"),
     "Report": ("rm_abstract.report", "Report"),
     "Session": ("rm_abstract.session", "Session"),
+    "Tensor": ("rm_abstract.framework.tensor", "Tensor"),
+    "functional": ("rm_abstract.functional", None),
+    "nn": ("rm_abstract.nn", None),
+    "no_grad": ("rm_abstract.framework.tensor", "no_grad"),
+    "optim": ("rm_abstract.optim", None),
+    "record": ("rm_abstract.framework.recording", "record"),
+    "use_backend": ("rm_abstract.framework.tensor", "use_backend"),
     "load_ipython_extension": ("rm_abstract.doors.ipython", "load_ipython_extension"),
     "unload_ipython_extension": ("rm_abstract.doors.ipython", "unload_ipython_extension"),
 }

@@ -9,8 +9,8 @@ namespace {
 const std::vector<NamedRule>& table() {
   static const std::vector<NamedRule> sorted = [] {
     std::vector<NamedRule> all;
-    for (auto family :
-         {elementwise_rules, shape_rules, product_rules, norm_rules, indexing_rules}) {
+    for (auto family : {elementwise_rules, shape_rules, product_rules, norm_rules, indexing_rules,
+                        image_rules}) {
       std::vector<NamedRule> rows = family();
       all.insert(all.end(), rows.begin(), rows.end());
     }

@@ -45,5 +45,6 @@ std::vector<NamedRule> shape_rules();
 std::vector<NamedRule> product_rules();
 std::vector<NamedRule> norm_rules();
 std::vector<NamedRule> indexing_rules();
+std::vector<NamedRule> image_rules();
 
 }  // namespace rm::autograd

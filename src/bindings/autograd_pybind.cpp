@@ -19,6 +19,23 @@ namespace rm::bindings {
 
 namespace py = pybind11;
 
+autograd::GroupRule group_rule(const py::dict& row) {
+  auto flag = [&](const char* name) { return row.contains(name) && row[name].cast<bool>(); };
+  autograd::GroupRule rule;
+  const auto algorithm = row["algorithm"].cast<std::string>();
+  if (algorithm != "sgd" && algorithm != "adam") {
+    throw_invalid("[training_step] expected algorithm sgd or adam, got '" + algorithm + "'");
+  }
+  rule.algorithm = algorithm == "sgd" ? autograd::Algorithm::kSgd : autograd::Algorithm::kAdam;
+  rule.momentum = flag("momentum");
+  rule.nesterov = flag("nesterov");
+  rule.weight_decay = flag("weight_decay");
+  rule.decoupled = flag("decoupled");
+  rule.amsgrad = flag("amsgrad");
+  rule.maximize = flag("maximize");
+  return rule;
+}
+
 namespace {
 
 using Sizes = std::map<std::string, int64_t>;
@@ -37,30 +54,13 @@ std::string finished(ir::Graph& graph) {
   return ir::print(graph);
 }
 
-autograd::GroupRule rule_of(const py::dict& row) {
-  auto flag = [&](const char* name) { return row.contains(name) && row[name].cast<bool>(); };
-  autograd::GroupRule rule;
-  const auto algorithm = row["algorithm"].cast<std::string>();
-  if (algorithm != "sgd" && algorithm != "adam") {
-    throw_invalid("[training_step] expected algorithm sgd or adam, got '" + algorithm + "'");
-  }
-  rule.algorithm = algorithm == "sgd" ? autograd::Algorithm::kSgd : autograd::Algorithm::kAdam;
-  rule.momentum = flag("momentum");
-  rule.nesterov = flag("nesterov");
-  rule.weight_decay = flag("weight_decay");
-  rule.decoupled = flag("decoupled");
-  rule.amsgrad = flag("amsgrad");
-  rule.maximize = flag("maximize");
-  return rule;
-}
-
 using Trained = std::vector<std::pair<std::vector<std::string>, size_t>>;
 
 py::dict training_step(const std::string& text, const Sizes& sizes, const Trained& parameters,
                        const py::list& groups, bool clip_norm) {
   autograd::StepRequest request;
   for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
-  for (const py::handle row : groups) request.groups.push_back(rule_of(row.cast<py::dict>()));
+  for (const py::handle row : groups) request.groups.push_back(group_rule(row.cast<py::dict>()));
   request.clip_norm = clip_norm;
   autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
   py::dict out;
@@ -114,7 +114,7 @@ void bind_autograd(py::module_& m) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);
   }, py::arg("algorithm"), "What a row of the step's input `hyper` holds, in order.");
-  a.def("states", [](const py::dict& group) { return autograd::states(rule_of(group)); },
+  a.def("states", [](const py::dict& group) { return autograd::states(group_rule(group)); },
         py::arg("group"), "Names of one parameter's state tensors, in the order of the inputs.");
   a.def("differentiate", &differentiate, py::arg("text"), py::arg("wrt"),
         "The program with the gradients of its scalar result by these inputs as further results.");

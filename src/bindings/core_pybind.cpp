@@ -14,6 +14,7 @@ PYBIND11_MODULE(_core, m) {
   bind_ir(m);
   bind_selfcheck(m);
   bind_autograd(m);
+  bind_eager(m);
   bind_program(m);
   rm::router::bind_router(m);
   bind_worker(m);

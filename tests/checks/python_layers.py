@@ -30,6 +30,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("session",),
     ("report", "profiling"),
     ("training",),
+    ("framework",),
+    ("functional", "optim"),
+    ("nn",),
     ("api", "executable", "quality", "ahead", "cache", "doors"),
     ("",),  # the package itself: the public names
     (

@@ -127,3 +127,26 @@ def test_a_bert_is_fine_tuned_as_in_eager_with_padding_and_its_own_loss() -> Non
     torch.testing.assert_close(
         ours.state_dict()[table][0], theirs.state_dict()[table][0], rtol=1e-4, atol=1e-6
     )
+
+
+def test_convolutions_train_as_in_eager() -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=2),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(8 * 16, 5),
+    )
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = rm.compile_step(ours, F.cross_entropy, a, options=STRICT)
+    for _ in range(5):
+        x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
+        b.zero_grad()
+        wanted = F.cross_entropy(theirs(x), y)
+        wanted.backward()
+        b.step()
+        assert float(step(x, y)) == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert step.report()["compiled"] == 3

@@ -17,7 +17,7 @@ _WITHOUT = {
     *("and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "isnan"),
     *("ceil", "floor", "round", "trunc", "sign", "floor_div"),
     *("iota", "full", "dim_value", "aten", "assign"),
-    *("conv", "pool", "resize", "group_norm"),  # no rule yet
+    *("pool", "resize", "group_norm"),  # no rule yet
     *("ewise", "gemm", "rope", "quantize", "quant_linear"),
 }
 
@@ -97,6 +97,18 @@ CASES = [
         (1, 1, 2, 2),
         "is_causal=0, scale=0x1p0",
         ints=(((2, 3), (1, 0, 1, 0, 0, 0)),),  # the second row sees nothing
+    ),
+    Case(
+        "conv",
+        ((2, 2, 5), (3, 2, 2), (3,)),
+        (2, 3, 3),
+        "dilation=[2], groups=1, padding=[1,0], stride=[2]",
+    ),
+    Case(
+        "conv",
+        ((1, 4, 4, 3), (4, 2, 2, 3)),
+        (1, 4, 2, 2),
+        "groups=2, padding=[0,1,0,1], stride=[2,2]",
     ),
     Case("embedding", ((4, 3),), (2, 2, 3), ints=(((2, 2), (3, 1, 3, 0)),)),
     Case("gather", ((2, 4),), (2, 3), "axis=1", ints=(((2, 3), (3, 1, 3, 0, 0, 2)),)),

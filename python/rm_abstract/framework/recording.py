@@ -1,0 +1,190 @@
+"""A whole step (forward, backward, update) recorded as one program and replayed.
+
+While a step is recorded, the recorder stands in the backend's place: it computes nothing, appends
+each program to one graph and gives symbols back. Tensors from outside become inputs that are read
+where they lie; those that an update writes are the graph's states. The thread's backend then
+compiles the whole, so that eager steps and replays use the same kernels' rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.base.errors import Error
+from rm_abstract.framework import programs, tensor
+from rm_abstract.framework.backends import Executor
+from rm_abstract.framework.programs import Attrs, Program
+from rm_abstract.framework.tensor import Tensor
+from rm_abstract.worker.dtypes import DTYPES
+
+
+class Symbol:
+    """An array of a step that is being recorded: its type, and its value in the graph."""
+
+    __slots__ = ("_version", "dtype", "shape", "value")
+
+    def __init__(self, value: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        self.value, self.dtype, self.shape, self._version = value, dtype, shape, 0
+
+
+class Recorder:
+    """An executor that writes down instead of executing."""
+
+    name = "recorder"
+
+    def __init__(self) -> None:
+        self._graph = _core.eager.Recorder()
+        self.arrays: list[torch.Tensor] = []  # by input
+        self.states: dict[int, Symbol] = {}  # what an input holds after the step, by input
+        self.before: list[Callable[[], None]] = []  # at each replay
+        self.after: list[Callable[[], None]] = []
+        self._inputs: dict[int, int] = {}  # id of an array -> its input's number and value
+        self._symbols: list[Symbol] = []  # of the inputs
+
+    def input(self, array: torch.Tensor) -> Symbol:
+        """The symbol of an array from outside: what an update left, or a new input."""
+        number = self._inputs.get(id(array))
+        if number is None:
+            number = self._inputs[id(array)] = len(self.arrays)
+            self.arrays.append(array)
+            value = self._graph.input(programs.type_of(array))
+            self._symbols.append(Symbol(value, array.dtype, tuple(array.shape)))
+        return self.states.get(number, self._symbols[number])
+
+    def execute(self, program: Program, arrays: list[Any]) -> list[Any]:
+        symbols = [a if isinstance(a, Symbol) else self.input(a) for a in arrays]
+        rows = self._graph.add(program.text, [s.value for s in symbols])
+        results = [Symbol(value, DTYPES[dtype], shape) for value, dtype, shape in rows]
+        # A program of states returns their new values first, in their order (programs.py).
+        for array, result in zip(arrays[: program.states], results, strict=False):
+            number = None if isinstance(array, Symbol) else self._inputs[id(array)]
+            if number is None or number in self.states:
+                raise Error(
+                    "[record] expected a tensor from outside, updated once a step; try to make "
+                    "states before the step",
+                    code="RM709",
+                )
+            self._graph.donate(self._symbols[number].value)
+            self.states[number] = result
+        return results
+
+    def op_call(
+        self, name: str, inputs: Sequence[Any], attrs: Attrs = ()
+    ) -> tuple[Program, list[Any]]:
+        program = programs.operation(name, inputs, attrs)
+        return program, self.execute(program, [x for x in inputs if hasattr(x, "dtype")])
+
+    def finish(self, outputs: list[Symbol]) -> Program:
+        values = [s.value for s in (*outputs, *self.states.values())]
+        return Program("recorded step", self._graph.finish(values), len(self.states))
+
+
+def each_time(
+    before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+) -> None:
+    """Runs a function now, or at every replay of the step that is being recorded: ``before`` may
+    write numbers into tensors, ``after`` runs when the replay succeeded."""
+    by = tensor.executor()
+    for function, kept in ((before, "before"), (after, "after")):
+        if function is not None and isinstance(by, Recorder):
+            getattr(by, kept).append(function)
+        elif function is not None:
+            function()
+
+
+class _Replay:
+    """One recorded step, for one structure of arguments."""
+
+    def __init__(
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], by: Executor
+    ) -> None:
+        self._recorder = Recorder()
+        self._by = by
+        self._places = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
+        # Views: an argument is an input of its own, also where its array is known already.
+        given = [arguments[i].data.detach() for i in self._places]
+        symbols = [tensor.of(self._recorder.input(array)) for array in given]
+        inside = list(arguments)
+        for i, symbol in zip(self._places, symbols, strict=True):
+            inside[i] = symbol
+        with tensor.executing(self._recorder), tensor.watching_gradients() as touched:
+            try:
+                returned = function(*inside)
+            finally:
+                for t in touched:
+                    t.grad = None  # a symbol means nothing outside
+        self._single = not isinstance(returned, (tuple, list))
+        results = [] if returned is None else [returned] if self._single else list(returned)
+        if not all(isinstance(r, Tensor) for r in results):
+            raise Error("[record] expected a step that returns tensors or None", code="RM709")
+        outputs = [
+            r.data if isinstance(r.data, Symbol) else self._recorder.input(r.data) for r in results
+        ]
+        self._count = len(outputs)
+        self.program = self._recorder.finish(outputs)
+        self._kept = self._recorder.arrays[len(given) :]
+        self._states = {self._recorder.arrays[i].data_ptr() for i in self._recorder.states}
+
+    def __call__(self, arguments: tuple[Any, ...]) -> Any:
+        arrays = [arguments[i].data for i in self._places]
+        if any(array.data_ptr() in self._states for array in arrays):
+            raise Error(
+                "[record] expected arguments that the step does not update; try to read a "
+                "parameter where it lies",
+                code="RM709",
+            )
+        for function in self._recorder.before:
+            function()
+        results = self._by.execute(self.program, [*arrays, *self._kept])[: self._count]
+        for function in self._recorder.after:
+            function()
+        made = [tensor.of(data) for data in results]
+        if not made:
+            return None
+        return made[0] if self._single else made
+
+
+class Recorded:
+    """See `record`. ``programs``: the text of every step that was recorded, in rm.ir/1."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._replays: dict[Hashable, _Replay] = {}
+
+    @property
+    def programs(self) -> list[str]:
+        return [replay.program.text for replay in self._replays.values()]
+
+    def __call__(self, *arguments: Any) -> Any:
+        by = tensor.executor()
+        if isinstance(by, Recorder):
+            return self._function(*arguments)
+        key = (by.name, *map(_kind, arguments))
+        replay = self._replays.get(key)
+        if replay is None:
+            replay = self._replays[key] = _Replay(self._function, arguments, by)
+        return replay(arguments)
+
+
+def _kind(argument: Any) -> Hashable:
+    if isinstance(argument, Tensor):
+        return (argument.data.shape, argument.dtype)
+    return (type(argument), argument)
+
+
+def record(function: Callable[..., Any]) -> Recorded:
+    """``function`` as a step that is recorded once for every shape of its arguments, then replayed.
+
+    The function runs once a shape, without computing; every call, the first included, replays the
+    compiled whole. Arguments are tensors, and values that can be keys of a dictionary; it returns
+    tensors or None. Parameters and the optimiser's state are read and written where they lie.
+    Gradients exist inside the step only: ``grad`` is None afterwards.
+
+    Raises Error RM707 when the function asks for the numbers of a tensor (``if loss > 1``), RM709
+    when it updates what is no tensor from outside or returns something else.
+    """
+    return Recorded(function)

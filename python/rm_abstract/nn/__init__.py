@@ -1,0 +1,31 @@
+"""Layers: modules that hold parameters and call `rm_abstract.functional`."""
+
+from rm_abstract.nn.layers import (
+    GELU,
+    Conv2d,
+    Embedding,
+    LayerNorm,
+    Linear,
+    MultiheadAttention,
+    ReLU,
+    RMSNorm,
+    SiLU,
+    Tanh,
+)
+from rm_abstract.nn.module import Module, Parameter, Sequential
+
+__all__ = [
+    "GELU",
+    "Conv2d",
+    "Embedding",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "MultiheadAttention",
+    "Parameter",
+    "RMSNorm",
+    "ReLU",
+    "Sequential",
+    "SiLU",
+    "Tanh",
+]

@@ -1,0 +1,137 @@
+"""Optimisers: rules of the core (src/autograd/optimizers.cpp) applied to parameters and states in
+place. They know numbers, not layers.
+
+Rates, decays and bias corrections are one small tensor that is filled before every step, also
+before a replay, so ``optimizer.lr = ...`` takes effect in both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from rm_abstract import _core
+from rm_abstract.framework import programs
+from rm_abstract.framework.recording import each_time
+from rm_abstract.framework.tensor import Tensor, executor
+
+__all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
+
+
+class Optimizer:
+    """Updates parameters from their ``grad``. ``lr`` may be set between steps."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, rule: dict[str, object]) -> None:
+        self.parameters = list(parameters)
+        if not self.parameters:
+            raise ValueError("[optim] expected a parameter, got none")
+        self.lr = lr
+        self.steps = 0
+        self._rule = tuple(rule.items())
+        names = _core.autograd.states(rule)
+        self.states = [{n: torch.zeros_like(p.data) for n in names} for p in self.parameters]
+        count = len(_core.autograd.columns(rule["algorithm"]))
+        self._numbers = torch.zeros(count, dtype=torch.float64)
+
+    def numbers(self, step: int) -> list[float]:
+        """The row of the rule for this step, the first is 1, in the order of its columns."""
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self) -> None:
+        """One update of every parameter that has a gradient."""
+        each_time(before=self._fill)
+        by = executor()
+        for parameter, state in zip(self.parameters, self.states, strict=True):
+            if parameter.grad is not None:
+                program = programs.update(self._rule, parameter.data)
+                arrays = [parameter.data, *state.values(), parameter.grad.data, self._numbers]
+                by.execute(program, arrays)
+        each_time(after=self._count)
+
+    def _fill(self) -> None:
+        self._numbers.copy_(torch.tensor(self.numbers(self.steps + 1), dtype=torch.float64))
+
+    def _count(self) -> None:
+        self.steps += 1
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent with momentum, as torch.optim.SGD."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+    ) -> None:
+        self.momentum, self.dampening, self.weight_decay = momentum, dampening, weight_decay
+        rule = {
+            "algorithm": "sgd",
+            "momentum": momentum != 0,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay != 0,
+        }
+        super().__init__(parameters, lr, rule)
+
+    def numbers(self, step: int) -> list[float]:
+        # The first gradient fills the buffer undamped, as in torch.
+        undamped = 1.0 if step == 1 else 1.0 - self.dampening
+        return [self.lr, self.weight_decay, self.momentum, undamped]
+
+
+class Adam(Optimizer):
+    """Kingma & Ba 2015, as torch.optim.Adam: ``weight_decay`` is added to the gradient."""
+
+    _decoupled = False
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        rule = {
+            "algorithm": "adam",
+            "weight_decay": weight_decay != 0,
+            "decoupled": self._decoupled,
+        }
+        super().__init__(parameters, lr, rule)
+
+    def numbers(self, step: int) -> list[float]:
+        b1, b2 = self.betas
+        size = self.lr / (1.0 - b1**step)
+        root = math.sqrt(1.0 - b2**step)
+        keep = 1.0 - self.lr * self.weight_decay
+        return [self.weight_decay, keep, 1.0 - b1, b2, 1.0 - b2, self.eps, size, root]
+
+
+class AdamW(Adam):
+    """Loshchilov & Hutter 2019, as torch.optim.AdamW: the decay shrinks the parameter itself."""
+
+    _decoupled = True
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(parameters, lr, betas=betas, eps=eps, weight_decay=weight_decay)

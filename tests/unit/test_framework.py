@@ -1,0 +1,364 @@
+"""The small framework: every function's gradient by finite differences, recorded steps against
+eager ones, the same numbers as torch, and what happens with bad input."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rm_abstract as rm
+from rm_abstract import functional as F
+from rm_abstract import nn, optim
+from rm_abstract.framework.tensor import Node
+
+IDS = torch.tensor([[1, 3], [0, 3]])
+MASK = torch.tensor([[True, False, True], [True, True, False]])
+Case = tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]
+_UNARY = "relu gelu silu sigmoid tanh softplus exp sin cos erf abs softmax log_softmax".split()
+CASES: list[Case] = [
+    *((name, getattr(F, name), ((2, 3),)) for name in _UNARY),
+    ("gelu", lambda x: F.gelu(x, "tanh"), ((5,),)),
+    ("log", lambda x: F.log(x * x + 0.5), ((2, 3),)),
+    ("sqrt", lambda x: F.sqrt(x * x + 0.5), ((2, 3),)),
+    ("maximum", F.maximum, ((2, 3), (3,))),
+    ("minimum", F.minimum, ((2, 3), (2, 1))),
+    ("where", lambda a, b: F.where(rm.Tensor(MASK), a, b), ((2, 3), (3,))),
+    ("where", lambda a: F.where(rm.Tensor(MASK), 0.5, a), ((2, 3),)),
+    ("matmul", F.matmul, ((2, 3, 4), (4, 2))),
+    ("linear", F.linear, ((2, 2, 3), (4, 3), (4,))),
+    ("linear", F.linear, ((2, 3), (4, 3))),
+    (
+        "scaled_dot_product_attention",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        ((1, 4, 3, 2), (1, 2, 3, 2), (1, 2, 3, 3)),
+    ),
+    (
+        "scaled_dot_product_attention",
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m, scale=0.7),
+        ((1, 2, 3, 2), (1, 2, 4, 2), (1, 2, 4, 2), (3, 4)),
+    ),
+    (
+        "conv2d",
+        lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+        ((2, 2, 5, 4), (3, 2, 3, 3), (3,)),
+    ),
+    (
+        "conv2d",
+        lambda x, w: F.conv2d(x, w, groups=2, dilation=2),
+        ((1, 4, 5, 6), (2, 2, 2, 2)),
+    ),
+    ("avg_pool2d", lambda x: F.avg_pool2d(x, 2), ((1, 2, 4, 2),)),
+    ("max_pool2d", lambda x: F.max_pool2d(x, 2), ((1, 2, 4, 2),)),
+    ("layer_norm", F.layer_norm, ((2, 5), (5,), (5,))),
+    ("rms_norm", F.rms_norm, ((2, 5), (5,))),
+    ("embedding", lambda t: F.embedding(rm.Tensor(IDS), t), ((4, 3),)),
+    ("concat", lambda a, b: F.concat([a, b], 1), ((2, 3), (2, 1))),
+    ("stack", lambda a, b: F.stack([a, b], 1), ((2, 3), (2, 3))),
+    ("cross_entropy", lambda x: F.cross_entropy(x, rm.Tensor(IDS)), ((2, 2, 4),)),
+    (
+        "cross_entropy",
+        lambda x: F.cross_entropy(x, rm.Tensor(IDS), label_smoothing=0.2, ignore_index=3),
+        ((2, 2, 4),),
+    ),
+    ("mse_loss", F.mse_loss, ((2, 3), (2, 3))),
+    ("l1_loss", F.l1_loss, ((2, 3), (2, 3))),
+    ("huber_loss", lambda a, b: F.huber_loss(a, b, 0.5), ((2, 3), (2, 3))),
+    (
+        "binary_cross_entropy_with_logits",
+        lambda a, b: F.binary_cross_entropy_with_logits(a, F.sigmoid(b)),
+        ((2, 3), (2, 3)),
+    ),
+    ("kl_div", lambda a, b: F.kl_div(F.log_softmax(a), F.softmax(b)), ((2, 3), (2, 3))),
+    # Methods.
+    ("", lambda a, b: (a + b) * 2.0 - b / (a * a + 1.0) - (1.0 - a), ((2, 3), (3,))),
+    ("", lambda a: (a * a + 1.0) ** 1.5, ((4,),)),
+    ("", lambda a: 1.0 / (a * a + 1.0) @ -a.T, ((2, 3),)),
+    ("", lambda a: a.reshape(3, -1).permute(1, 0)[None, ..., 1:] * 3.0, ((2, 6),)),
+    ("", lambda a: a[1:, ::2, -1] + a[0, 0, 0], ((3, 3, 2),)),
+    ("", lambda a: a[:, rm.Tensor(IDS)], ((2, 4, 2),)),
+    ("", lambda a: a.expand(2, 3, 4).transpose(0, -1).sum((0, 1)), ((3, 1),)),
+    ("", lambda a: a.mean(1, keepdim=True) * a.max(0) - a.min(), ((2, 3),)),
+    ("", lambda a: a.to(torch.float32).to(torch.float64) * 0.0 + a, ((3,),)),
+]
+
+
+@pytest.fixture(params=["cpu", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    rm.use_backend(request.param)
+    yield request.param
+    rm.use_backend("cpu")
+
+
+@pytest.fixture(autouse=True)
+def seeded(seed: int) -> None:
+    torch.manual_seed(seed)
+
+
+def _loss(function: Callable[..., Any], tensors: list[Any], weights: torch.Tensor | None) -> Any:
+    y = function(*tensors)
+    if weights is None:
+        return y, torch.rand(y.shape, dtype=torch.float64) + 0.5
+    return (y * rm.Tensor(weights)).sum(), weights
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}{c[2]}")
+def test_the_gradient_is_the_slope(case: Case, backend: str) -> None:
+    _, function, shapes = case
+    values = [torch.randn(s, dtype=torch.float64) for s in shapes]
+    values = [v + v.sign() * 0.05 for v in values]  # off the kinks
+    _, weights = _loss(function, [rm.Tensor(v) for v in values], None)
+    tensors = [rm.Tensor(v, requires_grad=True) for v in values]
+    _loss(function, tensors, weights)[0].backward()
+    for v, tensor in zip(values, tensors, strict=True):
+        assert tensor.grad is not None
+        flat, found = v.view(-1), tensor.grad.torch().reshape(-1)
+        for j in range(0, flat.numel(), max(1, flat.numel() // 8)):
+            kept, sums = flat[j].item(), []
+            for step in (1e-6, -1e-6):
+                flat[j] = kept + step
+                with rm.no_grad():
+                    sums.append(_loss(function, [rm.Tensor(x) for x in values], weights)[0].item())
+            flat[j] = kept
+            assert found[j].item() == pytest.approx((sums[0] - sums[1]) / 2e-6, rel=1e-5, abs=1e-7)
+
+
+def test_every_function_is_differentiated_here() -> None:
+    public = {n for n, f in inspect.getmembers(F, inspect.isfunction) if n in F.__all__}
+    assert public == set(F.__all__) == {name for name, _, _ in CASES if name}
+
+
+class Net(nn.Module):
+    """Something of every layer."""
+
+    def __init__(self) -> None:
+        self.table = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.norms = [nn.LayerNorm(8), nn.RMSNorm(8)]
+        self.image = nn.Conv2d(1, 2, 3, padding=1)
+        self.head = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Linear(8, 4))
+
+    def forward(self, ids: Any) -> Any:
+        x = self.table(ids)
+        x = x + self.attention(self.norms[0](x), is_causal=True)
+        b, s, n = x.shape
+        x = x + self.image(x.reshape(b, 1, s, n)).mean(1)
+        return self.head(self.norms[1](x))
+
+
+OPTIMIZERS: list[tuple[Any, Any, dict[str, Any]]] = [
+    (optim.SGD, torch.optim.SGD, {"lr": 0.1}),
+    (
+        optim.SGD,
+        torch.optim.SGD,
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
+    ),
+    (optim.SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
+    (optim.Adam, torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.1}),
+    (optim.AdamW, torch.optim.AdamW, {"lr": 0.01, "betas": (0.8, 0.9)}),
+]
+
+
+@pytest.mark.parametrize("ours, theirs, settings", OPTIMIZERS)
+def test_optimizers_make_torchs_steps(
+    ours: Any, theirs: Any, settings: dict[str, Any], backend: str
+) -> None:
+    p = nn.Parameter(torch.randn(5))
+    q = torch.nn.Parameter(p.torch().clone())
+    mine, other = ours([p], **settings), theirs([q], **settings)
+    for rate in (settings["lr"], settings["lr"] / 2, settings["lr"] / 2):
+        mine.lr = other.param_groups[0]["lr"] = rate
+        mine.zero_grad()
+        other.zero_grad()
+        (p * p * p).sum().backward()
+        (q * q * q).sum().backward()
+        mine.step()
+        other.step()
+        torch.testing.assert_close(p.torch(), q.detach())
+
+
+def _step(net: nn.Module, optimizer: Any) -> Callable[..., Any]:
+    def step(ids: Any, target: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(ids), target)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def test_a_recorded_step_trains_like_an_eager_one(backend: str) -> None:
+    eager, recorded = Net(), Net()
+    recorded.load_state_dict(eager.state_dict())
+    a = _step(eager, first := optim.AdamW(eager.parameters(), lr=1e-2))
+    b = rm.record(_step(recorded, second := optim.AdamW(recorded.parameters(), lr=1e-2)))
+    for number, size in enumerate((3, 3, 2, 3)):
+        ids, target = (rm.Tensor(torch.randint(0, 4, (size, 6))) for _ in range(2))
+        first.lr = second.lr = 1e-2 / (1 + number)
+        assert b(ids, target).item() == pytest.approx(a(ids, target).item(), rel=1e-5)
+    assert len(b.programs) == 2
+    assert first.steps == second.steps == 4
+    for name, value in eager.state_dict().items():
+        torch.testing.assert_close(recorded.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+    assert all(p.grad is None for p in recorded.parameters())
+
+
+def test_replay_of_one_kernel_is_eager_bit_for_bit() -> None:
+    x, w = rm.Tensor(torch.randn(33, 65)), rm.Tensor(torch.randn(17, 65))
+    assert torch.equal(rm.record(F.linear)(x, w).torch(), F.linear(x, w).torch())
+
+
+def test_both_backends_agree() -> None:
+    net, ids = Net(), rm.Tensor(torch.randint(0, 11, (2, 5)))
+    results = []
+    for name in ("cpu", "torch"):
+        rm.use_backend(name)
+        results.append(net(ids).torch())
+    rm.use_backend("cpu")
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_add_up_and_loops_work(backend: str) -> None:
+    x = rm.Tensor(torch.tensor([2.0]), requires_grad=True)
+    for power in range(1, 4):  # x, x², x³: only what ran is differentiated
+        y = x
+        for _ in range(power - 1):
+            y = y * x
+        if y.item() > 0:
+            y.sum().backward()
+    assert x.grad is not None and x.grad.item() == pytest.approx(1 + 4 + 12)
+
+
+def test_no_grad_and_detach_remember_nothing() -> None:
+    x = rm.Tensor(torch.ones(2), requires_grad=True)
+    with rm.no_grad():
+        assert (x * 2.0).creator is None
+    assert (x.detach() * 2.0).creator is None
+    assert isinstance((x * 2.0).creator, Node)
+
+
+def test_a_module_is_saved_and_loaded(tmp_path: Path) -> None:
+    first, second = Net(), Net()
+    first.save(tmp_path / "net.safetensors")
+    second.load(tmp_path / "net.safetensors")
+    for name, value in first.state_dict().items():
+        assert torch.equal(second.state_dict()[name], value)
+    assert [p.name for p in tmp_path.iterdir()] == ["net.safetensors"]
+    with pytest.raises(ValueError, match="expected"):
+        nn.Linear(2, 2).load(tmp_path / "net.safetensors")
+
+
+def test_a_loader_of_torch_feeds_it() -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(10, 4), torch.randint(0, 3, (10,)))
+    layer = nn.Linear(4, 3)
+    for x, y in torch.utils.data.DataLoader(data, batch_size=5):
+        assert F.cross_entropy(layer(rm.Tensor(x)), rm.Tensor(y)).item() > 0
+    assert layer(rm.Tensor(data[0][0].numpy())).shape == (3,)
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+def test_what_the_forward_read_may_not_change_before_backward(backend: str) -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([p], lr=0.1)
+    loss = (p * p).sum()
+    (p * 1.0).sum().backward()
+    optimizer.step()
+    with pytest.raises(rm.Error, match="changed in place") as caught:
+        loss.backward()
+    assert caught.value.code == "RM708"
+
+
+def test_a_second_backward_is_refused() -> None:
+    loss = (nn.Parameter(torch.ones(3)) * 2.0).sum()
+    loss.backward()
+    with pytest.raises(rm.Error) as caught:
+        loss.backward()
+    assert caught.value.code == "RM708"
+
+
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
+    with pytest.raises(ValueError, match="one number"):
+        (nn.Parameter(torch.ones(3)) * 2.0).backward()
+    with pytest.raises(ValueError, match="one number"):
+        rm.Tensor(torch.ones(1)).backward()
+
+
+def test_branches_on_numbers_are_refused_while_recording() -> None:
+    p = nn.Parameter(torch.ones(3))
+    before = p.torch().clone()
+
+    def step(x: Any) -> Any:
+        loss = (p * x).sum()
+        loss.backward()
+        if loss > 1.0:
+            optim.SGD([p], lr=0.1).step()
+        return loss
+
+    with pytest.raises(rm.Error) as caught:
+        rm.record(step)(rm.Tensor(torch.ones(3)))
+    assert caught.value.code == "RM707"
+    assert torch.equal(p.torch(), before) and p.grad is None
+    step(rm.Tensor(torch.ones(3)))  # eager does it
+    assert not torch.equal(p.torch(), before)
+
+
+def test_what_a_replay_could_not_repeat_is_refused() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = optim.SGD([p], lr=0.1)
+
+    def twice() -> None:
+        (p * 2.0).sum().backward()
+        optimizer.step()
+        optimizer.step()
+
+    for step in (twice, lambda: 3):
+        with pytest.raises(rm.Error) as caught:
+            rm.record(step)()
+        assert caught.value.code == "RM709"
+    (p * 2.0).sum().backward()  # gradients from before the step
+    with pytest.raises(rm.Error) as caught:
+        rm.record(lambda: (p * 2.0).sum().backward())()
+    assert caught.value.code == "RM709"
+
+
+def test_a_kernel_that_refuses_leaves_the_state_as_it_was() -> None:
+    layer = nn.Embedding(4, 2)
+    optimizer = optim.Adam(layer.parameters(), lr=0.1)
+
+    @rm.record
+    def step(ids: Any) -> Any:
+        optimizer.zero_grad()
+        loss = layer(ids).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step(rm.Tensor(torch.tensor([1, 2])))
+    before = {n: v.clone() for n, v in layer.state_dict().items()}
+    with pytest.raises(RuntimeError):
+        step(rm.Tensor(torch.tensor([1, 9])))
+    assert torch.equal(layer.weight.torch(), before["weight"])
+    assert optimizer.steps == 1
+
+
+def test_wrong_operands_are_named() -> None:
+    x = rm.Tensor(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"\[linear\]"):
+        F.linear(x, x.reshape(3, 2))
+    with pytest.raises(ValueError, match="f64"):
+        x + rm.Tensor(torch.ones(3, dtype=torch.float64))
+    with pytest.raises(TypeError, match="whole number"):
+        rm.Tensor(torch.ones(3, dtype=torch.int64)) + 0.5
+    with pytest.raises(IndexError):
+        x[2]
+    with pytest.raises(TypeError):
+        rm.Tensor(torch.ones(3, dtype=torch.int64), requires_grad=True)
+    with pytest.raises(ValueError, match="cpu"):
+        rm.use_backend("abacus")
