@@ -101,7 +101,7 @@ CASES = [
     Case(
         "conv",
         ((2, 2, 5), (3, 2, 2), (3,)),
-        (2, 3, 3),
+        (2, 3, 2),
         "dilation=[2], groups=1, padding=[1,0], stride=[2]",
     ),
     Case(
