@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("nn",),
     ("api", "executable", "quality", "ahead", "cache", "doors"),
     ("",),  # the package itself: the public names
+    ("server",),
     (
         "cli",
         "bench",

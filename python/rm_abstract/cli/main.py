@@ -23,6 +23,7 @@ class _Lazy(click.Group):
         "compile": ("rm_abstract.cli.compile", "compile_command"),
         "doctor": ("rm_abstract.cli.doctor", "doctor"),
         "env": ("rm_abstract.cli.env", "env"),
+        "serve": ("rm_abstract.cli.serve", "serve"),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

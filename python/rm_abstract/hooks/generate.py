@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rm_abstract.generation.request import GenerationRequest
     from rm_abstract.hooks.router import ArmedModel
     from rm_abstract.kv.device_cache import CacheNotes
-    from rm_abstract.kv.residence import LayerShape
 
 # Rooms for this many tokens beyond the prompt are made at once; buffers grow when it is not enough.
 _FIRST_ROOM = 256
@@ -144,9 +143,9 @@ def _replace(
         return
     if pair and away:
         return  # the encoder's half does not change: such a device is given both with every step
-    from rm_abstract.kv.device_cache import CacheNotes, DevicePair, from_dynamic
+    from rm_abstract.kv.device_cache import CacheNotes, DevicePair, expected_shape, from_dynamic
 
-    shape = _shape(model)
+    shape = expected_shape(model)
     if shape is None:
         return
     if pair:
@@ -182,14 +181,3 @@ def _fits(model: Any, generation_config: Any) -> bool:
         and not getattr(generation_config, "is_assistant", False)
         and model.device.type == "cpu"
     )
-
-
-def _shape(model: Any) -> LayerShape | None:
-    """Heads, sizes and type of keys and values by the configuration; None when it does not say."""
-    config = model.config.get_text_config(decoder=True)
-    heads = getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int) or heads < 1:
-        return None
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return (int(kv_heads), int(size), int(size), model.dtype)

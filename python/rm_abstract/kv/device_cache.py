@@ -363,3 +363,14 @@ def from_dynamic(
         return None
     shapes = notes.shapes if notes.shapes is not None else (shape,) * len(layers)
     return DeviceCache(layers, shapes, reserve, notes, home)
+
+
+def expected_shape(model: Any) -> LayerShape | None:
+    """Heads, sizes and type of keys and values by the configuration; None when it does not say."""
+    config = model.config.get_text_config(decoder=True)
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int) or heads < 1:
+        return None
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return (int(kv_heads), int(size), int(size), model.dtype)

@@ -1,0 +1,169 @@
+"""The choices of one request while they are made: jobs of an engine turned into pieces of text.
+
+Invariant: whatever ends the iteration, no job of the request is left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rm_abstract.generation.jobs import Closed, End, Job, QueueFull, Sampling, Token
+from rm_abstract.server.engine import TextEngine
+from rm_abstract.server.errors import ApiError
+from rm_abstract.server.text import Detokenizer, StopStrings
+
+
+@dataclass(frozen=True)
+class Piece:
+    """More of one choice. The last piece of a choice has a `finish`."""
+
+    index: int
+    text: str = ""
+    tokens: tuple[Token, ...] = ()
+    finish: str | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked of every prompt of a request."""
+
+    limit: int
+    sampling: Sampling
+    n: int = 1
+    stops: Sequence[str] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    priority: int = 0
+    seconds: float | None = None
+
+
+@dataclass
+class Usage:
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass
+class _Choice:
+    index: int
+    job: Job
+    words: Detokenizer
+    stops: StopStrings
+    unsent: list[Token] = field(default_factory=list)
+    over: bool = False
+
+
+class Choices:
+    """One request's jobs. Made and iterated on the event loop; iterate once, then `close`."""
+
+    def __init__(
+        self, engine: TextEngine, tokenizer: Any, prompts: Sequence[list[int]], wanted: Wanted
+    ) -> None:
+        """Submits the jobs. Raises ApiError when there is no room for them."""
+        self._engine, self._stop_tokens = engine, wanted.stop_tokens
+        self._events: asyncio.Queue[tuple[int, Token | End]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self.usage = Usage(prompt=sum(len(p) for p in prompts))
+        self.started, self.first_token_s = time.monotonic(), None
+        deadline = None if wanted.seconds is None else self.started + wanted.seconds
+        self._choices = []
+        for number, prompt in enumerate(prompts):
+            for copy in range(wanted.n):
+                index, sampling = number * wanted.n + copy, wanted.sampling
+                if sampling.seed is not None and copy:
+                    sampling = dataclasses.replace(sampling, seed=sampling.seed + copy)
+                job = Job(
+                    prompt,
+                    wanted.limit,
+                    self._deliver_to(index),
+                    sampling,
+                    wanted.stop_tokens,
+                    wanted.priority,
+                    deadline,
+                )
+                stops = StopStrings(wanted.stops)
+                self._choices.append(_Choice(index, job, Detokenizer(tokenizer), stops))
+        try:
+            engine.submit([choice.job for choice in self._choices])
+        except QueueFull as error:
+            raise ApiError(429, f"The queue is full: {error}.", code="queue_full") from None
+        except Closed as error:
+            raise ApiError(503, f"Not serving: {error}.") from None
+
+    first_token_s: float | None
+
+    def _deliver_to(self, index: int) -> Any:
+        def deliver(event: Token | End) -> None:  # called by the engine's thread
+            try:
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                pass
+
+        return deliver
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Raises ApiError for a job that failed or came too late."""
+        try:
+            while not all(choice.over for choice in self._choices):
+                index, event = await self._events.get()
+                choice = self._choices[index]
+                if choice.over:
+                    continue
+                piece = self._end(choice, event) if isinstance(event, End) else None
+                if isinstance(event, Token):
+                    piece = self._token(choice, event)
+                if piece is not None:
+                    yield piece
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        for choice in self._choices:
+            if not choice.over:
+                choice.over = True
+                self._engine.cancel(choice.job)
+
+    def _token(self, choice: _Choice, token: Token) -> Piece | None:
+        if self.first_token_s is None:
+            self.first_token_s = time.monotonic() - self.started
+        self.usage.completion += 1
+        if token.id in self._stop_tokens:
+            return None  # its End follows
+        choice.unsent.append(token)
+        text = choice.stops.add(choice.words.add(token.id))
+        if choice.stops.stopped:
+            choice.over = True
+            self._engine.cancel(choice.job)
+            self.usage.cached += choice.job.cached_tokens
+            return self._piece(choice, text, "stop")
+        return self._piece(choice, text, None) if text else None
+
+    def _end(self, choice: _Choice, end: End) -> Piece | None:
+        choice.over = True
+        self.usage.cached += end.cached_tokens
+        if end.reason == "deadline":
+            raise ApiError(504, "The request took longer than the server allows.", code="timeout")
+        if end.reason == "cancelled":
+            raise ApiError(503, f"The request was cancelled: {end.message or 'by the server'}.")
+        if end.reason == "error":
+            raise ApiError(500, f"The model failed: {end.message}")
+        text = choice.stops.add(choice.words.rest())
+        stopped = choice.stops.stopped
+        return self._piece(choice, text + choice.stops.rest(), "stop" if stopped else end.reason)
+
+    def _piece(self, choice: _Choice, text: str, finish: str | None) -> Piece:
+        tokens, choice.unsent = tuple(choice.unsent), []
+        return Piece(choice.index, text, tokens, finish)

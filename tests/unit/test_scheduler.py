@@ -1,0 +1,261 @@
+"""Requests in one batch get what they would get alone (fp32); each gets its end, come what may."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+from rm_abstract.base.errors import Error
+from rm_abstract.generation.jobs import Closed, End, Job, QueueFull, Sampling, Token
+from rm_abstract.generation.scheduler import Limits, Scheduler
+
+EOS = frozenset([2])
+
+
+class Heard:
+    """What was delivered of one job."""
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.ends: list[End] = []
+        self.over = threading.Event()
+        self.first = threading.Event()
+
+    def __call__(self, event: Token | End) -> None:
+        assert not self.ends, "nothing follows an end"
+        if isinstance(event, End):
+            self.ends.append(event)
+            self.over.set()
+        else:
+            self.tokens.append(event)
+            self.first.set()
+
+    def ids(self) -> list[int]:
+        assert self.over.wait(60)
+        return [token.id for token in self.tokens]
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def gpt2() -> Any:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=200, n_embd=32, n_layer=2, n_head=4, eos_token_id=2)
+    return GPT2LMHeadModel(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return llama()
+
+
+def drawn(number: int, draw: random.Random) -> dict[str, Any]:
+    choices = [
+        Sampling(temperature=0),
+        Sampling(seed=number),
+        Sampling(temperature=0.7, top_p=0.9, seed=number),
+        Sampling(temperature=1.2, top_k=5, seed=number, logprobs=3),
+        Sampling(temperature=0, presence_penalty=1, frequency_penalty=0.5),
+    ]
+    length = draw.choice([1, 2, 7, 33, 120])
+    return {
+        "prompt": [draw.randrange(3, 200) for _ in range(length)],
+        "limit": draw.randrange(1, 60),
+        "sampling": choices[number % len(choices)],
+        "stop_tokens": EOS,
+    }
+
+
+@pytest.mark.parametrize("made", [llama, gpt2])
+def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    wanted = [drawn(number, draw) for number in range(40)]
+    wanted += [{**wanted[0], "prompt": wanted[number]["prompt"] + [5]} for number in range(8)]
+    scheduler = Scheduler(made(), Limits(rows=8, waiting=100, prompt_chunk=16))
+    lone = []
+    for one in wanted:
+        heard = Heard()
+        scheduler.submit(Job(deliver=heard, **one))
+        lone.append(heard.ids())
+    before = scheduler.counts.steps
+    together = [Heard() for _ in wanted]
+    for heard, one in zip(together, wanted, strict=True):
+        scheduler.submit(Job(deliver=heard, **one))
+        time.sleep(draw.random() * 0.005)
+    assert [heard.ids() for heard in together] == lone
+    rows = sum(len(ids) - 1 for ids in lone)
+    assert scheduler.counts.steps - before < rows * 0.7, "rows shared no steps"
+    scheduler.close()
+
+
+def test_greedy_tokens_are_those_of_generate(model: Any, seed: int) -> None:
+    draw = random.Random(seed)
+    scheduler = Scheduler(model, Limits(rows=8, waiting=100, prompt_chunk=16))
+    prompts = [[draw.randrange(3, 200) for _ in range(draw.randrange(1, 90))] for _ in range(12)]
+    heard = [Heard() for _ in prompts]
+    for prompt, one in zip(prompts, heard, strict=True):
+        scheduler.submit(Job(prompt, 30, one, Sampling(temperature=0), EOS))
+    for prompt, one in zip(prompts, heard, strict=True):
+        ids = torch.tensor([prompt])
+        made = model.generate(ids, max_new_tokens=30, do_sample=False)
+        assert one.ids() == made[0, len(prompt) :].tolist()
+    scheduler.close()
+
+
+def test_prompts_that_begin_alike_are_computed_once(model: Any) -> None:
+    scheduler = Scheduler(model)
+    prompt = list(range(3, 103))
+    found = []
+    for last in (7, 8, 7):
+        heard = Heard()
+        scheduler.submit(Job([*prompt, last], 5, heard, Sampling(temperature=0)))
+        found.append((heard.ids(), heard.ends[0].cached_tokens))
+    assert [cached for _, cached in found] == [0, 100, 100]
+    assert found[0][0] == found[2][0]
+    assert scheduler.counts.prompt_tokens == 101 + 1 + 1
+    scheduler.close()
+
+
+def test_the_memory_of_prompts_is_bounded(model: Any) -> None:
+    scheduler = Scheduler(model, Limits(prefix_bytes=100_000))
+    for number in range(20):
+        heard = Heard()
+        scheduler.submit(Job([3 + number] * 60, 1, heard, Sampling(temperature=0)))
+        heard.ids()
+    assert 0 < scheduler._prefixes.held_bytes <= 100_000
+    scheduler.close()
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
+    scheduler = Scheduler(model, Limits(prompt_chunk=16))
+    order: list[str] = []
+
+    def note(name: str) -> Any:
+        return lambda event: order.append(name) if isinstance(event, Token) else done.release()
+
+    done = threading.Semaphore(0)
+    long = Job(list(range(3, 190)) * 5, 1, note("long"), Sampling(temperature=0))
+    scheduler.submit(long)
+    scheduler.submit(Job([5, 6, 7], 1, note("short"), Sampling(temperature=0)))
+    assert done.acquire(timeout=60) and done.acquire(timeout=60)
+    assert order == ["short", "long"]
+    scheduler.close()
+
+
+def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
+    scheduler = Scheduler(model, Limits(rows=2, waiting=4))
+    heard = [Heard() for _ in range(4)]
+    jobs = [Job([5], 900, one, Sampling(seed=1)) for one in heard]
+    jobs[1].deadline = time.monotonic() + 0.2
+    for job in jobs:
+        scheduler.submit(job)
+    assert heard[0].first.wait(60)
+    scheduler.cancel(jobs[0])
+    scheduler.cancel(jobs[3])  # one that waits
+    assert heard[0].over.wait(10) and heard[1].over.wait(10) and heard[3].over.wait(10)
+    scheduler.close()
+    reasons = [one.ends[0].reason for one in heard]
+    assert reasons[0] == "cancelled" and reasons[1] in ("deadline", "length")
+    assert reasons[2] in ("cancelled", "length") and reasons[3] in ("cancelled", "length")
+    with pytest.raises(Closed):
+        scheduler.submit(Job([5], 1, Heard()))
+
+
+def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
+    scheduler = Scheduler(model, Limits(rows=1, waiting=2))
+    heard = Heard()
+    scheduler.submit(Job([5], 900, heard, Sampling(seed=1)))
+    assert heard.first.wait(60)
+    with pytest.raises(QueueFull):
+        scheduler.submit(*[Job([5], 1, Heard()) for _ in range(3)])
+    waiting = [Heard(), Heard()]
+    scheduler.submit(*[Job([5], 1, one) for one in waiting])
+    with pytest.raises(QueueFull):
+        scheduler.submit(Job([5], 1, Heard()))
+    assert all(len(one.ids()) == 1 for one in waiting)
+    scheduler.close()
+
+
+def test_a_smaller_priority_goes_first(model: Any) -> None:
+    scheduler = Scheduler(model, Limits(rows=1, waiting=8))
+    first, order, done = Heard(), [], threading.Semaphore(0)
+
+    def note(name: int) -> Any:
+        return lambda event: (order.append(name), done.release()) if type(event) is End else None
+
+    scheduler.submit(Job([5], 200, first, Sampling(seed=1)))
+    assert first.first.wait(60)
+    for priority in (3, 1, 2):
+        scheduler.submit(Job([5], 1, note(priority), priority=priority))
+    assert all(done.acquire(timeout=60) for _ in range(3))
+    assert order == [1, 2, 3]
+    scheduler.close()
+
+
+def test_an_error_of_the_model_ends_its_rows_and_the_next_request_is_served() -> None:
+    model = llama()
+    scheduler = Scheduler(model)
+    real, broken = model.forward, threading.Event()
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if broken.is_set():
+            raise RuntimeError("broken on purpose")
+        return real(*args, **kwargs)
+
+    model.forward = forward
+    heard = Heard()
+    scheduler.submit(Job([5], 900, heard, Sampling(seed=1)))
+    assert heard.first.wait(60)
+    broken.set()
+    heard.ids()
+    assert heard.ends[0].reason == "error" and "broken on purpose" in heard.ends[0].message
+    broken.clear()
+    again = Heard()
+    scheduler.submit(Job([5], 3, again, Sampling(temperature=0)))
+    assert len(again.ids()) == 3
+    scheduler.close()
+
+
+def test_logits_that_are_no_numbers_end_one_request() -> None:
+    model = llama()
+    scheduler = Scheduler(model)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[150] = torch.nan
+    good, bad = Heard(), Heard()
+    scheduler.submit(Job([5, 6], 50, good, Sampling(seed=1)))
+    scheduler.submit(Job([5, 150], 50, bad, Sampling(seed=1)))
+    assert good.over.wait(60) and bad.over.wait(60)
+    assert bad.ends[0].reason == "error"
+    scheduler.close()
+
+
+def test_a_model_without_keys_and_values_is_refused() -> None:
+    config = MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1)
+    with pytest.raises(Error, match="keys and values"):
+        Scheduler(MambaForCausalLM(config).eval())
