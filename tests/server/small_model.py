@@ -38,7 +38,7 @@ def tokenizer() -> Fast:
     )
 
 
-def save_llama(folder: Path, positions: int = 512) -> Path:
+def save_llama(folder: Path, positions: int = 4096) -> Path:
     words = tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
