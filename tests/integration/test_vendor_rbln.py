@@ -23,7 +23,7 @@ from rm_abstract.vendors.rbln import artefact, description, messages, scratch
 TESTS = Path(__file__).resolve().parents[1]
 VENDOR = TESTS / "vendor"
 sys.path.insert(0, str(TESTS / "fault"))
-from npu_support import alive, python_environment, run, worker_pids  # noqa: E402
+from npu_support import Encoder, alive, call_of, python_environment, run, worker_pids  # noqa: E402
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"  # every fault, every model
 heavy = pytest.mark.skipif(not HEAVY, reason="RM_HEAVY=1 runs it")
@@ -208,6 +208,21 @@ def test_a_model_is_checked_for_both_vendors_without_any_device(tiny_llama: Path
     assert reports["rbln"]["device_nodes"] == reports["rbln"]["nodes"]
     kept = reports["furiosa"]["kept_on_cpu"]
     assert any(why.startswith("embedding: ") for why in kept)
+
+
+def test_check_compiles_the_parts_without_an_npu(
+    tmp_path: Path, standin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rm_abstract.cli.check import examine
+
+    monkeypatch.setenv("RM_HARDWARE_ROOT", str(tmp_path / "nothing"))
+    monkeypatch.setenv("REBEL_NPUS", "")
+    (part,) = examine(Encoder().eval(), "rbln", call_of(), compiles=True)["parts"]
+    assert part["runs_on"] == "rbln" and part["compiled_bytes"] > 1000
+    assert os.environ["RM_HARDWARE_ROOT"] == str(tmp_path / "nothing")
+    monkeypatch.setenv("REBEL_FAULT", "unsupported")
+    (part,) = examine(Encoder().eval(), "rbln", call_of(), compiles=True)["parts"]
+    assert part["error"].startswith("RM304") and "aten::unfold" in part["error"]
 
 
 # ---- models --------------------------------------------------------------------------------------

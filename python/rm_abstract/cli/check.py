@@ -1,5 +1,6 @@
-"""`rm-abstract check MODEL_DIR --device sim`: would this device run the model? Nothing is compiled
-for the device and none need be there: its plugin says what it supports, operator by operator.
+"""`rm-abstract check MODEL_DIR --device sim`: would this device run the model? None need be there:
+its plugin says what it supports, operator by operator. With --compile the device's compiler says it
+of the whole parts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,12 @@ from rm_abstract.base.errors import CompileError, DeviceUnavailableError, from_c
 @click.option("--batch-size", default=1, type=click.IntRange(1), help="rows of the example call")
 @click.option("--sequence-length", default=16, type=click.IntRange(2), help="its tokens")
 @click.option("--auto-class", default=None, help="transformers class, such as AutoModelForCausalLM")
+@click.option(
+    "--compile",
+    "compiles",
+    is_flag=True,
+    help="also compile its parts with the device's own compiler; nothing is kept",
+)
 @click.option("--json", "as_json", is_flag=True, help="print the report as JSON")
 def check(
     model_dir: Path,
@@ -28,6 +35,7 @@ def check(
     batch_size: int,
     sequence_length: int,
     auto_class: str | None,
+    compiles: bool,
     as_json: bool,
 ) -> None:
     """Which parts of a model a device can run, and why not the rest."""
@@ -35,14 +43,19 @@ def check(
     from rm_abstract.ahead import example_inputs, load_model
 
     model = load_model(model_dir, auto_class)
-    report = examine(model, device, example_inputs(model, batch_size, sequence_length))
+    inputs = example_inputs(model, batch_size, sequence_length)
+    report = examine(model, device, inputs, compiles)
     click.echo(json.dumps(report, indent=2) if as_json else _text(report))
-    if not report["device_nodes"]:
+    failed = [part for part in report["parts"] if part.get("error")]
+    if failed or not report["device_nodes"]:
         raise SystemExit(1)
 
 
-def examine(module: Any, device: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The partition of one call of a module. Raises CompileError, DeviceUnavailableError."""
+def examine(
+    module: Any, device: str, inputs: dict[str, Any], compiles: bool = False
+) -> dict[str, Any]:
+    """The partition of one call of a module, its parts compiled where that is asked for. Raises
+    CompileError, DeviceUnavailableError."""
     from rm_abstract import _core
     from rm_abstract.capture.export import capture
     from rm_abstract.device import load_plugins
@@ -73,17 +86,75 @@ def examine(module: Any, device: str, inputs: dict[str, Any]) -> dict[str, Any]:
         support = support_of(kind, 0, static)
     except _core.CoreError as error:
         raise from_core(error, CompileError) from error
+    parts = [
+        {"runs_on": kind if part["on_device"] else "cpu", "nodes": len(part["nodes"])}
+        for part in support.parts
+    ]
+    if compiles:
+        for row, compiled in zip(parts, _compiled(kind, module, captured, support), strict=True):
+            row.update(compiled)
     return {
         "model": type(module).__name__,
         "device": kind,
         "nodes": support.nodes,
         "device_nodes": support.device_nodes,
-        "parts": [
-            {"runs_on": kind if part["on_device"] else "cpu", "nodes": len(part["nodes"])}
-            for part in support.parts
-        ],
+        "parts": parts,
         "kept_on_cpu": dict(Counter(support.kept).most_common()),
     }
+
+
+def _compiled(kind: str, module: Any, captured: Any, support: Any) -> list[dict[str, Any]]:
+    """What the device's compiler made of each part, {} of the host's. One of the vendor's devices
+    is made up where there is none."""
+    import time
+
+    from rm_abstract import _core
+    from rm_abstract.base import config
+    from rm_abstract.engines.module_weights import ModuleWeights
+    from rm_abstract.vendors.environments import a_device_of
+    from rm_abstract.worker import ir_text, onnx_program
+    from rm_abstract.worker.pool import WorkerPool
+    from rm_abstract.worker.shared_tensors import weights_block
+
+    settings = config.resolve({})
+    weights = ModuleWeights(lambda: module).of(captured)
+    found: list[dict[str, Any]] = []
+    with a_device_of(kind):
+        (row,) = (row for row in _core.backend.backends() if row["name"] == kind)
+        if not row["devices"]:
+            raise DeviceUnavailableError(f"[check] {row['reason']}", code=row["code"] or "RM401")
+        takes_onnx = dict(row["devices"][0]["properties"]).get("program_format") == "onnx"
+        try:
+            fingerprint = bytes(_core.backend.fingerprint(kind, 0))
+        except _core.CoreError as error:
+            raise from_core(error, DeviceUnavailableError) from None
+        pool = WorkerPool(kind, fingerprint, settings.text("worker_log_dir"))
+        try:
+            for part in support.parts:
+                if not part["on_device"]:
+                    found.append({})
+                    continue
+                text, started = part["text"], time.monotonic()
+                names = ir_text.parse(text).weights.values()
+                mine = {name: weights[name] for name in names}
+                code = onnx_program.to_onnx(text, mine) if takes_onnx else text.encode()
+                try:
+                    data = pool.worker("compile").compile(
+                        0, code, [], weights_block(mine), _silent,
+                        float(settings.text("timeout_s")),
+                    )  # fmt: skip
+                except _core.CoreError as error:
+                    found.append({"error": f"{error.reason} {error}"})
+                else:
+                    seconds = round(time.monotonic() - started, 1)
+                    found.append({"compiled_bytes": len(data), "compiled_s": seconds})
+        finally:
+            pool.close()
+    return found
+
+
+def _silent(fraction: float, stage: str) -> None:
+    """Progress nobody looks at."""
 
 
 def _text(report: dict[str, Any]) -> str:
@@ -93,7 +164,10 @@ def _text(report: dict[str, Any]) -> str:
         f"nodes ({share:.1%}) in {len(report['parts'])} parts"
     ]
     for number, part in enumerate(report["parts"]):
-        lines.append(f"  part {number}: {part['nodes']} nodes on {part['runs_on']}")
+        line = f"  part {number}: {part['nodes']} nodes on {part['runs_on']}"
+        if "compiled_bytes" in part:
+            line += f", compiled in {part['compiled_s']} s to {part['compiled_bytes']:,} bytes"
+        lines.append(line + (f": {part['error']}" if "error" in part else ""))
     lines += [f"  on the cpu: {count} x {why}" for why, count in report["kept_on_cpu"].items()]
     if not report["device_nodes"]:
         lines.append("  nothing would run on this device")

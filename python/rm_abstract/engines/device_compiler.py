@@ -19,7 +19,7 @@ from rm_abstract.engines.progress import Progress
 from rm_abstract.kv.residence import Types
 from rm_abstract.worker import onnx_program
 from rm_abstract.worker.dtypes import DTYPE_NAMES
-from rm_abstract.worker.shared_tensors import tensors_in
+from rm_abstract.worker.shared_tensors import tensors_in, weights_block
 
 
 @dataclass
@@ -139,12 +139,7 @@ class DeviceCompiler:
         with self._lock:
             if self._shared is not None and self._shared[0] == identity:
                 return self._shared[1]
-            rows = [(n, DTYPE_NAMES[t.dtype], list(t.shape)) for n, t in weights.items()]
-            block = _core.worker.Weights(rows)
-            slots = tensors_in(block.memory, block.places, [dtype for _, dtype, _ in rows])
-            with torch.no_grad():
-                for slot, tensor in zip(slots, weights.values(), strict=True):
-                    slot.copy_(tensor)
+            block = weights_block(weights)
             self._shared = (identity, block)
             return block
 

@@ -28,10 +28,10 @@ from rm_abstract.testing.programs import (
     joined,
 )
 from rm_abstract.worker import ir_text, onnx_program, python_plugins
-from rm_abstract.worker.dtypes import DTYPE_NAMES, DTYPES
+from rm_abstract.worker.dtypes import DTYPES
 from rm_abstract.worker.ir_to_torch import ir_to_torch
 from rm_abstract.worker.pool import WorkerPool
-from rm_abstract.worker.shared_tensors import tensors_in
+from rm_abstract.worker.shared_tensors import tensors_in, weights_block
 
 _ALREADY_EXISTS, _UNIMPLEMENTED, _NOT_FOUND = 6, 12, 5  # of rm_code
 
@@ -149,7 +149,7 @@ def _whole_program(s: Subject, pool: WorkerPool, text: str) -> str:
     if refused:
         return refused
     _, weights = values(text, 1)
-    block = _weights_block(weights)
+    block = weights_block(weights)
     takes_onnx = s.properties.get("program_format") == "onnx"
     code = onnx_program.to_onnx(text, weights) if takes_onnx else text.encode()
     seen: list[float] = []
@@ -186,17 +186,6 @@ def _refused(s: Subject, text: str) -> str:
     if any(reason.endswith(": ") for reason in refused):
         raise AssertionError(f"it refuses without a reason: {', '.join(refused)}")
     return "it refuses " + ", ".join(refused) if refused else ""
-
-
-def _weights_block(weights: dict[str, torch.Tensor]) -> Any:
-    if not weights:
-        return None
-    rows = [(name, DTYPE_NAMES[t.dtype], list(t.shape)) for name, t in weights.items()]
-    block = _core.worker.Weights(rows)
-    slots = tensors_in(block.memory, block.places, [dtype for _, dtype, _ in rows])
-    for slot, tensor in zip(slots, weights.values(), strict=True):
-        slot.copy_(tensor)
-    return block
 
 
 # ---- kernels ------------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,7 @@ class Recipe:
     pinned: Sequence[str]
     others: Sequence[str]
     tools: Sequence[Tool] = ()
+    node: str = ""  # below the root: a device that is not there can be made up with it
     by_hand: Sequence[str] = ()  # from the vendor's own index, for those with an account there
 
 
@@ -74,6 +77,7 @@ FURIOSA = Recipe(
         "typing_extensions",
     ),
     tools=(Tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),),
+    node="dev/rngd/npu0mgmt",
 )
 # What optimum-rbln 0.12.0 names, without what only audio and pictures need. torch-rbln stays out:
 # it changes torch when that is imported.
@@ -109,9 +113,31 @@ RBLN = Recipe(
         "typer",
         "typing_extensions",
     ),
+    node="dev/rbln0",
     by_hand=("rebel-compiler==0.12",),
 )
 RECIPES = {recipe.name: recipe for recipe in (FURIOSA, RBLN)}
+
+
+@contextmanager
+def a_device_of(name: str) -> Iterator[None]:
+    """Makes one device of a vendor up, for its compiler, which needs none: RM_HARDWARE_ROOT names a
+    folder with its node. Leaves a machine that has one as it is."""
+    recipe, before = RECIPES.get(name), os.environ.get("RM_HARDWARE_ROOT")
+    if recipe is None or list(Path(before or "/").glob(recipe.node.replace("0", "[0-9]*"))):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="rm-check-") as root:
+        node = Path(root, recipe.node)
+        node.parent.mkdir(parents=True)
+        node.touch()
+        os.environ["RM_HARDWARE_ROOT"] = root
+        try:
+            yield
+        finally:
+            del os.environ["RM_HARDWARE_ROOT"]
+            if before is not None:
+                os.environ["RM_HARDWARE_ROOT"] = before
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from rm_abstract.worker.dtypes import DTYPES
+from rm_abstract import _core
+from rm_abstract.worker.dtypes import DTYPE_NAMES, DTYPES
+
+
+def weights_block(weights: Mapping[str, torch.Tensor]) -> Any:
+    """A copy of weights in memory that workers map; None for none."""
+    if not weights:
+        return None
+    rows = [(name, DTYPE_NAMES[t.dtype], list(t.shape)) for name, t in weights.items()]
+    block = _core.worker.Weights(rows)
+    slots = tensors_in(block.memory, block.places, [dtype for _, dtype, _ in rows])
+    with torch.no_grad():
+        for slot, tensor in zip(slots, weights.values(), strict=True):
+            slot.copy_(tensor)
+    return block
 
 
 def tensors_in(mapping: Any, places: Sequence[Any], dtypes: Sequence[str]) -> list[torch.Tensor]:
