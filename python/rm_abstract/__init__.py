@@ -44,6 +44,7 @@ from rm_abstract.base.headers import include_dir
 if TYPE_CHECKING:
     import rm_abstract.cache as cache
     import rm_abstract.functional as functional
+    import rm_abstract.memory as memory
     import rm_abstract.nn as nn
     import rm_abstract.optim as optim
     from rm_abstract.executable import Executable
@@ -81,6 +82,7 @@ __all__ = [
     "include_dir",
     "init",
     "is_initialized",
+    "memory",
     "nn",
     "no_grad",
     "optim",
@@ -94,6 +96,7 @@ __all__ = [
 
 _LAZY = {
     "cache": ("rm_abstract.cache", None),
+    "memory": ("rm_abstract.memory", None),
     "Profile": ("rm_abstract.profiling", "Profile"),
     "Executable": ("rm_abstract.executable", "Executable"),
     "Report": ("rm_abstract.report", "Report"),

@@ -181,6 +181,11 @@ class PyProgram {
     program_.wait_for_packing();
   }
 
+  int64_t release_arenas() {
+    py::gil_scoped_release release;
+    return program_.release_arenas();
+  }
+
   py::dict report() const {
     engine::ProgramReport r;
     {
@@ -378,6 +383,8 @@ void bind_program(py::module_& m) {
            "The digest of the set of kernels that a run with these inputs uses now.")
       .def("update_weights", &PyProgram::update_weights, py::arg("weights"),
            py::arg("shared") = nullptr)
+      .def("release_arenas", &PyProgram::release_arenas,
+           "Gives up scratch memory that no run uses; its bytes.")
       .def("report", &PyProgram::report)
       .def("start_trace", &PyProgram::start_trace,
            "From now on every run reads the clock around each of its steps.")

@@ -96,6 +96,8 @@ class Program {
 
   const ir::Graph& graph() const;
   ProgramReport report() const;
+  /// Gives up the arenas that no run uses; their bytes. The next run makes one again.
+  int64_t release_arenas();
   /// Waits until weights that were to be packed later are packed.
   void wait_for_packing() { background_.wait(); }
   /// The steps of the plan for these shapes, one a line: operator, operand types, kernel.

@@ -87,6 +87,17 @@ ProgramReport Program::report() const {
   return r;
 }
 
+int64_t Program::release_arenas() {
+  int64_t bytes = 0;
+  std::vector<runtime::Arena> dropped;  // freed without the lock
+  std::lock_guard lock(state_->mutex);
+  for (auto& [stream, pool] : state_->arenas) {
+    bytes += pool.free_bytes();
+    for (runtime::Arena& arena : pool.take_free()) dropped.push_back(std::move(arena));
+  }
+  return bytes;
+}
+
 std::string Program::describe(const std::vector<ir::Layout>& inputs) {
   std::vector<TensorView> views;
   for (const auto& l : inputs) views.push_back({nullptr, l});

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace rm::runtime {
 namespace {
@@ -48,6 +49,11 @@ std::vector<Arena> ArenaPool::release(Arena arena, int64_t largest) {
   unused_ = free_.size();
   runs_ = 0;
   return dropped;
+}
+
+std::vector<Arena> ArenaPool::take_free() {
+  unused_ = 0;
+  return std::exchange(free_, {});
 }
 
 int64_t ArenaPool::free_bytes() const {

@@ -31,6 +31,8 @@ class ArenaPool {
   /// Returns the arenas to be dropped. `largest` is what the largest shape in use needs.
   std::vector<Arena> release(Arena arena, int64_t largest);
   int64_t free_bytes() const;
+  /// All that no run uses.
+  std::vector<Arena> take_free();
 
  private:
   std::vector<Arena> free_;  // used last: at the back

@@ -241,6 +241,20 @@ def test_a_child_made_by_fork_leaves_the_worker_to_its_parent(served: Any, seed:
     assert torch.equal(served.generate(**inputs, **GREEDY), want)
 
 
+def test_memory_of_the_engine_is_told_emptied_and_given_back(served: Any, seed: int) -> None:
+    inputs = models.prompts(1, seed)
+    want = served.generate(**inputs, **GREEDY)
+    (row,) = rm.memory.stats()["models"]
+    pid = record(served)["pid"]
+    assert row["processes"][pid] > 10 << 20
+    rm.memory.empty_cache()
+    assert torch.equal(served.generate(**inputs, **GREEDY), want)
+    rm.memory.unload(served)
+    assert not list(processes.running()) and not os.path.exists(f"/proc/{pid}")
+    assert torch.equal(served.generate(**inputs, **GREEDY), want)
+    assert record(served)["pid"] != pid
+
+
 # ---- sessions of their own -----------------------------------------------------------------------
 
 

@@ -216,6 +216,12 @@ class ArmedModel:
             return self._generation
 
     @property
+    def remote_engine(self) -> Any:
+        """The engine in another process that generates for this model; None without one."""
+        generation = self._generation
+        return None if generation is None else generation.remote
+
+    @property
     def routed_calls(self) -> int:
         return int(self.route.stats()["routed"])
 

@@ -25,6 +25,7 @@ from rm_abstract.base.scope import disabled_var
 from rm_abstract.generation.remote.process import EngineProcess, Ticket
 from rm_abstract.generation.remote.stream import RemoteStream
 from rm_abstract.generation.remote.weights import check_structure, write_folder
+from rm_abstract.generation.remote.worker_side import members
 from rm_abstract.generation.request import GenerationRequest
 
 MOST_CRASHES = 3  # one after the other, without a generation that ended well between them
@@ -166,6 +167,12 @@ class RemoteEngine:
             "crashes": list(self.crashes),
             "declined": dict(self._declined),
         }
+
+    def pids(self) -> list[int]:
+        """Of the running process and what it started."""
+        with self._lock:
+            live = self._live
+        return [] if live is None or not live.process.alive else members(live.process.pid)
 
     def ask(self, name: str, timeout_s: float = 60.0, **arguments: Any) -> dict[str, Any] | None:
         """An operation of the running process; None when none runs. Raises ExecutionError."""
