@@ -3,7 +3,9 @@
     RM_SIM_NPU=1 python examples/npu_compilation.py [MODEL_DIR]
 
 The first run compiles, visibly; the second finds the artefacts in the cache. Without a model folder
-a small random BERT is used.
+a small random BERT is used. With an NPU the script stays as it is: name the environment of its
+maker's software in RM_RBLN_PYTHON or RM_FURIOSA_PYTHON (docs/npu_rbln.md, docs/npu_furiosa.md), and
+npu:0 is the card.
 """
 
 from __future__ import annotations

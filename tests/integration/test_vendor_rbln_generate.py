@@ -125,6 +125,21 @@ def test_other_weights_are_other_programs() -> None:
         assert engine_of(model)["starts"] == 2
 
 
+def test_another_device_takes_the_model_and_the_engines_process_ends() -> None:
+    with rm.init("npu:0", fallback=STRICT):
+        model = made(gpt2)
+        expected = model.generate(**call(1))
+        pid = engine_of(model)["pid"]
+        assert Path("/proc", str(pid)).exists()
+        rm.switch_device("cpu")
+        assert not Path("/proc", str(pid)).exists()
+        assert torch.equal(model.generate(**call(1)), expected)
+        rm.switch_device("npu:0")
+        assert torch.equal(model.generate(**call(1)), expected)
+        pid = engine_of(model)["pid"]
+    assert not Path("/proc", str(pid)).exists()
+
+
 def test_what_it_does_not_do_is_named_and_transformers_does_it() -> None:
     with rm.init("npu:0"):
         model = made(gpt2)
