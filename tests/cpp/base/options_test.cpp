@@ -122,6 +122,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
   const std::map<std::string, std::string> other = {{"device", "cpu"},
                                                     {"inference_engine", "native"},
                                                     {"engine_options", R"({"seed": 1})"},
+                                                    {"plugin_options", R"({"zeta": 1})"},
                                                     {"fallback", "allow"},
                                                     {"verify", "off"},
                                                     {"guard", "strict"},
