@@ -41,10 +41,11 @@ sanitized() {
   OMP_NUM_THREADS=$threads ctest --test-dir "$folder" --output-on-failure --no-tests=error "${@:3}"
 }
 
-# sanitized_python TESTS...: the extension and all plugins with the address sanitizer, under the plain
-# interpreter: its run-time library comes first. Leaks are not looked for, the interpreter itself has some.
+# sanitized_python NAME LIBRARIES TESTS...: the extension and all plugins with a sanitizer, under the plain
+# interpreter: the sanitizer's run-time libraries come first. Leaks are not looked for, the interpreter itself
+# has some; of races, those of code that was built so.
 sanitized_python() {
-  local folder=build/asan package="$RM_TEST_HOME/sanitized" library
+  local folder="build/$1" package="$RM_TEST_HOME/$1" libraries=$2
   if ! { cmake -S . -B "$folder" -DRM_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$PYTHON" &&
     cmake --build "$folder"; } >"$folder.python.log" 2>&1; then
     tail -n 40 "$folder.python.log"
@@ -54,9 +55,11 @@ sanitized_python() {
   cp "$folder"/src/bindings/_core*.so "$package/rm_abstract/"
   mkdir -p "$package/rm_abstract/backends"
   cp "$folder"/backends/*/rm_backend_*.so "$package/rm_abstract/backends/"
-  library="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so)"
-  PYTHONPATH="$package" LD_PRELOAD="$library" ASAN_OPTIONS=detect_leaks=0 \
-    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "$PYTHON" -m pytest "$@"
+  local threads
+  threads=$([[ $1 == tsan ]] && echo 1 || nproc)
+  PYTHONPATH="$package" LD_PRELOAD="$libraries" OMP_NUM_THREADS=$threads ASAN_OPTIONS=detect_leaks=0 \
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+    TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 "$PYTHON" -m pytest "${@:3}"
 }
 
 step "C++ tests" ctest --test-dir build --output-on-failure --no-tests=error
@@ -66,10 +69,14 @@ step "Types" "$PYTHON" -m mypy
 if [[ ${RM_HEAVY:-0} == 1 ]]; then
   step "Kernels on every instruction set" tests/cpp/run_on_machine.sh build/every_set "$RM_TEST_HOME/kernels"
   step "Address and undefined-behaviour sanitizers" sanitized asan address,undefined
-  step "Python tests under the address sanitizer" sanitized_python -q tests/fault/test_corruption.py \
+  step "Python tests under the address sanitizer" sanitized_python asan \
+    "$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libubsan.so)" -q tests/fault/test_corruption.py \
     tests/integration/test_{capture_operators,owned_weights,torch_bridge,warm_cache}.py tests/parity/test_gate.py
   # Kernels run on one thread there: their tests would take half an hour and show nothing.
   step "Thread sanitizer" sanitized tsan thread -E 'gemm|cpu_ops|selfcheck'
+  step "Python tests under the thread sanitizer" sanitized_python tsan "$(g++ -print-file-name=libtsan.so)" -q \
+    tests/fault/test_{concurrency,packing_stress}.py tests/integration/test_{hooks_router,owned_weights}.py \
+    tests/unit/test_together.py
 fi
 # Two test processes: most of them wait for others. Threads that wait must not spin in each other's way.
 export OMP_WAIT_POLICY=passive
