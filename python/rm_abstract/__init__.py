@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import rm_abstract.nn as nn
     import rm_abstract.optim as optim
     from rm_abstract.executable import Executable
+    from rm_abstract.framework.random import manual_seed
     from rm_abstract.framework.recording import record
     from rm_abstract.framework.tensor import Tensor, no_grad, use_backend
     from rm_abstract.report import Report
@@ -82,6 +83,7 @@ __all__ = [
     "include_dir",
     "init",
     "is_initialized",
+    "manual_seed",
     "memory",
     "nn",
     "no_grad",
@@ -103,6 +105,7 @@ _LAZY = {
     "Session": ("rm_abstract.session", "Session"),
     "Tensor": ("rm_abstract.framework.tensor", "Tensor"),
     "functional": ("rm_abstract.functional", None),
+    "manual_seed": ("rm_abstract.framework.random", "manual_seed"),
     "nn": ("rm_abstract.nn", None),
     "no_grad": ("rm_abstract.framework.tensor", "no_grad"),
     "optim": ("rm_abstract.optim", None),

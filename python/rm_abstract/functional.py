@@ -11,16 +11,19 @@ from collections.abc import Sequence
 
 from rm_abstract.base.errors import Error
 from rm_abstract.framework.programs import Ints
-from rm_abstract.framework.tensor import Tensor, apply
+from rm_abstract.framework.random import Generator, default_generator
+from rm_abstract.framework.tensor import Tensor, apply, move, no_grad
 
 __all__ = [
     "abs",
     "avg_pool2d",
+    "batch_norm",
     "binary_cross_entropy_with_logits",
     "concat",
     "conv2d",
     "cos",
     "cross_entropy",
+    "dropout",
     "embedding",
     "erf",
     "exp",
@@ -223,6 +226,55 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """ids [*], [V,N] -> [*,N]. Raises when an id is outside 0 .. V-1."""
     return apply("embedding", (table, ids))
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """[N,C,*], four times [C] -> [N,C,*]: mean 0 and variance 1 in every channel.
+
+    In ``training`` of this batch, and the running values move towards the batch's (the variance of
+    a sample, with n - 1) by ``momentum``, in place. Raises ValueError for one value a channel then.
+    """
+    wide = (1, -1, *(1,) * (x.ndim - 2))
+    mean, variance = running_mean.reshape(*wide), running_var.reshape(*wide)
+    if training:
+        axes = [a for a in range(x.ndim) if a != 1]
+        count = math.prod(x.shape[a] for a in axes)
+        if count < 2:
+            raise ValueError(f"[batch_norm] expected two values a channel, got {x.shape}")
+        mean = x.mean(axes, keepdim=True)
+        centred = x - mean
+        variance = (centred * centred).mean(axes, keepdim=True)
+        with no_grad():
+            sample = variance.detach() * (count / (count - 1))
+            for running, value in ((running_mean, mean.detach()), (running_var, sample)):
+                move(running, value.reshape(-1), momentum)
+    y = (x - mean) * apply("rsqrt", (variance + eps,))
+    y = y if weight is None else y * weight.reshape(*wide)
+    return y if bias is None else y + bias.reshape(*wide)
+
+
+def dropout(
+    x: Tensor, p: float = 0.5, training: bool = True, generator: Generator | None = None
+) -> Tensor:
+    """In ``training`` every element is 0 with probability ``p``, else divided by 1 - p. Draws from
+    ``generator``, else from the one of `rm_abstract.manual_seed`. Raises ValueError for another p.
+    """
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"[dropout] expected a probability, got {p}")
+    if not training or p == 0.0:
+        return x
+    drawn = (generator or default_generator()).uniform(x.shape)
+    return where(drawn >= p, x * (1.0 / (1.0 - p) if p < 1.0 else 0.0), 0.0)
 
 
 # ---- pieces -------------------------------------------------------------------------------------

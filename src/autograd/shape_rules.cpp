@@ -116,7 +116,7 @@ void cumsum(Adjoint& a) {
 std::vector<NamedRule> shape_rules() {
   return {{"reshape", reshape}, {"permute", permute}, {"expand", expand}, {"slice", slice},
           {"concat", concat},   {"reduce", reduce},   {"cumsum", cumsum}, {"iota", nullptr},
-          {"full", nullptr},    {"dim_value", nullptr}};
+          {"full", nullptr},    {"dim_value", nullptr}, {"uniform", nullptr}};
 }
 
 }  // namespace rm::autograd

@@ -82,6 +82,9 @@ ir::Graph operator_program(const std::string& name, const std::vector<Operand>& 
   if (name == "cast") {
     types = {{ir::parse_dtype(node.s("dtype")), first->type.dims}};
     node.attrs.erase("dtype");
+  } else if (name == "uniform") {
+    types = {{ir::parse_dtype(node.s("dtype")), node.dims("shape")}};
+    node.attrs.clear();
   } else {
     types = ops::infer(graph, node);
   }

@@ -19,7 +19,7 @@ struct Operand {
 };
 
 /// One node on inputs of these static types; its results are the program's. `cast` has the
-/// attribute `dtype`, which is not the operator's but says the result's type.
+/// attribute `dtype`, `uniform` also `shape`: they are not the operator's but the result's type.
 ir::Graph operator_program(const std::string& name, const std::vector<Operand>& operands,
                            ir::Attrs attrs);
 

@@ -113,7 +113,7 @@ void bind_eager(py::module_& m) {
   py::module_ e = m.def_submodule("eager", "Programs of single operators, and of recorded steps.");
   e.def("operation", &operation, py::arg("name"), py::arg("operands"), py::arg("attrs"),
         "The program of one operator. operands: (dtype, shape), a number or None. attrs: a list is "
-        "integers, a tuple is sizes; `cast` takes the result's dtype.");
+        "integers, a tuple is sizes; `cast` takes the result's dtype, `uniform` its shape too.");
   e.def("gradient", &gradient, py::arg("text"), py::arg("wanted"),
         "(program, reads, gives) of such a program: what it reads of [inputs, results, gradients of "
         "results], which inputs' gradients it gives.");

@@ -243,10 +243,12 @@ double epsilon(DType dtype) {
   }
 }
 
-/// Operators that only move or choose elements give them bit for bit, quantize its integers too.
+/// Operators that only move or choose elements give them bit for bit, quantize its integers and uniform
+/// its numbers too.
 bool is_exact(const Shape& shape, DType dtype) {
   if (!ir::is_floating(dtype)) return true;
-  for (const char* op : {"copy", "gather", "index", "index_copy", "embedding", "sort", "quantize"}) {
+  for (const char* op : {"copy", "gather", "index", "index_copy", "embedding", "sort", "quantize",
+                         "uniform"}) {
     if (shape.op == op) return true;
   }
   return false;

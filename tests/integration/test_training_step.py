@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -467,3 +471,54 @@ def test_what_cannot_be_compiled_says_so_or_raises() -> None:
     step = rm.compile_step(model, _square, torch.optim.Adagrad(model.parameters()))
     with pytest.warns(rm.RoutingWarning, match="RM701"):
         step(*_batches(1)[0])
+
+
+_SECOND = """
+import sys
+import torch
+import rm_abstract as rm
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+if sys.argv[1] == "eval":
+    model.eval()
+optimizer = torch.optim.Adam(model.parameters(), lr=float(sys.argv[2]))
+step = rm.compile_step(model, torch.nn.functional.cross_entropy, optimizer)
+for _ in range(3):
+    step(torch.randn(4, 8), torch.randint(0, 4, (4,)))
+report = step.report()
+print(report["captured"], report["found"], report["compiled"])
+"""
+
+
+def test_a_second_process_captures_nothing(tmp_path: Path) -> None:
+    def run(mode: str, rate: str) -> str:
+        environment = {**os.environ, "RM_CACHE_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", _SECOND, mode, rate]
+        return subprocess.run(
+            command, env=environment, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert run("train", "0.1") == "1 0 1"
+    assert run("train", "0.2") == "0 1 1"  # a rate is a number of the step
+    assert run("eval", "0.1") == "1 0 1"
+
+
+def test_kernels_of_a_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rm_abstract.training import stored
+
+    made: list[Any] = []
+
+    class Watched(stored.Stored):
+        def __init__(self, settings: Any) -> None:
+            super().__init__(settings)
+            made.append(self)
+
+    monkeypatch.setattr("rm_abstract.training.step.Stored", Watched)
+    model = torch.nn.Linear(7, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = rm.compile_step(model, torch.nn.functional.mse_loss, optimizer)
+    for _ in range(3):
+        step(torch.randn(5, 7), torch.randn(5, 3))
+    assert step.report()["compiled"] == 1
+    report = made[0].checks.report()
+    assert report["checked"] + report["remembered"] > 0, report

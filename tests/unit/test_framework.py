@@ -14,12 +14,22 @@ import torch
 import rm_abstract as rm
 from rm_abstract import functional as F
 from rm_abstract import nn, optim
+from rm_abstract.framework.random import Generator
 from rm_abstract.framework.tensor import Node
 
 IDS = torch.tensor([[1, 3], [0, 3]])
 MASK = torch.tensor([[True, False, True], [True, True, False]])
 Case = tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]
 _UNARY = "relu gelu silu sigmoid tanh softplus exp sin cos erf abs softmax log_softmax".split()
+
+
+def _running(channels: int) -> tuple[Any, Any]:
+    return (
+        rm.Tensor(torch.full((channels,), 0.2, dtype=torch.float64)),
+        rm.Tensor(torch.full((channels,), 0.7, dtype=torch.float64)),
+    )
+
+
 CASES: list[Case] = [
     *((name, getattr(F, name), ((2, 3),)) for name in _UNARY),
     ("gelu", lambda x: F.gelu(x, "tanh"), ((5,),)),
@@ -56,6 +66,13 @@ CASES: list[Case] = [
     ("max_pool2d", lambda x: F.max_pool2d(x, 2), ((1, 2, 4, 2),)),
     ("layer_norm", F.layer_norm, ((2, 5), (5,), (5,))),
     ("rms_norm", F.rms_norm, ((2, 5), (5,))),
+    (
+        "batch_norm",
+        lambda x, w, b: F.batch_norm(x, *_running(2), w, b, training=True),
+        ((3, 2, 2), (2,), (2,)),
+    ),
+    ("batch_norm", lambda x: F.batch_norm(x, *_running(2)), ((3, 2, 2),)),
+    ("dropout", lambda x: F.dropout(x, 0.4, generator=Generator(3)), ((4, 5),)),
     ("embedding", lambda t: F.embedding(rm.Tensor(IDS), t), ((4, 3),)),
     ("concat", lambda a, b: F.concat([a, b], 1), ((2, 3), (2, 1))),
     ("stack", lambda a, b: F.stack([a, b], 1), ((2, 3), (2, 3))),
@@ -259,6 +276,63 @@ def test_a_loader_of_torch_feeds_it() -> None:
     for x, y in torch.utils.data.DataLoader(data, batch_size=5):
         assert F.cross_entropy(layer(rm.Tensor(x)), rm.Tensor(y)).item() > 0
     assert layer(rm.Tensor(data[0][0].numpy())).shape == (3,)
+
+
+# Random123's known answer for philox4x32-10 with key and counter 0.
+_KNOWN = [
+    ([0, 0], [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+]
+
+
+@pytest.mark.parametrize("state, words", _KNOWN)
+def test_random_numbers_are_philoxs(state: list[int], words: list[int], backend: str) -> None:
+    generator = Generator(state[0])
+    drawn = generator.uniform((7,))
+    assert drawn.torch()[:4].tolist() == [(w >> 8) * 2.0**-24 for w in words]
+    assert generator.state.tolist() == [state[0], 1]
+
+
+def test_both_backends_draw_the_same_and_never_again() -> None:
+    drawn = []
+    for name in ("cpu", "torch"):
+        rm.use_backend(name)
+        generator = Generator(0x1234_5678_9ABC_DEF0)
+        drawn.append([generator.uniform((3, 1001), t).torch() for t in (torch.float32,) * 2])
+    rm.use_backend("cpu")
+    assert torch.equal(drawn[0][0], drawn[1][0]) and torch.equal(drawn[0][1], drawn[1][1])
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+    assert abs(float(drawn[0][0].mean()) - 0.5) < 0.03 and float(drawn[0][0].max()) < 1.0
+
+
+def test_a_replay_draws_what_the_eager_step_would(backend: str) -> None:
+    def step(x: Any) -> Any:
+        return F.dropout(F.dropout(x, 0.5), 0.25)
+
+    x, recorded = rm.Tensor(torch.ones(50)), rm.record(step)
+    rm.manual_seed(5)
+    wanted = [step(x).torch() for _ in range(3)]
+    rm.manual_seed(5)
+    found = [recorded(x).torch() for _ in range(3)]
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    assert not torch.equal(found[0], found[1])
+    kept = found[0][found[0] > 0]
+    assert 0 < len(kept) < 50
+    torch.testing.assert_close(kept, torch.full_like(kept, 2 / 0.75))
+    layer = nn.Dropout(0.5)
+    assert layer.eval()(x) is x
+
+
+def test_batch_norm_moves_as_torchs(backend: str) -> None:
+    ours, theirs = nn.BatchNorm2d(3), torch.nn.BatchNorm2d(3)
+    recorded = rm.record(ours)
+    for call in (ours, recorded, recorded):
+        x = torch.randn(4, 3, 5, 2) * 3 + 1
+        torch.testing.assert_close(call(rm.Tensor(x)).torch(), theirs(x).detach())
+        torch.testing.assert_close(ours.running_mean.torch(), theirs.running_mean)
+        torch.testing.assert_close(ours.running_var.torch(), theirs.running_var)
+    torch.testing.assert_close(ours.eval()(rm.Tensor(x)).torch(), theirs.eval()(x).detach())
+    with pytest.raises(ValueError, match="two values"):
+        ours.train()(rm.Tensor(torch.ones(1, 3, 1, 1)))
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ _STEP = 1e-5
 _WITHOUT = {
     *("and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "isnan"),
     *("ceil", "floor", "round", "trunc", "sign", "floor_div"),
-    *("iota", "full", "dim_value", "aten", "assign"),
+    *("iota", "full", "dim_value", "aten", "assign", "uniform"),
     *("pool", "resize", "group_norm"),  # no rule yet
     *("ewise", "gemm", "rope", "quantize", "quant_linear"),
 }

@@ -21,6 +21,7 @@
 #include "ops/sdpa/rows.hpp"
 #include "ops/softmax/rows.hpp"
 #include "ops/sort/rows.hpp"
+#include "ops/uniform/rows.hpp"
 #if __has_include("ops/gemm/CMakeLists.txt")
 #include "ops/gemm/rows.hpp"
 #define RM_CPU_HAS_GEMM 1
@@ -57,6 +58,7 @@ std::vector<rm_kernel> all_rows() {
   add(index_copy_rows());
   add(scatter_rows());
   add(sort_rows());
+  add(uniform_rows());
   add(quantize_rows());
   add(quant_linear_rows());
   return rows;

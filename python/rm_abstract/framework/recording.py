@@ -42,6 +42,7 @@ class Recorder:
         self.states: dict[int, Symbol] = {}  # what an input holds after the step, by input
         self.before: list[Callable[[], None]] = []  # at each replay
         self.after: list[Callable[[], None]] = []
+        self.draws: dict[Any, int] = {}  # of random numbers, by generator
         self._inputs: dict[int, int] = {}  # id of an array -> its input's number and value
         self._symbols: list[Symbol] = []  # of the inputs
 

@@ -425,6 +425,11 @@ def _topological(last: Node) -> list[Node]:
     return order
 
 
+def move(state: Tensor, value: Tensor, rate: float) -> None:
+    """state := state + rate (value - state), in place."""
+    executor().execute(programs.blend(state.data, rate), [state.data, value.data])
+
+
 def apply(name: str, inputs: Sequence[Any], attrs: Attrs = ()) -> Tensor:
     """One operator on tensors, numbers or None; the first result. ``attrs`` sorted by name."""
     return apply_all(name, inputs, attrs)[0]

@@ -2,7 +2,9 @@
 
 from rm_abstract.nn.layers import (
     GELU,
+    BatchNorm2d,
     Conv2d,
+    Dropout,
     Embedding,
     LayerNorm,
     Linear,
@@ -16,7 +18,9 @@ from rm_abstract.nn.module import Module, Parameter, Sequential
 
 __all__ = [
     "GELU",
+    "BatchNorm2d",
     "Conv2d",
+    "Dropout",
     "Embedding",
     "LayerNorm",
     "Linear",

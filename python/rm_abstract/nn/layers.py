@@ -80,6 +80,38 @@ class RMSNorm(Module):
         return functional.rms_norm(x, self.weight, self.eps)
 
 
+class BatchNorm2d(Module):
+    """[N,C,H,W]; ``running_mean`` and ``running_var`` [C] move in training and serve otherwise."""
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        self.weight, self.bias = Parameter(torch.ones(channels)), Parameter(torch.zeros(channels))
+        self.running_mean = Tensor(torch.zeros(channels))
+        self.running_var = Tensor(torch.ones(channels))
+        self.eps, self.momentum = eps, momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+        )
+
+
+class Dropout(Module):
+    """Zeros with probability ``p`` in training."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.p, self.training)
+
+
 class Embedding(Module):
     """ids [*] -> [*,N]. ``weight`` [V,N]."""
 

@@ -12,9 +12,7 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.capture.training import Forward
 from rm_abstract.training.optimizers import Rule
-
-# Steps read weights where they lie: a packed copy would be old after the first of them.
-_OPTIONS = {"precision": "auto"}
+from rm_abstract.training.stored import Stored
 
 
 @dataclass
@@ -58,6 +56,7 @@ def compile_step_program(
     rules: tuple[Rule, ...],
     clip: bool,
     backends: list[str],
+    stored: Stored,
 ) -> StepProgram:
     """Raises Decline when the step has no program, CompileError when making it failed."""
     trained, unused = parameters, set[str]()
@@ -70,8 +69,8 @@ def compile_step_program(
                 break
             unused.update(made["unused"])  # they stay weights that are only read
             trained = [t for t in trained if t.names[0] not in unused]
-        text = _core.ir.run_passes(made["text"], _OPTIONS)
-        program = _core.Program(text, {}, backends, "", packing="never")
+        text = stored.optimised(made["text"])
+        program = _core.Program(text, {}, backends, "", packing="never", checks=stored.checks)
     except _core.CoreError as error:
         if error.reason.startswith("RM7"):
             raise Decline(error.reason, str(error)) from error

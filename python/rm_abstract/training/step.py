@@ -29,6 +29,7 @@ from rm_abstract.hooks.router import make_facts
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers
 from rm_abstract.training.program import StepProgram, Tied, compile_step_program
+from rm_abstract.training.stored import Stored
 
 _BRIDGE = "torch"
 
@@ -51,6 +52,7 @@ class TrainingStep:
         self._module = batches.StepModule(model, loss_fn)
         self._programs: dict[Hashable, StepProgram] = {}
         self._refused: dict[Hashable, Decline] = {}
+        self._stored: Stored | None = None  # opened by the first program
         self._tree: Any = None
         self._hook_dicts: list[Any] = []
         self._signature: Hashable = None  # of the optimiser, when programs were made
@@ -121,7 +123,11 @@ class TrainingStep:
             with _original():
                 module = batches.OfTensors(self._module, structure)
                 names = {n for t in parameters for n in t.names}
-                forward = capture_forward(module, tensors, names)
+                if self._stored is None:
+                    self._stored = Stored(self._settings)
+                forward = self._stored.forward(
+                    self._module, key, names, lambda: capture_forward(module, tensors, names)
+                )
             used = set(forward.weights)
             tied = [Tied(t.tensor, [n for n in t.names if n in used], t.group) for t in parameters]
             found = compile_step_program(
@@ -130,6 +136,7 @@ class TrainingStep:
                 self._rules,
                 self.clip_norm is not None,
                 _backends(),
+                self._stored,
             )
         except Decline as decline:
             self._refused[key] = decline
@@ -335,9 +342,11 @@ class TrainingStep:
             warnings.warn(f"rm_abstract: steps run eager: {text}", RoutingWarning, stacklevel=4)
 
     def report(self) -> dict[str, Any]:
-        """How many steps were compiled and eager, why eager, and each program's figures."""
+        """How many steps were compiled and eager, why eager, how many forwards were captured and
+        how many came from the compile cache, and each program's figures."""
         return {
             **self._counts,
+            **(self._stored.sources if self._stored is not None else {}),
             "reasons": dict(self._reasons),
             "programs": [{"runs": p.runs, **p.program.report()} for p in self._programs.values()],
         }

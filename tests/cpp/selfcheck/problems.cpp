@@ -164,6 +164,9 @@ void add_rows(std::vector<Shape>& out) {
       }
     }
     out.push_back({"cumsum", {x()}, {x()}, {{"axis", int64_t{2}}}});
+    if (t == DType::kF32 || t == DType::kF64) {
+      out.push_back({"uniform", {dense(DType::kI64, {2})}, {x()}, {}});
+    }
     out.push_back({"sort", {x()}, {x(), dense(DType::kI64, {3, 41, 771})},
                    {{"axis", int64_t{2}}, {"descending", int64_t{1}}, {"k", int64_t{-1}}}});
     out.push_back({"sort", {x()}, {dense(t, {3, 41, 50}), dense(DType::kI64, {3, 41, 50})},
