@@ -384,23 +384,28 @@ def test_a_program_runs_on_two_npus(standin: Path, monkeypatch: pytest.MonkeyPat
 FAULTS: dict[str, tuple[type[rm.Error], str, str]] = {
     "compile_crash": (rm.CompileError, "RM303", "ends with a signal"),
     "compile_error": (rm.CompileError, "RM301", "DEVICE_GRAPH_CONVERSION"),
-    "compile_hang": (rm.CompileError, "RM302", "3"),
-    "compile_slow": (rm.CompileError, "RM302", "3"),
+    "compile_hang": (rm.CompileError, "RM302", "within 3 s"),
+    "compile_slow": (rm.CompileError, "RM302", "within 3 s"),
     "compile_garbage": (rm.CompileError, "RM602", "LOADING_"),
     "compile_wrong": (rm.ParityError, "RM501", "differs by"),
     "unsupported": (rm.CompileError, "RM304", "aten::unfold"),
     "out_of_memory": (rm.CompileError, "RM305", "Lack of device memory"),
     "version_skew": (rm.CompileError, "RM403", "0.1.0"),
     "load_crash": (rm.CompileError, "RM303", "ends with a signal"),
-    "load_hang": (rm.CompileError, "RM308", "3"),
+    "load_hang": (rm.CompileError, "RM308", "within 15 s"),
     "run_crash": (rm.ExecutionError, "RM303", "ends with a signal"),
-    "run_hang": (rm.ExecutionError, "RM308", "3"),
+    "run_hang": (rm.ExecutionError, "RM308", "within 3 s"),
     "run_error": (rm.ExecutionError, "RM307", "Inference failed: 501"),
     "device_lost": (rm.ExecutionError, "RM407", "No such device"),
     "wrong_numbers": (rm.ParityError, "RM501", "differs by"),
 }
 IN_CI = ("compile_crash", "unsupported", "wrong_numbers")
-DEADLINES = {"timeout_s": 3, "execute_timeout_s": 3}
+
+
+def deadlines(fault: str) -> dict[str, float]:
+    """Short where the fault is to hang there, and long enough for the rest on a busy machine."""
+    compiling = {"compile_hang": 3, "compile_slow": 3, "load_hang": 15}.get(fault, 100)
+    return {"timeout_s": compiling, "execute_timeout_s": 3 if fault == "run_hang" else 100}
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS) if HEAVY else IN_CI)
@@ -411,10 +416,10 @@ def test_a_fault_is_the_right_error_in_time(
     monkeypatch.setenv("REBEL_FAULT", fault)
     monkeypatch.setenv("REBEL_COMPILE_S", "60")
     start = time.monotonic()
-    with rm.init("rbln:0", fallback=STRICT, compile_options=DEADLINES):
+    with rm.init("rbln:0", fallback=STRICT, compile_options=deadlines(fault)):
         result = run(calls=1)
         pids = worker_pids()
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
     assert [type(error) for error in result.errors] == [kind], result.errors
     assert result.errors[0].code == code and text in str(result.errors[0])
     assert not any(alive(pid) for pid in pids)
@@ -426,7 +431,7 @@ def test_a_fault_leaves_the_model_with_pytorch(
 ) -> None:
     monkeypatch.setenv("REBEL_FAULT", fault)
     monkeypatch.setenv("REBEL_COMPILE_S", "60")
-    with rm.init("rbln:0", compile_options=DEADLINES):
+    with rm.init("rbln:0", compile_options=deadlines(fault)):
         result = run(calls=3)
     assert result.right and len(result.outputs) == 3 and result.routed == 0
     assert FAULTS[fault][1] in result.codes
