@@ -37,12 +37,15 @@ class Maker {
   }
 
   TrainingStep run() {
-    if (step_.graph.outputs.size() != 1) {
-      throw_invalid("[training_step] expected one result, the loss, got " +
+    if (step_.graph.outputs.size() != 1 + request_.buffers.size()) {
+      throw_invalid("[training_step] expected the loss and " +
+                    std::to_string(request_.buffers.size()) + " buffers as results, got " +
                     std::to_string(step_.graph.outputs.size()));
     }
     place_inputs();
     const ValueId loss = step_.graph.outputs[0];
+    const std::vector<ValueId> moved(step_.graph.outputs.begin() + 1, step_.graph.outputs.end());
+    step_.graph.outputs.resize(1);
     std::vector<ValueId> wrt;
     for (const Placed& p : placed_) wrt.push_back(p.parameter);
     std::vector<ValueId> gradients = differentiate(step_.graph, loss, wrt);
@@ -59,6 +62,9 @@ class Maker {
                   row(group, b_.dtype(placed_[i].parameter))};
       for (ValueId v : update(b_, request_.groups[group], what)) step_.graph.outputs.push_back(v);
     }
+    for (size_t i = 0; i < moved.size(); ++i) {
+      step_.graph.outputs.push_back(b_.op("assign", {buffers_[i], moved[i]}));
+    }
     return std::move(step_);
   }
 
@@ -73,6 +79,15 @@ class Maker {
                                        {Dim(static_cast<int64_t>(step_.hyper_rows)),
                                         Dim(static_cast<int64_t>(step_.hyper_columns))}});
     for (const Trained& trained : request_.parameters) placed_.push_back(place(trained, weights));
+    for (const std::string& name : request_.buffers) {
+      const auto found = weights.find(name);
+      if (found == weights.end()) {
+        throw_invalid("[training_step] expected buffers that the forward reads, got '" + name + "'");
+      }
+      buffers_.push_back(graph.add_input(name, graph.type(found->second), true));
+      graph.replace_all_uses(found->second, buffers_.back());
+      weights.erase(found);
+    }
     for (const auto& [name, v] : weights) {
       graph.replace_all_uses(v, graph.add_input(name, graph.type(v)));
       step_.frozen.push_back(name);
@@ -148,6 +163,7 @@ class Maker {
   ValueId hyper_ = ir::kNoValue;
   std::map<ir::DType, ValueId> tables_;  // `hyper` by element type
   std::vector<Placed> placed_;
+  std::vector<ValueId> buffers_;
   std::map<std::pair<size_t, ir::DType>, std::vector<ValueId>> rows_;
 };
 

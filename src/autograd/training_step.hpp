@@ -17,21 +17,23 @@ struct Trained {
 struct StepRequest {
   std::vector<Trained> parameters;
   std::vector<GroupRule> groups;
+  /// Weights whose new values are the forward's further results, in order: running statistics.
+  std::vector<std::string> buffers;
   bool clip_norm = false;  // column 0 of the last row of `hyper` is the largest norm
 };
 
 struct TrainingStep {
   ir::Graph graph;
   /// Inputs, in order: those of the forward; `hyper` f64 [rows, columns]; by parameter itself and its
-  /// states (donated); the weights that are not trained, named here.
+  /// states (donated); the buffers (donated); the weights that are not trained, named here.
   std::vector<std::string> frozen;
   /// Parameters the loss does not depend on: they have no gradient, and so no update.
   std::vector<std::string> unused;
   size_t hyper_rows = 0, hyper_columns = 0;
 };
 
-/// `forward` is static and has one result, the loss. Results: the loss, then the norm of all gradients
-/// when they are clipped, then every parameter and state that is updated. All weights become inputs,
+/// `forward` is static; its results are the loss and the buffers' new values. Results: the loss, then the norm of all gradients
+/// when they are clipped, then every parameter and state that is updated, then the buffers. All weights become inputs,
 /// so that tensors changed between two steps are read as they are.
 /// No step of the plan that can fail comes after one that changes a parameter: updates are last.
 TrainingStep training_step(ir::Graph forward, const StepRequest& request);

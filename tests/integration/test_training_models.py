@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +151,80 @@ def test_convolutions_train_as_in_eager() -> None:
         b.step()
         assert float(step(x, y)) == pytest.approx(float(wanted.detach()), rel=1e-4)
     assert step.report()["compiled"] == 3
+
+
+class _Normed(nn.Module):
+    def __init__(self, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6, momentum=momentum)
+        self.flat = nn.BatchNorm1d(6, affine=False)
+        self.head = nn.Linear(6, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.conv(x)))
+        return self.head(self.flat(x.mean((2, 3))))
+
+
+def test_batch_norm_trains_as_in_eager_and_moves_its_running_values() -> None:
+    torch.manual_seed(0)
+    ours = _Normed()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, theirs))
+    step = rm.compile_step(ours, F.cross_entropy, a, options=STRICT)
+
+    def both() -> None:
+        x, y = torch.randn(8, 3, 6, 6) * 2 + 1, torch.randint(0, 5, (8,))
+        b.zero_grad()
+        wanted = F.cross_entropy(theirs(x), y)
+        wanted.backward()
+        b.step()
+        assert float(step(x, y)) == pytest.approx(float(wanted.detach()), rel=1e-4)
+
+    for _ in range(6):
+        both()
+    assert step.report()["compiled"] == 4
+    with torch.no_grad():  # somebody starts the statistics again: the next step reads it
+        for model in (ours, theirs):
+            model.norm.reset_running_stats()
+    both()
+    assert step.report()["compiled"] == 5
+    for name, buffer in theirs.named_buffers():
+        torch.testing.assert_close(ours.state_dict()[name], buffer, rtol=1e-4, atol=1e-5)
+    assert int(ours.norm.num_batches_tracked) == 1 and int(ours.flat.num_batches_tracked) == 7
+    x = torch.randn(4, 3, 6, 6)
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x), rtol=1e-3, atol=1e-4)
+
+
+def test_running_values_that_are_plain_averages_are_left_to_eager() -> None:
+    model = _Normed(momentum=None)
+    step = rm.compile_step(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(rm.RoutingWarning):
+        for _ in range(3):
+            step(torch.randn(8, 3, 6, 6), torch.randint(0, 5, (8,)))
+    report = step.report()
+    assert report["compiled"] == 0 and report["reasons"]
+    assert int(model.norm.num_batches_tracked) == 3
+
+
+def test_a_buffer_that_the_forward_writes_is_written_once_a_step() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 2)
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen.add_(x.detach().sum(0))
+            return self.head(x)
+
+    model = Counts()
+    step = rm.compile_step(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1))
+    total = torch.zeros(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            x = torch.randn(8, 4)
+            step(x, torch.randint(0, 2, (8,)))
+            total += x.sum(0)
+    torch.testing.assert_close(model.seen, total)

@@ -58,6 +58,7 @@ class ImportedProgram:
     constants: dict[str, torch.Tensor]
     symbols: SymbolNames
     kept: list[KeptOp] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)  # buffers whose new values are results too
 
 
 def import_program(
@@ -70,7 +71,7 @@ def import_program(
     """Imports `ep`; `strip` is removed from the front of parameter names.
 
     The program may write the memory of the inputs numbered in `donated`. `for_training` notes what
-    only gradients depend on.
+    only gradients depend on, and allows writes to buffers: their new values are further results.
     """
     importer = _Importer(ep, strip, donated)
     importer.b.for_training = for_training
@@ -111,6 +112,7 @@ class _Importer:
         self.constants: dict[str, torch.Tensor] = {}
         self.kept: list[KeptOp] = []
         self.inputs: list[Value] = []
+        self.written: dict[str, Value] = {}
 
     def run(self) -> ImportedProgram:
         graph = self.ep.graph_module.graph
@@ -132,12 +134,15 @@ class _Importer:
         outputs = self.outputs(returned)
         ranges = self.ranges()
         return ImportedProgram(
-            text=self.b.text(outputs, ranges, relations_of(self.ep, self.b.symbols)),
+            text=self.b.text(
+                [*outputs, *self.written.values()], ranges, relations_of(self.ep, self.b.symbols)
+            ),
             input_dims=[[self.b.symbols.text(d) for d in v.dims] for v in self.inputs],
             weights=[n for n in self.b.weight_names if n not in self.constants],
             constants=self.constants,
             symbols=self.b.symbols,
             kept=self.kept,
+            written=list(self.written),
         )
 
     # ---- inputs, weights, outputs --------------------------------------------------------------
@@ -187,6 +192,10 @@ class _Importer:
     def outputs(self, returned: Sequence[Any]) -> list[Value]:
         outputs: list[Value] = []
         for value, spec in zip(returned, self.ep.graph_signature.output_specs, strict=True):
+            may_write = self.b.for_training and isinstance(value, Value)
+            if spec.kind is OutputKind.BUFFER_MUTATION and may_write:
+                self.written[str(spec.target).removeprefix(self.strip)] = value
+                continue
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise capture_error(
                     "RM204",

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,11 +31,13 @@ _CHOOSES = {"aten.max.dim", "aten.min.dim"}
 
 @dataclass
 class Forward:
-    """`ir` gives the loss; its inputs are the tensors of the batch in order."""
+    """`ir` gives the loss, then new values of `written`; its inputs are the tensors of the batch
+    in order."""
 
     ir: str
     weights: list[str]  # names in the captured module
     constants: dict[str, torch.Tensor]
+    written: list[str] = field(default_factory=list)  # buffers that the forward updates
 
 
 def capture_forward(
@@ -67,7 +69,7 @@ def capture_forward(
         if is_inplace(program):
             program = program.run_decompositions({})
     imported = import_program(program, for_training=True)
-    return Forward(imported.text, imported.weights, imported.constants)
+    return Forward(imported.text, imported.weights, imported.constants, imported.written)
 
 
 def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None:

@@ -65,6 +65,18 @@ def differs(
     return ""
 
 
+def buffers_differ(
+    now: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], names: Sequence[str]
+) -> str:
+    """What differs between buffers that the forward updated, or ""."""
+    for ours, theirs, name in zip(now, eager, names, strict=True):
+        scale = float(theirs.abs().max()) if theirs.numel() else 0.0
+        tolerance = _LOSS.get(theirs.dtype, 0.0) * scale
+        if not torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True):
+            return f"{name}: up to {float((ours - theirs).abs().max()):.3g} apart"
+    return ""
+
+
 def _updated(
     before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], rule: Rule, row: Sequence[float]
 ) -> torch.Tensor:

@@ -32,6 +32,7 @@ class StepProgram:
     text: str
     trained: list[Tied]  # those with a gradient
     frozen: list[str]  # weights that are only read, by name
+    written: list[str]  # buffers that the forward updates, by name
     constants: dict[str, torch.Tensor]
     clipped: bool
     runs: int = 0
@@ -64,7 +65,7 @@ def compile_step_program(
     try:
         while True:
             rows = [(t.names, t.group) for t in trained]
-            made = _core.autograd.training_step(forward.ir, {}, rows, groups, clip)
+            made = _core.autograd.training_step(forward.ir, {}, rows, groups, clip, forward.written)
             if not made["unused"]:
                 break
             unused.update(made["unused"])  # they stay weights that are only read
@@ -75,4 +76,6 @@ def compile_step_program(
         if error.reason.startswith("RM7"):
             raise Decline(error.reason, str(error)) from error
         raise from_core(error, CompileError) from error
-    return StepProgram(program, text, trained, made["frozen"], forward.constants, clip)
+    return StepProgram(
+        program, text, trained, made["frozen"], forward.written, forward.constants, clip
+    )

@@ -178,15 +178,20 @@ class TrainingStep:
         loss = self._eager(inputs, targets)
         sizes = [1 + len(optimizers.state_names(self._rules[t.group])) for t in found.trained]
         width = len(rows) // len(self._rules) if self._rules else 0
+        eager = [t.detach() for t in donated]
+        inner = sum(sizes)  # behind them the buffers that the forward updates
         difference = check.differs(
             results[0],
             loss,
             _split(before, sizes),
             _split(copies, sizes),
-            _split([t.detach() for t in donated], sizes),
+            _split(eager, sizes),
             [self._rules[t.group] for t in found.trained],
             [rows[t.group * width : (t.group + 1) * width] for t in found.trained],
             [t.names[0] for t in found.trained],
+        )
+        difference = difference or check.buffers_differ(
+            copies[inner:], eager[inner:], found.written
         )
         if difference:
             self._refused[key] = Decline("RM705", difference)
@@ -231,6 +236,7 @@ class TrainingStep:
             donated.append(t.tensor)
             donated += held
             by_group[t.group].append(t.tensor)
+        donated += [_named(self._module, name) for name in found.written]
         return donated, optimizers.counters(self.optimizer, by_group)
 
     def _frozen(self, found: StepProgram) -> list[torch.Tensor]:

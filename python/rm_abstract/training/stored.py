@@ -47,7 +47,7 @@ class Stored:
             builder.set("front", describe(module, _core.cache.digest))
         except Unstable as error:
             builder.bypass(str(error))
-        builder.set("signature", json.dumps(["training step", str(batch), sorted(trained)]))
+        builder.set("signature", json.dumps(["training step 2", str(batch), sorted(trained)]))
         key = builder.finish()
         entry = self._cache.lookup(key)
         found = None if entry is None else _read(entry)
@@ -57,7 +57,7 @@ class Stored:
         made = capture()
         self.sources["captured"] += 1
         if not made.constants:  # tensors of this process are not stored
-            data = json.dumps({"ir": made.ir, "weights": made.weights}).encode()
+            data = json.dumps(vars(made)).encode()
             self._cache.publish(key, {"sections": {"record": data}, "producer": "training"})
         return made
 
@@ -76,6 +76,7 @@ class Stored:
 def _read(entry: Any) -> Forward | None:
     try:
         row = json.loads(bytes(entry.section("record")))
-        return Forward(str(row["ir"]), [str(name) for name in row["weights"]], {})
+        weights, written = ([str(name) for name in row[key]] for key in ("weights", "written"))
+        return Forward(str(row["ir"]), weights, {}, written)
     except (KeyError, ValueError, TypeError):
         return None

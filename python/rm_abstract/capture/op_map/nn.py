@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,6 +120,38 @@ def _batch_norm_no_training(c: Call) -> Sequence[Value | None] | None:
     return None if y is None else [y, None, None]
 
 
+def _batch_norm_in_training(c: Call) -> Sequence[Value | None] | None:
+    """[y, -, -, running mean, running variance]: the batch's own mean and variance, and running
+    values that moved towards them, the variance with n - 1."""
+    x, mean, var = c.value("input"), c["running_mean"], c["running_var"]
+    count = math.prod(d for i, d in enumerate(x.dims) if i != 1 and isinstance(d, int))
+    static = all(isinstance(d, int) for d in x.dims)
+    if not c.b.for_training or not c["training"] or not static or count < 2:
+        return None
+    if {v.dtype for v in (mean, var)} != {x.dtype} or x.dtype not in ("f32", "f64"):
+        return None
+    b, axes = c.b, [i for i in range(x.rank) if i != 1]
+
+    def number(value: float) -> Value:
+        return b.scalar(x.dtype, value)
+
+    batch_mean = b.reduce("mean", x, axes, True, x.dtype)
+    centred = b.binary("sub", x, batch_mean)
+    batch_var = b.reduce("mean", b.binary("mul", centred, centred), axes, True, x.dtype)
+    y = b.binary("mul", centred, b.unary("rsqrt", b.binary("add", batch_var, number(c["eps"]))))
+    channels = [1, *mean.dims, *([1] * (x.rank - 2))]
+    for name, operator in (("weight", "mul"), ("bias", "add")):
+        if c[name] is not None:
+            y = b.binary(operator, y, b.reshape(c[name], channels))
+    sample = b.binary("mul", batch_var, number(count / (count - 1)))
+    moved = []
+    for running, value in ((mean, batch_mean), (var, sample)):
+        kept = b.binary("mul", running, number(1.0 - c["momentum"]))
+        new = b.binary("mul", b.reshape(value, list(running.dims)), number(c["momentum"]))
+        moved.append(b.binary("add", kept, new))
+    return [y, None, None, *moved]
+
+
 def _rms_norm(c: Call) -> Value | None:
     x, weight, eps = c.value("input"), c["weight"], c["eps"]
     if len(c["normalized_shape"]) != 1:
@@ -182,6 +215,7 @@ TABLE: dict[str, Handler] = {
     "native_layer_norm.default": _native_layer_norm,
     "batch_norm.default": _batch_norm,
     "_native_batch_norm_legit_no_training.default": _batch_norm_no_training,
+    "_native_batch_norm_legit_functional.default": _batch_norm_in_training,
     "rms_norm.default": _rms_norm,
     "embedding.default": _embedding,
     "scaled_dot_product_attention.default": _sdpa,
