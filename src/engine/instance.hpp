@@ -36,7 +36,7 @@ struct Instance {
   std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;  // guarded by the program's mutex
   // By stream, guarded by the same; where the device records.
   std::map<rm_stream*, std::vector<std::unique_ptr<RecordedRun>>> recorded;
-  int recordings = 0;  // made for this instance
+  std::vector<const void*> last_updated;  // inputs updated in place by the last run step by step
   std::atomic<int> launched{0};  // runs whose steps were launched one by one
 };
 

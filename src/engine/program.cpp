@@ -13,8 +13,8 @@ namespace {
 
 // A recording holds an arena of its own: so many a program, of so much memory each. Plans of more
 // memory take so long that launching their steps costs nothing beside them.
-constexpr int kMostRecordings = 24;
-constexpr int kMostOfInstance = 4;
+constexpr long kMostRecordings = 24;
+constexpr size_t kMostIdle = 2;  // of a shape and stream: what was recorded first goes
 constexpr int64_t kMostRecordedBytes = int64_t{256} << 20;
 constexpr int kLaunchedBefore = 2;  // runs of a shape: all kernels are loaded then
 
@@ -187,7 +187,7 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
                            bool only_accepted, void* stream) {
   rm_stream* const on = state_->device->stream_of(stream);
   std::shared_ptr<Instance> instance;
-  std::unique_ptr<RecordedRun> recorded;
+  std::unique_ptr<RecordedRun> recorded, dropped;
   {
     std::lock_guard lock(state_->mutex);
     if (state_->traced.load(std::memory_order_relaxed)) return false;
@@ -201,15 +201,21 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
       break;
     }
     if (recorded == nullptr) {
+      // Memory that changes with every run is not worth a recording.
       if (instance->launched.load(std::memory_order_relaxed) < kLaunchedBefore ||
-          instance->recordings >= kMostOfInstance || state_->recordings >= kMostRecordings ||
+          instance->last_updated != RecordedRun::updated(*instance, inputs) ||
           !RecordedRun::possible(*instance) || RecordedRun::bytes(*instance) > kMostRecordedBytes) {
         return false;
       }
-      ++instance->recordings;
-      ++state_->recordings;
+      if (idle.size() >= kMostIdle) {
+        dropped = std::move(idle.front());
+        idle.erase(idle.begin());
+      } else if (state_->recordings.use_count() > kMostRecordings) {
+        return false;
+      }
     }
   }
+  dropped.reset();
   const auto give_back = [&] {
     std::lock_guard lock(state_->mutex);
     instance->recorded[on].push_back(std::move(recorded));
@@ -220,7 +226,8 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
   }
   if (recorded == nullptr) {
     try {
-      recorded = std::make_unique<RecordedRun>(*instance, inputs, *state_->device);
+      recorded = std::make_unique<RecordedRun>(*instance, inputs, *state_->device,
+                                               state_->recordings);
     } catch (const Error& error) {
       log_info(LogTopic::kPlan, "a plan is launched step by step: " + std::string(error.what()));
       return false;
@@ -262,7 +269,11 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
     run.context->run(run.stream);
   }
   finish(std::move(run));
-  instance->launched.fetch_add(1, std::memory_order_relaxed);
+  if (state_->device->can_record()) {
+    std::lock_guard lock(state_->mutex);
+    instance->last_updated = RecordedRun::updated(*instance, inputs);
+    instance->launched.fetch_add(1, std::memory_order_relaxed);
+  }
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);
 }
 

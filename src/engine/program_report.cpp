@@ -65,7 +65,7 @@ ProgramReport Program::report() const {
     std::lock_guard lock(state_->mutex);
     store = state_->store;
     r.instances = static_cast<int64_t>(state_->instances.size());
-    r.recordings = state_->recordings;
+    r.recordings = state_->recordings.use_count() - 1;
     for (const auto& [stream, pool] : state_->arenas) r.free_arena_bytes += pool.free_bytes();
     if (const Instance* newest = state_->instances.newest()) {
       const plan::Plan& plan = *newest->plan;

@@ -32,7 +32,8 @@ struct Program::State {
   std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
   std::optional<StepTrace> trace;
   std::set<uint64_t> accepted_kernels;  // sets whose results were compared with the original's
-  int recordings = 0;  // of all instances, also of those that are gone
+  // Recordings there are; each has one reference more.
+  const std::shared_ptr<char> recordings = std::make_shared<char>();
   bool packed_once = false;  // the packed weights exist: new shapes use them from the start
 };
 

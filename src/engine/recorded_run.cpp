@@ -42,8 +42,10 @@ int64_t RecordedRun::bytes(const Instance& instance) {
 }
 
 RecordedRun::RecordedRun(const Instance& instance, const std::vector<TensorView>& inputs,
-                         runtime::Device& device)
-    : device_(device), memory_(device.allocate(static_cast<size_t>(bytes(instance)))) {
+                         runtime::Device& device, std::shared_ptr<void> ticket)
+    : device_(device),
+      ticket_(std::move(ticket)),
+      memory_(device.allocate(static_cast<size_t>(bytes(instance)))) {
   context_ = std::make_unique<runtime::ExecutionContext>(instance.plan, instance.constants);
   const std::vector<char> updated = updated_inputs(instance);
   auto* at = static_cast<std::byte*>(memory_.get());
@@ -67,6 +69,16 @@ RecordedRun::RecordedRun(const Instance& instance, const std::vector<TensorView>
     if (outputs_.back().memory != nullptr) context_->bind_output(i, outputs_.back().memory);
   }
   recording_ = device.record([&](rm_stream* stream) { context_->run(stream); });
+}
+
+std::vector<const void*> RecordedRun::updated(const Instance& instance,
+                                              const std::vector<TensorView>& inputs) {
+  const std::vector<char> updated = updated_inputs(instance);
+  std::vector<const void*> out;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (updated[i] != 0) out.push_back(inputs[i].data);
+  }
+  return out;
 }
 
 bool RecordedRun::takes(const std::vector<TensorView>& inputs) const {

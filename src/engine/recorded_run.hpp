@@ -15,8 +15,13 @@ namespace rm::engine {
 class RecordedRun {
  public:
   /// Throws rm::Error when a kernel cannot be recorded or there is no memory.
+  /// `ticket` is dropped with the recording.
   RecordedRun(const Instance& instance, const std::vector<TensorView>& inputs,
-              runtime::Device& device);
+              runtime::Device& device, std::shared_ptr<void> ticket);
+
+  /// The inputs of a plan that are updated in place, as a run was given them.
+  static std::vector<const void*> updated(const Instance& instance,
+                                          const std::vector<TensorView>& inputs);
 
   /// Whether every step of the plan may be recorded.
   static bool possible(const Instance& instance);
@@ -37,6 +42,7 @@ class RecordedRun {
   };
 
   runtime::Device& device_;
+  const std::shared_ptr<void> ticket_;
   std::shared_ptr<void> memory_;
   std::vector<Staged> inputs_, outputs_;
   std::unique_ptr<runtime::ExecutionContext> context_;

@@ -196,13 +196,33 @@ def test_threads_share_a_program(tmp_path: Path) -> None:
     assert not wrong
 
 
-def test_generation_gives_what_the_original_gives(tmp_path: Path) -> None:
-    rm.init("gpu:0", fallback="allow")  # its calls are left to PyTorch
+@pytest.mark.parametrize("sampled", [False, True])
+def test_generation_gives_the_originals_tokens(tmp_path: Path, sampled: bool) -> None:
+    rm.init("gpu:0", fallback="warn")  # the first call of a kind is the original's
     model = llama(tmp_path / "model", torch.float32).cuda()
-    ids = torch.randint(0, 100, (1, 9), device="cuda")
+    ids = torch.randint(3, 100, (3, 9), device="cuda")
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    asked = {"max_new_tokens": 90, "do_sample": sampled, "top_k": 20, "eos_token_id": 2}
+    asked |= {"pad_token_id": 0, "attention_mask": mask}
+    for turn in range(3):
+        torch.manual_seed(turn)
+        with rm.disabled():
+            expected = model.generate(ids, **asked)
+        torch.manual_seed(turn)
+        assert model.generate(ids, **asked).tolist() == expected.tolist()
+    (record,) = [r for r in rm.explain().to_dict()["models"] if r["routed"]]
+    assert record["loop_tokens"] > 200
+    assert all(name.startswith("cuda/") for name in kernels(record))
+
+
+def test_generation_of_a_model_on_the_host_is_left_to_pytorch(tmp_path: Path) -> None:
+    rm.init("gpu:0", fallback="allow")
+    model = llama(tmp_path / "model", torch.float32)
+    ids = torch.randint(3, 100, (1, 9))
     with rm.disabled():
-        expected = model.generate(ids, max_new_tokens=12, do_sample=False)
-    tokens = model.generate(ids, max_new_tokens=12, do_sample=False)
+        expected = model.generate(ids, max_new_tokens=5, do_sample=False)
+    tokens = model.generate(ids, max_new_tokens=5, do_sample=False)
     assert tokens.tolist() == expected.tolist()
 
 

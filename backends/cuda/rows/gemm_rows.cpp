@@ -1,4 +1,5 @@
 // gemm by the modules gemm and, for few rows, gemv.
+#include "_shim/dispatch_shim.hpp"
 #include "gemm/api.hpp"
 #include "gemv/api.hpp"
 #include "rows/row.hpp"
@@ -82,6 +83,11 @@ struct GemmOp : Product {
     p.epilogue = with_addresses(t);
     p.library = &library();
     return p;
+  }
+  // The table counts multiplications alone: few rows are bounded by reading b.
+  static double least_us(const Problem& p) {
+    const int64_t elements = cuda_ops::numel(p.a) + cuda_ops::numel(p.b) + cuda_ops::numel(p.c);
+    return cuda_ops::move_us(static_cast<double>(elements) * cuda_ops::size_of(p.c.dtype));
   }
   static std::size_t workspace(const Problem& p) { return cuda_ops::gemm_workspace(p); }
   static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,

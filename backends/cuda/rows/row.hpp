@@ -9,6 +9,8 @@
 //   Problem problem(const cuda_ops::Tensor* t) const; // over `tensors` with their addresses
 //   static std::size_t workspace(const Problem&);     // bytes with which any row may run
 //   static cuda_ops::Status run(const Problem&, const char* kernel, Workspace, Stream);
+// and, where the table leaves it out,
+//   static double least_us(const Problem&);           // that moving its memory takes
 //
 // Operands whose strides the module does not take are copied into the workspace first, results out of
 // it afterwards. An operator that keeps a part of its result says `static constexpr bool kUpdates`.
@@ -18,6 +20,7 @@
 // the module's own choice among its rows serves.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <string>
 #include <utility>
@@ -143,7 +146,11 @@ struct Row {
       const double copies = kCopyNs * static_cast<double>(state.copies.size()) +
                             static_cast<double>(state.copied) / kCopyBytesPerNs;
       return copies + planned(state.op, [](const Problem& problem) {
-               return 1e3 * Op::rows()[I].cost_us(problem);
+               double us = Op::rows()[I].cost_us(problem);
+               if constexpr (requires { Op::least_us(problem); }) {
+                 us = std::max(us, Op::least_us(problem));
+               }
+               return 1e3 * us;
              });
     } catch (const std::exception&) {
       return 1e18;

@@ -95,8 +95,8 @@ class NativeEngine:
         call = flatten_call(self.parameters, args, kwargs)
         if isinstance(call, Decline):
             return call
-        if self.placement.away and any(s[0] in ("cache", "bundle") for s in call.spec.specs):
-            return Decline("RM304", "a call with a cache of keys and values, on a GPU")
+        if self.placement.away:
+            self.placement.check_call(home_of(self.module(), call.leaves), call.spec)
         return call.spec
 
     def flatten(self, kwargs: dict[str, Any]) -> FlatCall | Decline:

@@ -15,6 +15,7 @@ import torch
 
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
+from rm_abstract.calls.call import CallSpec
 from rm_abstract.device import Resolved
 
 _CPU = torch.device("cpu")
@@ -40,6 +41,9 @@ class Placement:
 
     def check(self, home: torch.device) -> None:
         """Raises Decline when a model there cannot be served."""
+
+    def check_call(self, home: torch.device, spec: CallSpec) -> None:
+        """Raises Decline for a call that a model there cannot be served for."""
 
     def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The weights as a program is given them."""
@@ -68,6 +72,15 @@ class GpuPlacement(Placement):
     def check(self, home: torch.device) -> None:
         if home not in (_CPU, self._device):
             raise Decline("RM304", f"the model is on {home}, the session's device is {self._name}")
+
+    def check_call(self, home: torch.device, spec: CallSpec) -> None:
+        kinds = [s for s in spec.specs if s[0] in ("cache", "bundle")]
+        if any(s[1] != "DeviceCache" for s in kinds):
+            raise Decline(
+                "RM304", "a cache of keys and values that generate did not make, on a GPU"
+            )
+        if kinds and home != self._device:
+            raise Decline("RM304", f"generation of a model on {home}: move it to {self._name}")
 
     def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with self._lock:
@@ -112,6 +125,23 @@ class GpuProgram:
         if self._home == self._device:
             return results
         return [None if r is None else r.to(self._home) for r in results]
+
+    def decode_step(
+        self, inputs: list[torch.Tensor], roles: dict[str, int], tokens: list[int]
+    ) -> list[torch.Tensor | None]:
+        """As `_core.Program.decode_step`, with the tensors of the roles on the GPU: nothing here
+        waits for it."""
+        ids, length = inputs[roles["ids"]], inputs[roles["length"]]
+        with torch.no_grad():
+            ids.copy_(torch.tensor(tokens).view(ids.shape))
+            if "mask" in roles:
+                mask = inputs[roles["mask"]]
+                mask.scatter_(1, length.expand(mask.shape[0], 1), 1)
+            results: list[torch.Tensor | None] = self._program.run(inputs)
+            length.add_(1)
+            if "positions" in roles:
+                inputs[roles["positions"]].add_(1)
+        return results
 
     def kernel_set(self, inputs: Sequence[torch.Tensor]) -> int:
         return int(self._program.kernel_set(self._there(inputs)))

@@ -171,7 +171,8 @@ class TokenLoop:
         else:
             tokens = torch.argmax(scores, dim=-1)
         if self._pads and any(self._finished):
-            tokens = torch.where(torch.tensor(self._finished), self._pad, tokens)
+            ended = torch.tensor(self._finished, device=tokens.device)
+            tokens = torch.where(ended, self._pad, tokens)
         return self._add(tokens)
 
     def _add(self, tokens: torch.Tensor) -> bool:
@@ -212,7 +213,9 @@ class TokenLoop:
         following = self._inputs()
         by_identity = {id(value): following[name] for name, value in inputs.items()}
         leaves = [by_identity.get(id(leaf), leaf) for leaf in leaves]
-        shared = self._shareable(following)
+        # The core's own loop, and what batches rows of threads, read tokens on the host.
+        here = self._ids.device.type == "cpu"
+        shared = self._shareable(following) if here else None
         if shared is not None and shared.crowded():
             if self._with_others(shared, following):
                 return all(self._finished)
@@ -221,10 +224,12 @@ class TokenLoop:
         if step is None:
             return False
         cache = kv_cache.device_part(self._kwargs["past_key_values"])
-        drafting = self._drafting(step, following)
+        drafting = self._drafting(step, following) if here else None
         before = step.length()
         try:
-            if self._plain():
+            if not here:
+                self._one_by_one(step, cache.capacity)
+            elif self._plain():
                 stop = shared.crowded if shared else None
                 self._in_core(step, cache.capacity, stop, drafting)
             elif self._tokens_only() and self._ids.shape[0] == 1:

@@ -46,7 +46,7 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
         armed = armed_of(self)
         if given is None and armed is not None and armed.session is host:
             away = _kept_away(host)
-            if away or _planned(host):
+            if (away or _planned(host)) and str(self.device) == _place(host):
                 _replace(self, generation_config, model_kwargs, made, notes, away)
         if given is None:
             cache = model_kwargs.get("past_key_values")
@@ -110,15 +110,17 @@ def _never(request: GenerationRequest | None, error: ExecutionError) -> bool:
 
 
 def _planned(host: HookHost) -> bool:
-    """True when our compiler plans the session's programs: only those append in place. On a GPU
-    generation stays with transformers' own cache."""
+    """True when our compiler plans the session's programs: only those append in place."""
     from rm_abstract.engines import registry
 
     engine = host.settings.text("inference_engine")
-    if host.resolved.backend == "cuda":
-        return False
     own = engine in ("native", "vllm", "onnxruntime")  # what vLLM does not serve is native's
     return own or (engine == "auto" and registry.has_kernels(host.resolved))
+
+
+def _place(host: HookHost) -> str:
+    """Where models lie whose caches programs append to: a GPU's own, else the CPU's."""
+    return host.resolved.name if host.resolved.backend == "cuda" else "cpu"
 
 
 def _kept_away(host: HookHost) -> bool:
@@ -141,7 +143,7 @@ def _replace(
     own = made.self_attention_cache if pair else made
     if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
         return
-    if pair and away:
+    if pair and (away or model.device.type != "cpu"):
         return  # the encoder's half does not change: such a device is given both with every step
     from rm_abstract.kv.device_cache import CacheNotes, DevicePair, expected_shape, from_dynamic
 
@@ -155,7 +157,7 @@ def _replace(
     prompt = int(mask.shape[-1]) if mask is not None else 0
     reserve = min(longest, prompt + _FIRST_ROOM) if longest else 0
     found = notes.setdefault(model, CacheNotes())
-    cache: Any = from_dynamic(own, shape, reserve, found, away)
+    cache: Any = from_dynamic(own, shape, reserve, found, away, model.device)
     if cache is not None:
         cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
         model_kwargs["past_key_values"] = cache
@@ -175,9 +177,7 @@ def _drop_encoder_layers(model: Any, pair: Any) -> None:
 
 
 def _fits(model: Any, generation_config: Any) -> bool:
-    """Models written for static caches (positions and masks from tensors), on the CPU."""
-    return (
-        bool(getattr(model, "_can_compile_fullgraph", False))
-        and not getattr(generation_config, "is_assistant", False)
-        and model.device.type == "cpu"
+    """Models written for static caches (positions and masks from tensors)."""
+    return bool(getattr(model, "_can_compile_fullgraph", False)) and not getattr(
+        generation_config, "is_assistant", False
     )

@@ -19,6 +19,7 @@ from rm_abstract.kv.residence import LayerShape, Residence
 
 _Buffer = torch.Tensor | None
 
+_CPU = torch.device("cpu")
 _SMALLEST = 64
 _LARGEST_DOUBLING = 1024
 
@@ -40,6 +41,7 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
         self.key_buffer: torch.Tensor | None = None
         self.value_buffer: torch.Tensor | None = None
         self.length = 0
+        self.place = _CPU  # where buffers are made
         super().__init__()
         self.is_sliding = sliding_window is not None
         self.sliding_window = sliding_window
@@ -75,12 +77,13 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
             if same and content.shape[-1] == buffer.shape[-1]:
                 return buffer  # a shorter view of what is there already
         room = capacity_for(content.shape[-2])
-        fresh = _zeros((*content.shape[:2], room, content.shape[-1]), content.dtype)
+        fresh = _zeros((*content.shape[:2], room, content.shape[-1]), content.dtype, content.device)
         fresh[:, :, : content.shape[-2]] = content
         return fresh
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
+        self.place = key_states.device
         heads, key, value = key_states.shape[1], key_states.shape[-1], value_states.shape[-1]
         shape = (heads, key, value, key_states.dtype)
         if self.key_buffer is None or self.shape() != shape or self.batch() != len(key_states):
@@ -138,8 +141,8 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
         """Empty buffers for at least `length` positions."""
         heads, key, value, dtype = shape
         room = capacity_for(length)
-        self.key_buffer = _zeros((batch, heads, room, key), dtype)
-        self.value_buffer = _zeros((batch, heads, room, value), dtype)
+        self.key_buffer = _zeros((batch, heads, room, key), dtype, self.place)
+        self.value_buffer = _zeros((batch, heads, room, value), dtype, self.place)
         self.length = 0
 
     def grow(self, length: int) -> None:
@@ -157,7 +160,7 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
     def started(self, length: int) -> None:
         """What a program wrote up to `length` is content now."""
         self.length = length
-        self.dtype, self.device = self.shape()[3], torch.device("cpu")
+        self.dtype, self.device = self.shape()[3], self.place
         self.is_initialized = True
 
 
@@ -203,10 +206,10 @@ class ResidentLayer(DeviceLayer):
         return self._home.shapes[self._index] if self._home.away else super().shape()
 
 
-def _zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _zeros(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> torch.Tensor:
     # A tensor made in inference mode could not be written outside of it.
     with torch.inference_mode(False):
-        return torch.zeros(tuple(shape), dtype=dtype)
+        return torch.zeros(tuple(shape), dtype=dtype, device=place)
 
 
 @dataclass
@@ -320,7 +323,7 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
                 fresh.value_buffer = _copy(layer.value_buffer)
             else:
                 fresh = ResidentLayer.of(home, len(layers), layer.sliding_window)
-            fresh.length = layer.length
+            fresh.length, fresh.place = layer.length, layer.place
             fresh.is_initialized = layer.is_initialized
             if layer.is_initialized:
                 fresh.dtype, fresh.device = layer.dtype, layer.device
@@ -340,12 +343,17 @@ class DevicePair(cast("Any", EncoderDecoderCache)):  # type: ignore[misc]
 
 
 def from_dynamic(
-    cache: Any, shape: LayerShape, reserve: int, notes: CacheNotes, away: bool = False
+    cache: Any,
+    shape: LayerShape,
+    reserve: int,
+    notes: CacheNotes,
+    away: bool = False,
+    place: torch.device = _CPU,
 ) -> DeviceCache | None:
     """The device cache for an empty DynamicCache; None for layers of another kind.
 
     `shape` is what the configuration says of every layer; what `notes` learned counts more. `away`
-    gives it a residence, for a device that keeps its buffers.
+    gives it a residence, for a device that keeps its buffers; else they are made on `place`.
     """
     layers: list[DeviceLayer] = []
     home = Residence(len(cache.layers)) if away else None
@@ -361,6 +369,8 @@ def from_dynamic(
         )
     if not layers or notes.refused:
         return None
+    for layer in layers:
+        layer.place = place
     shapes = notes.shapes if notes.shapes is not None else (shape,) * len(layers)
     return DeviceCache(layers, shapes, reserve, notes, home)
 

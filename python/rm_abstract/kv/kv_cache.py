@@ -91,13 +91,20 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
 
 def _read_device(cache: Any) -> list[torch.Tensor] | Decline:
     length = cache.length
-    tensors: list[torch.Tensor] = [torch.tensor(length)]
+    buffer = cache.layers[0].key_buffer
+    tensors: list[torch.Tensor] = [_number(length, None if buffer is None else buffer.device)]
     for layer in cache.layers:
         if layer.key_buffer is None or layer.length != length:
             return Decline("RM114", "a cache whose layers differ in length")
         tensors.append(layer.key_buffer)
         tensors.append(layer.value_buffer)
     return tensors
+
+
+def _number(value: int, device: torch.device | None) -> torch.Tensor:
+    if device is None or device.type == "cpu":
+        return torch.tensor(value)
+    return torch.full((), value, dtype=torch.int64, device=device)  # no copy from the host
 
 
 def length_of(cache: Any) -> int:

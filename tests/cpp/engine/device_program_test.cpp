@@ -239,8 +239,9 @@ TEST_CASE("a recording that updates a state serves that state only") {
   const HostTensor zeros = ops::zeros({ir::DType::kF32, {8, 4}});
   const Tensor caches[] = {placed(*device, zeros), placed(*device, zeros)};
   HostTensor expected[] = {zeros, zeros};
-  for (int64_t step = 0; step < 8; ++step) {
-    const auto which = static_cast<size_t>(step % 2);
+  for (int64_t step = 0; step < 24; ++step) {
+    // In turn at first, where nothing is worth recording, then several steps of one.
+    const auto which = static_cast<size_t>(step < 8 ? step % 2 : step / 4 % 2);
     const HostTensor at = ops::from_doubles({ir::DType::kI64, {2}},
                                             {static_cast<double>(step % 4), static_cast<double>(step % 4 + 4)});
     const HostTensor rows = random_tensor(rng, ir::DType::kF32, {2, 4});
@@ -256,6 +257,7 @@ TEST_CASE("a recording that updates a state serves that state only") {
     CHECK(std::memcmp(bytes.data(), expected[which].bytes.data(), bytes.size()) == 0);
   }
   CHECK(device->recordings == 2);
+  CHECK(device->replays == 14);
   CHECK(device->errors.empty());
 }
 
