@@ -153,7 +153,14 @@ class GpuProgram:
         return self._program.profile(self._there(inputs), rounds)
 
     def _there(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        # A model on the GPU may be called with numbers that lie on the host (positions, lengths).
+        if self._home != self._device:
+            return [t.to(self._device) for t in inputs]
+        # As PyTorch: a number may lie on the host, a tensor may not. What a program updates in
+        # place is never a copy.
+        if any(t.device != self._device and t.dim() for t in inputs):
+            raise Decline(
+                "RM104", f"a tensor that lies elsewhere than the model, on {self._device}"
+            )
         return [t if t.device == self._device else t.to(self._device) for t in inputs]
 
 
