@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 import uvicorn
 
@@ -21,10 +23,18 @@ class Address:
 
 def run(server: Server, address: Address, drain_seconds: int) -> None:
     """Returns when the server has ended; its models are closed then."""
+    # uvicorn raises the signal again when it has ended: by then nothing is left to be killed for.
+    before = {number: signal.signal(number, _heard) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         _run(server, address, drain_seconds)
     finally:
         server.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heard(number: int, frame: FrameType | None) -> None:
+    """uvicorn's own handler did what there was to do."""
 
 
 def _run(server: Server, address: Address, drain_seconds: int) -> None:
@@ -44,6 +54,7 @@ def _run(server: Server, address: Address, drain_seconds: int) -> None:
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((address.host, address.port))
+        listening.listen(1024)  # who reads the line below may connect at once
         scheme = "https" if address.certificate else "http"
         host = f"[{address.host}]" if ":" in address.host else address.host
         port = listening.getsockname()[1]
