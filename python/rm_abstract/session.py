@@ -327,8 +327,9 @@ class Session:
                 f"try {reasons.remedy_of(code)}",
                 code=code,
             )
-        if policy == "warn" and (label, code + detail) not in self._noticed:
-            self._noticed.add((label, code + detail))
+        once = (label, code + detail.partition(":")[0])  # numbers come behind the colon
+        if policy == "warn" and once not in self._noticed:
+            self._noticed.add(once)
             text = f"{label}.generate is not served by {engine}, {code}: {detail}"
             warnings.warn(text, RoutingWarning, stacklevel=2)
 

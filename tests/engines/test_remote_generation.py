@@ -160,6 +160,7 @@ def test_what_it_does_not_do_runs_elsewhere_and_is_named(served: Any, seed: int)
         ({"past_key_values": DynamicCache()}, "past_key_values"),
         ({"logits_processor": LogitsProcessorList([mine])}, "function"),
         ({"max_new_tokens": 300}, "max_model_len is 256"),
+        ({"num_beams": 2}, "beam search"),
         (right, "attention_mask"),
     ):
         served.generate(**{**inputs, **GREEDY, **given})

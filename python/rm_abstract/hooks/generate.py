@@ -44,6 +44,8 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
         if not host.active:
             return result
         armed = armed_of(self)
+        if armed is not None and armed.session is host:
+            _decline_modes(armed, args, kwargs)
         if given is None and armed is not None and armed.session is host:
             away = _kept_away(host)
             if (away or _planned(host)) and str(self.device) == _place(host):
@@ -76,6 +78,14 @@ def sampling(host: HookHost, original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return sample
+
+
+def _decline_modes(armed: ArmedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Beams and the like never reach `_sample`: an engine that was asked for says so here."""
+    mode = kwargs.get("generation_mode", args[0] if args else None)
+    mode = str(getattr(mode, "value", ""))
+    if mode and mode not in ("greedy_search", "sample") and armed.generation.remote is not None:
+        armed.generation.remote.decline("RM332", mode.replace("_", " "))
 
 
 def _stream(

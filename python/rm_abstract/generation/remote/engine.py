@@ -130,12 +130,15 @@ class RemoteEngine:
             live = self._current(request.model, len(request.input_ids))
             self._kind.plan(request, float(live.facts["max_model_len"]))
         except Decline as decline:
-            with self._lock:
-                why = decline.detail.splitlines()[0] if decline.detail else decline.code
-                self._declined[why] += 1
-            self._notice(decline.code, decline.detail)
+            self.decline(decline.code, decline.detail)
             return decline.detail or decline.code
         return ""
+
+    def decline(self, code: str, detail: str) -> None:
+        """A generation goes elsewhere. Raises Error where the user's policy says so."""
+        with self._lock:
+            self._declined[detail.splitlines()[0] if detail else code] += 1
+        self._notice(code, detail)
 
     def start(self, request: GenerationRequest) -> RemoteStream:
         return RemoteStream(request, _Source(self, request))
