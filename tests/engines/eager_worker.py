@@ -43,7 +43,7 @@ class Eager:
 
     async def generate(
         self, number: int, prompt: list[int], sampling: dict[str, Any]
-    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+    ) -> AsyncIterator[tuple[list[int], Any, bool]]:
         import torch
 
         ids = list(prompt)
@@ -59,7 +59,9 @@ class Eager:
             token = int(logits.argmax())
             ids.append(token)
             done = token in sampling.get("stop_token_ids", ()) or count == sampling["max_tokens"]
-            yield [token], [float(chances[token])], done
+            top = chances.topk(sampling.get("logprobs", 0))
+            pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            yield [token], [[(token, float(chances[token])), *pairs]], done
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name == "reload":

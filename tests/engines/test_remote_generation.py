@@ -5,6 +5,7 @@ The worker here computes with PyTorch (eager_worker.py); test_vllm.py has the sa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -306,6 +307,31 @@ def test_engines_are_switched_live_and_end_with_idleness_and_with_the_session(
     assert torch.equal(model.generate(**inputs, **GREEDY), want)
     with pytest.raises(OSError):
         os.kill(worker.pid, 0)
+
+
+def test_shared_memory_of_a_killed_group_is_removed(tmp_path: Path) -> None:
+    """Also when the tracker that would do it is killed with everything else."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, time\n"
+        "from multiprocessing import shared_memory\n"
+        "held = shared_memory.SharedMemory(create=True, size=4096)\n"
+        "print(held.name, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    one = processes.EngineProcess("shm", [sys.executable, str(program)], dict(os.environ))
+    until = time.monotonic() + 20
+    while not one.log_tail() and time.monotonic() < until:
+        time.sleep(0.02)
+    segment = Path("/dev/shm") / one.log_tail()
+    assert segment.exists()
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if name.isdigit() and b"resource_tracker" in Path(f"/proc/{name}/cmdline").read_bytes():
+                if os.getpgid(int(name)) == one.pid:
+                    os.kill(int(name), signal.SIGKILL)
+    one.close()
+    assert not segment.exists()
 
 
 def test_a_user_that_is_killed_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:

@@ -84,8 +84,6 @@ def serve(
     tls_key: str | None,
 ) -> None:
     """Serve models at /v1 as OpenAI's API does; see docs/serving.md."""
-    if engine != "native":
-        raise Error(f"[serve] expected --engine native, got {engine}, which cannot serve yet")
     if min(rows, prompt_chunk, max_body) < 1 or min(queue, prefix_mib) < 0:
         raise Error("[serve] expected limits above zero")
     if bool(tls_certificate) != bool(tls_key):
@@ -103,13 +101,13 @@ def serve(
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         click.echo(f"anybody who reaches {host} may ask: no API key is set", err=True)
     limits = Limits(rows, queue, prompt_chunk, prefix_mib << 20)
-    rm_abstract.init(device)
+    rm_abstract.init(device, inference_engine=engine)
     served = {}
     for given in model:
         name, folder = _named(given)
         if name in served:
             raise Error(f"[serve] expected different names, got {name} twice; try NAME=FOLDER")
-        served[name] = load(folder, name, limits, dtype, context_length)
+        served[name] = load(folder, name, limits, dtype, context_length, engine)
     policy = Policy(keys, max_body, body_timeout, send_timeout)
     server = Server(served, policy, timeout or None, queue)
     run(server, Address(host, port, tls_certificate, tls_key), drain)

@@ -86,7 +86,14 @@ def _encodable(text: str) -> None:
         raise ApiError(400, "The text has half of a surrogate pair.") from None
 
 
-def load(folder: Path, name: str, limits: Limits, dtype: str, context_length: int | None) -> Served:
+def load(
+    folder: Path,
+    name: str,
+    limits: Limits,
+    dtype: str,
+    context_length: int | None,
+    engine: str = "native",
+) -> Served:
     """A causal language model serves text, any other one embeddings. Raises Error.
 
     Only files of the folder are read, and no code in it is run.
@@ -105,16 +112,57 @@ def load(folder: Path, name: str, limits: Limits, dtype: str, context_length: in
     assert isinstance(config, dict)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     decodes = any("CausalLM" in str(n) or "LMHead" in str(n) for n in _architectures(config))
+    if decodes and engine == "vllm":
+        return _with_vllm(folder, name, tokenizer, limits, dtype, context_length)
+    if decodes and engine != "native":
+        raise Error(f"[serve] expected --engine native or vllm for text, got {engine}")
     kind = AutoModelForCausalLM if decodes else AutoModel
     model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
     if not decodes:
         return Served(name, tokenizer, embeddings=NativeEmbeddings(model, tokenizer, False))
-    ends = model.generation_config.eos_token_id
+    text = NativeText(model, limits, context_length)
+    text.warm()
+    stops = _stops(model.generation_config, tokenizer)
+    return Served(name, tokenizer, text, stop_tokens=stops)
+
+
+def _stops(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    ends = generation_config.eos_token_id
     found = ends if isinstance(ends, list) else [ends]
-    stops = frozenset(t for t in (*found, tokenizer.eos_token_id) if t is not None)
-    engine = NativeText(model, limits, context_length)
-    engine.warm()
-    return Served(name, tokenizer, engine, stop_tokens=stops)
+    return frozenset(t for t in (*found, tokenizer.eos_token_id) if t is not None)
+
+
+def _with_vllm(
+    folder: Path,
+    name: str,
+    tokenizer: Any,
+    limits: Limits,
+    dtype: str,
+    context_length: int | None,
+) -> Served:
+    """The model lies in vLLM's process only; its options are the session's engine_options."""
+    from transformers import AutoConfig, GenerationConfig
+
+    from rm_abstract import session
+    from rm_abstract.generation.vllm.engine import Vllm
+    from rm_abstract.server.vllm import VllmText
+
+    active = session.current()
+    assert active is not None
+    given = json.loads(active.settings.text("engine_options"))
+    given.setdefault("max_num_seqs", limits.rows)
+    if context_length:
+        given.setdefault("max_model_len", context_length)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        ends = GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:
+        ends = GenerationConfig.from_model_config(config)
+    vocabulary = int(config.get_text_config(decoder=True).vocab_size)
+    kind = Vllm(json.dumps(given), active.device)
+    log_dir = active.settings.text("worker_log_dir")
+    text = VllmText(folder, kind, vocabulary, dtype, limits.rows + limits.waiting, log_dir)
+    return Served(name, tokenizer, text, stop_tokens=_stops(ends, tokenizer))
 
 
 def _architectures(config: dict[str, Any]) -> list[Any]:

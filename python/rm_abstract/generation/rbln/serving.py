@@ -70,7 +70,7 @@ class Optimum:
 
     async def generate(
         self, number: int, prompt: list[int], sampling: dict[str, Any]
-    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+    ) -> AsyncIterator[tuple[list[int], list[list[tuple[int, float]]], bool]]:
         loop = asyncio.get_running_loop()
         name, row = sampling["group"], int(sampling["row"])
         batch = self._batches.setdefault(name, Batch(int(sampling["rows"])))
@@ -220,7 +220,8 @@ class Optimum:
                     over[row] = token in stops or count >= most or row in batch.left
                     chances = []
                     if asked:
-                        chances = [float(torch.log_softmax(scores[-1][row].float(), -1)[token])]
+                        known = torch.log_softmax(scores[-1][row].float(), -1)
+                        chances = [[(token, float(known[token]))]]
                     give(row, ([token], chances, over[row]))
                 ended = torch.tensor([*over, *[True] * (size - rows)])
                 return ended.fill_(True) if all(over) else ended

@@ -357,7 +357,7 @@ class RemoteEngine:
                 while not done:
                     message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
                     tokens += message["tokens"]
-                    chances += message["chances"]
+                    chances += [row[0][1] for row in message["chances"]]
                     done = message["done"]
                 answers.append((tokens, chances))
         except ExecutionError as error:

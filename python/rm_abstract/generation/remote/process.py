@@ -22,12 +22,17 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rm_abstract.base.errors import ConfigError, Error, ExecutionError
-from rm_abstract.generation.remote.worker_side import end_group
+from rm_abstract.generation.remote.worker_side import (
+    end_group,
+    mapped_files,
+    members,
+    remove_files,
+)
 
 SILENCE_S = 60.0  # without a sign of life: taken for hung
 _STOP_S = 2.0  # after the end of its processes: for the tracker of shared memory
@@ -41,6 +46,7 @@ class Ticket:
         self._process = process
         self.number = number
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self.put: Callable[[dict[str, Any]], None] = self.messages.put
 
     def next(self, deadline: float = float("inf")) -> dict[str, Any]:
         """The next message; ``deadline`` in seconds of time.monotonic().
@@ -86,6 +92,7 @@ class EngineProcess:
         self._heard = time.monotonic()
         self._gone = False
         self._closed = False
+        self._shared: set[str] = set()  # files that its processes had in shared memory
         (self.scratch / "tmp").mkdir()
         ours, theirs = socket.socketpair()
         try:
@@ -122,9 +129,14 @@ class EngineProcess:
     def alive(self) -> bool:
         return not self._gone and not self._closed and self._child.poll() is None
 
-    def submit(self, op: str, **fields: Any) -> Ticket:
-        """Sends a request; its answers come to the ticket. Raises ExecutionError (RM303)."""
+    def submit(
+        self, op: str, deliver: Callable[[dict[str, Any]], None] | None = None, **fields: Any
+    ) -> Ticket:
+        """Sends a request; its messages come to the ticket, or to ``deliver``, called by the
+        reading thread. Raises ExecutionError (RM303)."""
         ticket = Ticket(self, next(self._numbers))
+        if deliver is not None:
+            ticket.put = deliver
         with self._lock:
             if self._gone or self._closed:
                 raise self.crash()
@@ -136,9 +148,12 @@ class EngineProcess:
         """A request with one answer, its facts. Raises ExecutionError."""
         ticket = self.submit(op, **fields)
         try:
-            return dict(ticket.next(time.monotonic() + timeout_s)["facts"])
+            facts = dict(ticket.next(time.monotonic() + timeout_s)["facts"])
         finally:
             self.forget([ticket])
+        for pid in members(self._child.pid):  # known before anybody kills them
+            self._shared |= mapped_files(pid)
+        return facts
 
     def forget(self, tickets: list[Ticket], cancel: bool = False) -> None:
         """Nobody waits for these any more; ``cancel`` stops them."""
@@ -195,6 +210,8 @@ class EngineProcess:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         _wait_for_group(self._child.pid)
+        # Where the tracker was ended too, or had no time on a busy machine.
+        remove_files(self._shared - mapped_files(os.getpid()))
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def let_go(self) -> None:
@@ -238,7 +255,7 @@ class EngineProcess:
         with self._lock:
             ticket = self._tickets.get(message["id"])
         if ticket is not None:
-            ticket.messages.put(message)
+            ticket.put(message)
         if message["event"] == "error" and message["fatal"]:
             self._ended()
 
@@ -252,12 +269,12 @@ class EngineProcess:
             self._gone = True
             waiting = list(self._tickets.values())
         for ticket in waiting:
-            ticket.messages.put({"event": "gone"})
+            ticket.put({"event": "gone"})
 
     def _kill(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(0.05)  # how it ended by itself, if it did
-        end_group(self._child.pid)
+        self._shared |= end_group(self._child.pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(_STOP_S)
 

@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 BEAT_S = 1.0
+Chances = list[list[tuple[int, float]]]  # a token: itself first, then the most likely ones
 
 
 class Engine(Protocol):
@@ -37,8 +38,8 @@ class Engine(Protocol):
 
     def generate(
         self, number: int, prompt: list[int], sampling: dict[str, Any]
-    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
-        """(new tokens, their log probabilities where asked for, whether it is the end)."""
+    ) -> AsyncIterator[tuple[list[int], Chances, bool]]:
+        """(new tokens, log probabilities where asked for, whether it is the end)."""
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Whatever else the program offers."""
@@ -63,17 +64,36 @@ def members(group: int) -> list[int]:
     return found
 
 
-def end_group(group: int, but: int = 0) -> None:
-    """Ends every process of a group. The tracker of shared memory goes last, of itself: only it
-    knows which segments a process that was killed has left."""
+def end_group(group: int, but: int = 0) -> set[str]:
+    """Ends every process of a group; the files in shared memory that they had mapped. The tracker
+    of shared memory goes last, of itself, and removes what it knows of."""
+    shared: set[str] = set()
     for _ in range(50):
         left = [pid for pid in members(group) if pid != but]
         if not left:
-            return
+            break
         for pid in left:
+            shared |= mapped_files(pid)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+    return shared
+
+
+def mapped_files(pid: int, folder: str = "/dev/shm/") -> set[str]:
+    """Files of a folder that a process has in its memory."""
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            paths = {line.split(maxsplit=5)[-1].strip() for line in file if folder in line}
+    except OSError:
+        return set()
+    return {path for path in paths if path.startswith(folder) and not path.endswith("(deleted)")}
+
+
+def remove_files(paths: set[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 class Server:
@@ -112,7 +132,8 @@ class Server:
         self._end()
 
     def _end(self) -> None:
-        end_group(os.getpgrp(), but=os.getpid())
+        mine = mapped_files(os.getpid())
+        remove_files(end_group(os.getpgrp(), but=os.getpid()) | mine)
         shutil.rmtree(self._scratch, ignore_errors=True)
         os._exit(0)
 

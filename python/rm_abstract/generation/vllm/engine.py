@@ -35,7 +35,10 @@ class Vllm:
         return options.environment(self._options, self._device)
 
     def arguments(self, model: Any, rows: int) -> dict[str, Any]:
-        dtype = str(model.dtype).removeprefix("torch.")
+        return self.arguments_for(str(model.dtype).removeprefix("torch."))
+
+    def arguments_for(self, dtype: str) -> dict[str, Any]:
+        """``dtype``: "float32", or "auto" for the checkpoint's."""
         return options.arguments(self._options, dtype, self.device() == "cpu")
 
     def batch(self, rows: int) -> int:

@@ -53,7 +53,7 @@ class Vllm:
 
     async def generate(
         self, number: int, prompt: list[int], sampling: dict[str, Any]
-    ) -> AsyncIterator[tuple[list[int], list[float], bool]]:
+    ) -> AsyncIterator[tuple[list[int], list[list[tuple[int, float]]], bool]]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -69,7 +69,7 @@ class Vllm:
             part = output.outputs[0]
             tokens = [int(token) for token in part.token_ids]
             chances = [
-                float(row[token].logprob)
+                _chances(token, row, given["logprobs"])
                 for token, row in zip(tokens, part.logprobs or [], strict=False)
             ]
             yield tokens, chances, bool(output.finished)
@@ -84,6 +84,15 @@ class Vllm:
 
     def is_dead(self) -> bool:
         return self._engine is not None and bool(self._engine.errored)
+
+
+def _chances(token: int, row: Any, most: int) -> list[tuple[int, float]]:
+    """The token's own log probability, then those of the most likely tokens."""
+    ranked = sorted(row.items(), key=lambda item: -float(item[1].logprob))[:most]
+    return [
+        (token, float(row[token].logprob)),
+        *((int(i), float(one.logprob)) for i, one in ranked),
+    ]
 
 
 if __name__ == "__main__":
