@@ -89,7 +89,7 @@ def request_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-@pytest.mark.parametrize(("options", "sampling"), TAKEN, ids=str)
+@pytest.mark.parametrize(("options", "sampling"), TAKEN)
 def test_what_is_taken_becomes_these_parameters(
     request_of: Any, options: dict[str, Any], sampling: dict[str, Any]
 ) -> None:
@@ -106,7 +106,7 @@ def test_what_is_taken_becomes_these_parameters(
         assert ("seed" in parameters) == bool(options.get("do_sample"))
 
 
-@pytest.mark.parametrize(("options", "name"), DECLINED, ids=str)
+@pytest.mark.parametrize(("options", "name"), DECLINED)
 def test_what_is_declined_is_named(request_of: Any, options: dict[str, Any], name: str) -> None:
     with pytest.raises(Decline) as declined:
         plan(request_of(**options))
