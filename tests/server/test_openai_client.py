@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -256,3 +257,19 @@ def test_without_the_right_key_nothing_is_said(server):
     answer = ask(server, "GET", "/v1/models", headers={**bearer(KEY), "Origin": "http://else"})
     assert answer.status == 200
     assert not any(name.lower().startswith("access-control") for name in answer.headers)
+
+
+def test_the_status_page_is_one_file_and_its_facts_need_the_key(server):
+    page = ask(server, "GET", "/", headers={})
+    assert page.status == 200 and page.headers["content-type"].startswith("text/html")
+    text = page.body.decode()
+    assert "//" not in re.sub(r"^ *//.*$", "", text, flags=re.MULTILINE), "it loads something"
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert ask(server, "GET", "/status", headers={}).status == 401
+    found = ask(server, "GET", "/status").json
+    assert found["device"] == "cpu" and found["up_seconds"] > 0
+    tiny, bert = found["models"]
+    assert (tiny["name"], tiny["serves"], tiny["engine"]) == ("tiny", "text", "native")
+    assert bert["serves"] == "embeddings"
+    shown = set(re.findall(r"\bf\.(\w+)", text))
+    assert shown and shown <= set(tiny["facts"]), "the page shows what the server does not say"

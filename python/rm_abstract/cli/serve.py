@@ -109,5 +109,5 @@ def serve(
             raise Error(f"[serve] expected different names, got {name} twice; try NAME=FOLDER")
         served[name] = load(folder, name, limits, dtype, context_length, engine)
     policy = Policy(keys, max_body, body_timeout, send_timeout)
-    server = Server(served, policy, timeout or None, queue)
+    server = Server(served, policy, timeout or None, queue, rm_abstract.current_device())
     run(server, Address(host, port, tls_certificate, tls_key), drain)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -28,6 +29,10 @@ from rm_abstract.server.schemas import (
 )
 
 T = TypeVar("T")
+_PAGE = Path(__file__).with_name("status.html")
+_PAGE_MAY = (  # what is in the file, and ask this server
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+)
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Server:
     policy: Policy = field(default_factory=Policy)
     seconds: float | None = 600.0  # a request may take; None: for ever
     waiting: int = 64  # requests for embeddings of one model that may wait
+    device: str = ""  # for the status page
     metrics: Metrics = field(default_factory=Metrics)
     started: float = field(default_factory=time.monotonic)
 
@@ -61,6 +67,8 @@ def create_app(server: Server) -> Any:
     """An ASGI application. The caller closes the server."""
     app = FastAPI(openapi_url=None, title="rm_abstract")
     app.state.server = server
+    app.add_api_route("/", page, methods=["GET"])
+    app.add_api_route("/status", status, methods=["GET"])
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/metrics", metrics, methods=["GET"])
     app.add_api_route("/v1/models", models, methods=["GET"])
@@ -77,6 +85,28 @@ def create_app(server: Server) -> Any:
 
 
 # ---- routes --------------------------------------------------------------------------------------
+
+
+async def page(request: Request) -> Response:
+    headers = {"content-security-policy": _PAGE_MAY, "x-content-type-options": "nosniff"}
+    return Response(_PAGE.read_text("utf-8"), media_type="text/html", headers=headers)
+
+
+async def status(request: Request) -> Response:
+    server = _server(request)
+    rows = []
+    for served in server.models.values():
+        engine = served.text if served.text is not None else served.embeddings
+        rows.append(
+            {
+                "name": served.name,
+                "serves": "text" if served.text is not None else "embeddings",
+                "engine": "" if engine is None else engine.name,
+                "facts": served.facts(),
+            }
+        )
+    up_seconds = time.monotonic() - server.started
+    return JSONResponse({"device": server.device, "up_seconds": up_seconds, "models": rows})
 
 
 async def health(request: Request) -> Response:
