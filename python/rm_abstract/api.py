@@ -245,7 +245,8 @@ def compile_step(
     gradients are clipped to this norm as by ``torch.nn.utils.clip_grad_norm_``; ``step.grad_norm``
     is what it was before.
 
-    Parameters and optimiser state stay the tensors they are and are updated in place; gradients
+    Dropout draws numbers of its own, not those of torch's generator; they follow
+    ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated in place; gradients
     (``.grad``) are None after a step. What cannot be compiled (CPU only; SGD, Adam and AdamW;
     float32: products in float64 have no fast kernels) runs eager, with the reason in
     ``step.report()``; with ``options`` {"fallback": "error"} it raises Error instead.

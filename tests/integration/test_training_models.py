@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import subprocess
 import sys
@@ -228,3 +229,43 @@ def test_a_buffer_that_the_forward_writes_is_written_once_a_step() -> None:
             step(x, torch.randint(0, 2, (8,)))
             total += x.sum(0)
     torch.testing.assert_close(model.seen, total)
+
+
+def test_dropout_draws_anew_at_every_step_and_is_checked() -> None:
+    def train(seed: int) -> tuple[list[float], dict[str, Any]]:
+        torch.manual_seed(3)
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(64, 64),
+            nn.Dropout(0.5),
+            nn.Linear(64, 5),
+        )
+        x, y = torch.randn(16, 3, 6, 6), torch.randint(0, 5, (16,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        torch.manual_seed(seed)
+        step = rm.compile_step(model, F.cross_entropy, optimizer, options=STRICT)
+        losses = [float(step(x, y)) for _ in range(12)]
+        with torch.no_grad():
+            wanted = [float(F.cross_entropy(model(x), y)) for _ in range(200)]
+        mean, spread = torch.tensor(wanted).mean(), torch.tensor(wanted).std()
+        assert abs(torch.tensor(losses).mean() - mean) < 1.5 * spread
+        return losses, step.report()
+
+    losses, report = train(1)
+    assert report["compiled"] == 11 and len(set(losses)) == 12
+    assert train(2)[0] != losses
+
+
+def test_other_draws_than_the_programs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rm_abstract.training import step as steps
+
+    monkeypatch.setattr(steps, "Drawing", lambda _: contextlib.nullcontext())
+    model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = rm.compile_step(model, F.cross_entropy, optimizer)
+    with pytest.warns(rm.RoutingWarning, match="RM705"):
+        step(torch.randn(8, 16), torch.randint(0, 4, (8,)))
+    assert step.report()["compiled"] == 0

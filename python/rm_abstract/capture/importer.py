@@ -59,6 +59,7 @@ class ImportedProgram:
     symbols: SymbolNames
     kept: list[KeptOp] = field(default_factory=list)
     written: list[str] = field(default_factory=list)  # buffers whose new values are results too
+    draws: int = 0  # of random numbers, from the weight ir_builder.RANDOM
 
 
 def import_program(
@@ -143,6 +144,7 @@ class _Importer:
             symbols=self.b.symbols,
             kept=self.kept,
             written=list(self.written),
+            draws=self.b.draws,
         )
 
     # ---- inputs, weights, outputs --------------------------------------------------------------

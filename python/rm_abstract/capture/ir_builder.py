@@ -98,6 +98,9 @@ def pack_scalar(dtype: str, value: float | int | bool) -> bytes:
     return struct.pack(_PACK[dtype], int(value))
 
 
+RANDOM = "@random"  # the weight that is a training step's random state
+
+
 class IrBuilder:
     """Collects inputs, weights, literals and nodes; `text` gives the program."""
 
@@ -110,6 +113,7 @@ class IrBuilder:
         self._nodes: list[str] = []
         self._seen: dict[str, list[Value]] = {}
         self._next = 0
+        self.draws = 0  # of random numbers
         self.for_training = False  # nodes carry what only their gradients depend on
 
     def type_text(self, dtype: str, dims: Sequence[Dim]) -> str:
@@ -195,6 +199,15 @@ class IrBuilder:
         return self.multi(op, operands, [(dtype, dims)], **attrs)[0]
 
     # ---- helpers every family uses -------------------------------------------------------------
+
+    def draw(self, dims: Sequence[Dim]) -> Value:
+        """Random numbers in [0,1), f32: the n-th call reads the state RANDOM plus n draws."""
+        state = self.weight(RANDOM, "i64", [2])
+        if self.draws:
+            ahead = self.literal("i64", [2], struct.pack("<2q", 0, self.draws))
+            state = self.binary("add", state, ahead)
+        self.draws += 1
+        return self.op("uniform", [state], "f32", dims)
 
     def cast(self, x: Value, dtype: str) -> Value:
         return x if x.dtype == dtype else self.op("cast", [x], dtype, x.dims)

@@ -38,6 +38,7 @@ class Forward:
     weights: list[str]  # names in the captured module
     constants: dict[str, torch.Tensor]
     written: list[str] = field(default_factory=list)  # buffers that the forward updates
+    draws: int = 0  # of random numbers, from the weight ir_builder.RANDOM
 
 
 def capture_forward(
@@ -69,7 +70,9 @@ def capture_forward(
         if is_inplace(program):
             program = program.run_decompositions({})
     imported = import_program(program, for_training=True)
-    return Forward(imported.text, imported.weights, imported.constants, imported.written)
+    return Forward(
+        imported.text, imported.weights, imported.constants, imported.written, imported.draws
+    )
 
 
 def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None:

@@ -35,6 +35,7 @@ class StepProgram:
     written: list[str]  # buffers that the forward updates, by name
     constants: dict[str, torch.Tensor]
     clipped: bool
+    draws: int  # of random numbers a step
     runs: int = 0
     checked: bool = False
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
@@ -77,5 +78,12 @@ def compile_step_program(
             raise Decline(error.reason, str(error)) from error
         raise from_core(error, CompileError) from error
     return StepProgram(
-        program, text, trained, made["frozen"], forward.written, forward.constants, clip
+        program,
+        text,
+        trained,
+        made["frozen"],
+        forward.written,
+        forward.constants,
+        clip,
+        forward.draws,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from array import array
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -23,11 +23,13 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, RoutingWarning
 from rm_abstract.base.reasons import remedy_of
 from rm_abstract.base.scope import disabled_var
+from rm_abstract.capture.ir_builder import RANDOM
 from rm_abstract.capture.training import capture_forward
 from rm_abstract.guards import sources
 from rm_abstract.hooks.router import make_facts
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers
+from rm_abstract.training.dropout import Drawing, new_state
 from rm_abstract.training.program import StepProgram, Tied, compile_step_program
 from rm_abstract.training.stored import Stored
 
@@ -53,6 +55,7 @@ class TrainingStep:
         self._programs: dict[Hashable, StepProgram] = {}
         self._refused: dict[Hashable, Decline] = {}
         self._stored: Stored | None = None  # opened by the first program
+        self._random = new_state()
         self._tree: Any = None
         self._hook_dicts: list[Any] = []
         self._signature: Hashable = None  # of the optimiser, when programs were made
@@ -93,6 +96,8 @@ class TrainingStep:
             raise Decline(error.reason or "RM703", str(error)) from error
         torch.autograd.graph.increment_version(donated)
         optimizers.advanced(self.optimizer, taken)
+        if found.draws:
+            self._random[1] += found.draws
         found.runs += 1
         self._counts["compiled"] += 1
         if found.clipped:
@@ -175,7 +180,9 @@ class TrainingStep:
         except _core.CoreError as error:
             self._refused[key] = Decline(error.reason or "RM705", str(error))
             raise self._refused[key] from error
-        loss = self._eager(inputs, targets)
+        with Drawing(self._random) if found.draws else nullcontext():
+            loss = self._eager(inputs, targets)
+        self._random[1] += found.draws
         sizes = [1 + len(optimizers.state_names(self._rules[t.group])) for t in found.trained]
         width = len(rows) // len(self._rules) if self._rules else 0
         eager = [t.detach() for t in donated]
@@ -241,7 +248,11 @@ class TrainingStep:
 
     def _frozen(self, found: StepProgram) -> list[torch.Tensor]:
         return [
-            found.constants[n] if n in found.constants else _named(self._module, n)
+            self._random
+            if n == RANDOM
+            else found.constants[n]
+            if n in found.constants
+            else _named(self._module, n)
             for n in found.frozen
         ]
 

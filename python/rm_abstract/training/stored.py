@@ -47,7 +47,7 @@ class Stored:
             builder.set("front", describe(module, _core.cache.digest))
         except Unstable as error:
             builder.bypass(str(error))
-        builder.set("signature", json.dumps(["training step 2", str(batch), sorted(trained)]))
+        builder.set("signature", json.dumps(["training step 3", str(batch), sorted(trained)]))
         key = builder.finish()
         entry = self._cache.lookup(key)
         found = None if entry is None else _read(entry)
@@ -77,6 +77,6 @@ def _read(entry: Any) -> Forward | None:
     try:
         row = json.loads(bytes(entry.section("record")))
         weights, written = ([str(name) for name in row[key]] for key in ("weights", "written"))
-        return Forward(str(row["ir"]), weights, {}, written)
+        return Forward(str(row["ir"]), weights, {}, written, int(row["draws"]))
     except (KeyError, ValueError, TypeError):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rm_abstract.capture.ir_builder import FLOATS, Value
@@ -171,7 +172,20 @@ def _identity(c: Call) -> Value:
 
 
 def _dropout(c: Call) -> Value | None:
-    return None if c["train"] and c["p"] != 0 else c.value("input")
+    x, p = c.value("input"), c["p"]
+    if not c["train"] or p == 0:
+        return x
+    static = all(isinstance(d, int) for d in x.dims)
+    if not c.b.for_training or not static or p >= 1 or x.dtype not in ("f32", "f64"):
+        return None
+    keep = c.b.binary("ge", c.b.draw(x.dims), c.b.scalar("f32", p), "bool")
+    scaled = c.b.binary("mul", x, c.b.scalar(x.dtype, 1.0 / (1.0 - p)))
+    return c.b.where(keep, scaled, c.b.scalar(x.dtype, 0.0))
+
+
+def _native_dropout(c: Call) -> Sequence[Value | None] | None:
+    y = _dropout(c)
+    return None if y is None else [y, None]  # the mask: importing a use of it fails by name
 
 
 def _lerp(c: Call) -> Value:
@@ -248,6 +262,7 @@ TABLE |= {
     "_to_copy.default": _to,
     "type_as.default": _to,
     "dropout.default": _dropout,
+    "native_dropout.default": _native_dropout,
 }
 for _name in (
     "contiguous clone alias detach detach_ lift_fresh lift_fresh_copy lift _conj resolve_conj "
