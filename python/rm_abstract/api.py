@@ -246,10 +246,10 @@ def compile_step(
     is what it was before.
 
     Dropout draws numbers of its own, not those of torch's generator; they follow
-    ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated in place; gradients
-    (``.grad``) are None after a step. What cannot be compiled (CPU only; SGD, Adam and AdamW;
-    float32: products in float64 have no fast kernels) runs eager, with the reason in
-    ``step.report()``; with ``options`` {"fallback": "error"} it raises Error instead.
+    ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated
+    in place; gradients (``.grad``) are None after a step. What cannot be compiled (CPU
+    only; SGD, Adam and AdamW; float32: products in float64 have no fast kernels) runs eager, with
+    the reason in ``step.report()``; with ``options`` {"fallback": "error"} it raises Error instead.
     """
     from rm_abstract.training.step import TrainingStep
 
