@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import subprocess
 import sys
 import warnings
@@ -269,3 +270,60 @@ def test_other_draws_than_the_programs_are_noticed(monkeypatch: pytest.MonkeyPat
     with pytest.warns(rm.RoutingWarning, match="RM705"):
         step(torch.randn(8, 16), torch.randint(0, 4, (8,)))
     assert step.report()["compiled"] == 0
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4)
+    )
+
+
+def _curve_of(kind: str, steps: int) -> tuple[list[float], list[float], dict[str, Any]]:
+    """Losses eager and compiled of one run on batches with something to learn."""
+    torch.manual_seed(0)
+    ours = {"mlp": _mlp, "cnn with batch norm": _Normed, "gpt": _Gpt}[kind]()
+    theirs = copy.deepcopy(ours)
+    loss_fn = _token_loss if kind == "gpt" else F.cross_entropy
+    a, b = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (ours, theirs))
+    step = rm.compile_step(ours, loss_fn, a, options=STRICT)
+    g = torch.Generator().manual_seed(1)
+    eager, compiled = [], []
+    for _ in range(steps):
+        if kind == "gpt":
+            start = torch.randint(0, 32, (8, 1), generator=g)
+            ids = (start + 3 * torch.arange(17)) % 32
+            x, y = ids[:, :-1], ids[:, 1:]
+        elif kind == "mlp":
+            x = torch.randn(32, 16, generator=g)
+            y = (x[:, 0] > 0).long() + 2 * (x[:, 1] > 0).long()
+        else:
+            x = torch.randn(32, 3, 6, 6, generator=g)
+            y = x.mean((2, 3)).argmax(1)
+        b.zero_grad()
+        wanted = loss_fn(theirs(x), y)
+        wanted.backward()
+        b.step()
+        eager.append(float(wanted.detach()))
+        compiled.append(float(step(x, y)))
+    return eager, compiled, step.report()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn with batch norm", "gpt"])
+def test_loss_curves_are_eagers(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """RM_HEAVY=1 runs 1,000 steps and prints how far the curves are apart."""
+    heavy = os.environ.get("RM_HEAVY") == "1"
+    steps = 1000 if heavy else 40
+    eager, compiled, report = _curve_of(kind, steps)
+    assert report["compiled"] == steps - 2
+    apart = [abs(c - e) / max(abs(e), 1e-3) for e, c in zip(eager, compiled, strict=True)]
+    assert max(apart[:100]) < 1e-4
+    tail = steps // 10
+    assert sum(compiled[-tail:]) < 0.8 * sum(compiled[:tail]) or not heavy
+    assert sum(compiled[-tail:]) == pytest.approx(sum(eager[-tail:]), rel=0.02, abs=0.02 * tail)
+    if heavy:
+        with capsys.disabled():
+            print(
+                f"\n{kind}: first {eager[0]:.4f}, last eager {eager[-1]:.6f} compiled "
+                f"{compiled[-1]:.6f}; apart {max(apart[:100]):.1e} in 100 steps, {max(apart):.1e} "
+                f"in {steps}"
+            )
