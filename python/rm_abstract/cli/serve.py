@@ -49,7 +49,7 @@ def _named(given: str) -> tuple[str, Path]:
 @click.option("--queue", default=64, show_default=True, help="requests that may wait beyond those")
 @click.option("--context-length", type=int, default=None, help="at most what the model takes")
 @click.option("--prefix-mib", default=256, show_default=True, help="memory for known prompts")
-@click.option("--prompt-chunk", default=128, show_default=True, help="prompt tokens between steps")
+@click.option("--prompt-chunk", default=64, show_default=True, help="prompt tokens between steps")
 @click.option("--timeout", default=600.0, show_default=True, help="seconds a request may take")
 @click.option("--drain", default=30, show_default=True, help="seconds to finish after SIGTERM")
 @click.option("--max-body", default=4 << 20, show_default=True, help="bytes of a request")

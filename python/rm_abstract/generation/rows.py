@@ -45,11 +45,14 @@ class Rows:
     def live(self) -> list[Row]:
         return [row for row in self._slots if row is not None]
 
-    def join(self, row: Row, held: DeviceCache) -> None:
-        """`held` has the row's keys and values in its only row; it is read, not kept."""
+    def join(self, row: Row, held: DeviceCache, to_follow: int = 0) -> None:
+        """`held` has the row's keys and values in its only row; it is read, not kept.
+
+        `to_follow` more rows will join soon: new buffers have slots for them.
+        """
         length = held.length
         if self._cache is None or None not in self._slots or length > self._cache.length:
-            self._remake(len(self.live()) + 1, length, row.job.limit)
+            self._remake(len(self.live()) + 1 + to_follow, length, row.job.limit)
         assert self._cache is not None
         slot, end = self._slots.index(None), self._cache.length
         span = slice(end - length, end)

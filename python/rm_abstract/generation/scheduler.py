@@ -28,7 +28,7 @@ from rm_abstract.kv.device_cache import CacheNotes, DeviceCache, expected_shape,
 class Limits:
     rows: int = 16  # that decode together, prompts under way included
     waiting: int = 64  # requests beyond those
-    prompt_chunk: int = 128  # tokens of prompts between two steps
+    prompt_chunk: int = 64  # tokens of prompts between two steps
     prefix_bytes: int = 256 << 20  # keys and values of earlier prompts
 
 
@@ -207,7 +207,8 @@ class Scheduler:
             self._prompts.remove(prompt)
             self._take(job, prompt.sampler, logits[0, -1].float(), None)
             if not job.ended:
-                self._rows.join(Row(job, prompt.sampler, job.made[-1]), prompt.cache)
+                row = Row(job, prompt.sampler, job.made[-1])
+                self._rows.join(row, prompt.cache, to_follow=len(self._prompts))
             self._prefixes.keep(job.prompt, prompt.cache)
         return len(ids)
 
