@@ -39,6 +39,7 @@ class Plan:
 # Fields of a call that vLLM has no way to do, by what makes them visible at _sample.
 _KNOWN_ARGUMENTS = frozenset(
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    | {"tokenizer"}  # of stop_strings: a criterion has it, forward does not get it
 )
 # In this order vLLM applies them; transformers' list must not need another one.
 _RANK = {
