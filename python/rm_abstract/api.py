@@ -5,6 +5,7 @@ torch nor transformers.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from rm_abstract.base.scope import disabled
 from rm_abstract.generation import registry as generation
 
 if TYPE_CHECKING:
-    from rm_abstract.executable import Executable
     from rm_abstract.profiling import Profile
     from rm_abstract.report import Report
     from rm_abstract.session import Session
@@ -212,16 +212,26 @@ def compile(
     *,
     device: Any = None,
     options: dict[str, Any] | None = None,
-) -> Executable:
+) -> Any:
     """Compiles a module by itself, without arming it. Raises CompileError instead of falling back.
 
-    Without ``example_inputs`` compilation happens at the first call.
+    Without ``example_inputs`` compilation happens at the first call. Gives an Executable; for the
+    path of an ONNX file an ``onnx_file.OnnxExecutable``, which takes and returns tensors or arrays.
     """
     from rm_abstract.executable import Executable
 
     settings = config.resolve({"device": device, "compile_options": options, "fallback": "error"})
     settings = settings.replaced("compile_mode", "sync")  # the caller waits for the result
-    executable = Executable(module, session.Session(settings, _devices.resolve(settings)))
+    fresh = session.Session(settings, _devices.resolve(settings))
+    if isinstance(module, (str, os.PathLike)):
+        from rm_abstract.onnx_file import OnnxExecutable
+
+        loaded = OnnxExecutable(module, fresh)
+        if example_inputs is not None:
+            args, kwargs = _call_of(example_inputs)
+            loaded(*args, **kwargs)
+        return loaded
+    executable = Executable(module, fresh)
     if example_inputs is not None:
         args, kwargs = _call_of(example_inputs)
         executable.prepare(*args, **kwargs)

@@ -1,0 +1,228 @@
+// Element-wise operators, casts and reductions.
+#include <cmath>
+
+#include "onnx/importer.hpp"
+
+namespace rm::onnx {
+namespace {
+
+Converter unary(std::string name) {
+  return [name](Importer& m) { m.out(m.op(name, {m.in(0)})); };
+}
+
+Dim arithmetic(const std::string& name, const Dim& a, const Dim& b) {
+  if (name == "add") return a + b;
+  if (name == "sub") return a - b;
+  if (name == "mul") return a * b;
+  return Dim::floordiv(a, b);
+}
+
+// Integers computed from shapes stay sizes.
+bool on_sizes(Importer& m, const std::string& name) {
+  std::optional<Dims> a = m.sizes(0), b = m.sizes(1);
+  if (!a || !b || a->empty() || b->empty()) return false;
+  const size_t n = std::max(a->size(), b->size());
+  if ((a->size() != n && a->size() != 1) || (b->size() != n && b->size() != 1)) return false;
+  Dims made;
+  for (size_t k = 0; k < n; ++k) {
+    const Dim &x = (*a)[a->size() == 1 ? 0 : k], &y = (*b)[b->size() == 1 ? 0 : k];
+    if (name == "div" && (!y.is_static() || y.value() <= 0 || x.value_or(0) < 0)) return false;
+    made.push_back(arithmetic(name, x, y));
+  }
+  m.out_sizes(std::move(made), m.is_scalar(0) && m.is_scalar(1));
+  return true;
+}
+
+// Integers divide towards zero.
+ValueId divided(Importer& m, ValueId a, ValueId b) {
+  if (ir::is_floating(m.type(a).dtype)) return m.op("div", {a, b});
+  ValueId q = m.op("floor_div", {m.op("abs", {a}), m.op("abs", {b})});
+  return m.op("mul", {q, m.op("mul", {m.op("sign", {a}), m.op("sign", {b})})});
+}
+
+Converter binary(std::string name) {
+  return [name](Importer& m) {
+    if (name == "add" || name == "sub" || name == "mul" || name == "div") {
+      if (on_sizes(m, name)) return;
+    }
+    ValueId a = m.in(0), b = m.in(1);
+    if (name == "pow") b = m.cast(b, m.type(a).dtype);
+    m.out(name == "div" ? divided(m, a, b) : m.op(name, {a, b}));
+  };
+}
+
+Converter folded_over(std::string name) {
+  return [name](Importer& m) {
+    ValueId y = m.in(0);
+    for (size_t k = 1; k < m.node().inputs.size(); ++k) y = m.op(name, {y, m.in(k)});
+    if (m.node().op == "Mean") {
+      y = m.op("div", {y, m.number(y, static_cast<double>(m.node().inputs.size()))});
+    }
+    m.out(y);
+  };
+}
+
+void convert_equal(Importer& m) {
+  std::optional<Dims> a = m.sizes(0), b = m.sizes(1);
+  if (a && b && a->size() == b->size() && !m.is_scalar(0) && !m.is_scalar(1)) {
+    std::string bits;
+    for (size_t k = 0; k < a->size(); ++k) {  // a symbolic size is never negative
+      const Dim &x = (*a)[k], &y = (*b)[k];
+      if (x == y) bits.push_back(1);
+      else if ((x.is_static() && (y.is_static() || x.value() < 0)) ||
+               (y.is_static() && y.value() < 0)) bits.push_back(0);
+    }
+    if (bits.size() == a->size()) {
+      const auto n = static_cast<int64_t>(bits.size());
+      m.out(m.graph().add_literal({ir::DType::kBool, {Dim(n)}}, bits));
+      return;
+    }
+  }
+  m.out(m.op("eq", {m.in(0), m.in(1)}));
+}
+
+void convert_where(Importer& m) {
+  ValueId c = m.in(0);
+  const ir::Value condition = m.graph().value(c);
+  std::optional<Dims> a = m.sizes(1), b = m.sizes(2);
+  if (condition.kind == ir::ValueKind::kLiteral && a && b && a->size() == b->size() &&
+      condition.type.rank() == 1 && condition.literal.size() == a->size()) {
+    Dims made;
+    for (size_t k = 0; k < a->size(); ++k) made.push_back(condition.literal[k] ? (*a)[k] : (*b)[k]);
+    m.out_sizes(std::move(made), false);
+    return;
+  }
+  m.out(m.op("where", {c, m.in(1), m.in(2)}));
+}
+
+void convert_cast(Importer& m) {
+  const int64_t to = m.node().op == "CastLike" ? 0 : m.i("to", 0);
+  if (to == 7 && m.sizes(0)) {
+    m.out_sizes(*m.sizes(0), m.is_scalar(0));
+    return;
+  }
+  m.out(m.cast(m.in(0), to == 0 ? m.type(m.in(1)).dtype : dtype_of(to, "Cast")));
+}
+
+void convert_clip(Importer& m) {
+  ValueId y = m.in(0);
+  if (m.opset() < 11) {
+    if (m.attribute("min")) y = m.op("maximum", {y, m.number(y, m.f("min", 0))});
+    if (m.attribute("max")) y = m.op("minimum", {y, m.number(y, m.f("max", 0))});
+  } else {
+    if (m.has(1)) y = m.op("maximum", {y, m.in(1)});
+    if (m.has(2)) y = m.op("minimum", {y, m.in(2)});
+  }
+  m.out(y);
+}
+
+ValueId clamped_line(Importer& m, ValueId x, double alpha, double beta) {
+  ValueId y = m.op("add", {m.op("mul", {x, m.number(x, alpha)}), m.number(x, beta)});
+  return m.op("minimum", {m.op("maximum", {y, m.number(x, 0)}), m.number(x, 1)});
+}
+
+void convert_elu(Importer& m) {
+  const bool is_selu = m.node().op == "Selu";
+  const double alpha = m.f("alpha", is_selu ? 1.67326319217681884765625 : 1.0);
+  ValueId x = m.in(0);
+  ValueId below = m.op("mul", {m.op("expm1", {x}), m.number(x, alpha)});
+  ValueId y = m.op("where", {m.op("gt", {x, m.number(x, 0)}), x, below});
+  if (is_selu) y = m.op("mul", {y, m.number(x, m.f("gamma", 1.05070102214813232421875))});
+  m.out(y);
+}
+
+void convert_leaky(Importer& m) {
+  ValueId x = m.in(0);
+  ValueId slope = m.node().op == "PRelu" ? m.in(1) : m.number(x, m.f("alpha", 0.01));
+  m.out(m.op("where", {m.op("lt", {x, m.number(x, 0)}), m.op("mul", {x, slope}), x}));
+}
+
+void convert_mod(Importer& m) {
+  if (m.i("fmod", 0) != 0) m.refuse("the sign of the divisor", "fmod=1");
+  m.out(m.op("remainder", {m.in(0), m.in(1)}));
+}
+
+Converter reduction(std::string kind) {
+  return [kind](Importer& m) {
+    const std::string& name = m.node().op;
+    ValueId x = m.in(0);
+    const ir::DType dtype = m.type(x).dtype;
+    Ints axes = m.axes(1, m.rank(x)).value_or(Ints{});
+    if (axes.empty()) {
+      if (m.i("noop_with_empty_axes", 0) != 0) return m.out(x);
+      for (size_t k = 0; k < m.rank(x); ++k) axes.push_back(static_cast<int64_t>(k));
+    }
+    if (kind == "mean" && !ir::is_floating(dtype)) m.refuse("floats", m.type(x).str());
+    if (name == "ReduceL1") x = m.op("abs", {x});
+    if (name == "ReduceL2" || name == "ReduceSumSquare") x = m.op("mul", {x, x});
+    if (name == "ReduceLogSumExp") x = m.op("exp", {x});
+    ValueId y = m.cast(m.reduce(kind, x, axes, m.i("keepdims", 1) != 0), dtype);
+    if (name == "ReduceL2") y = m.op("sqrt", {y});
+    if (name == "ReduceLogSum" || name == "ReduceLogSumExp") y = m.op("log", {y});
+    m.out(y);
+  };
+}
+
+Converter arg_reduction(std::string kind) {
+  return [kind](Importer& m) {
+    if (m.i("select_last_index", 0) != 0) m.refuse("the first of equals", "select_last_index=1");
+    ValueId x = m.in(0);
+    m.out(m.reduce(kind, x, {m.axis(m.i("axis", 0), m.rank(x))}, m.i("keepdims", 1) != 0));
+  };
+}
+
+}  // namespace
+
+void add_elementwise(Table* table) {
+  Table& t = *table;
+  for (auto [theirs, ours] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"Neg", "neg"}, {"Abs", "abs"}, {"Exp", "exp"}, {"Log", "log"}, {"Sqrt", "sqrt"},
+           {"Sin", "sin"}, {"Cos", "cos"}, {"Tanh", "tanh"}, {"Erf", "erf"}, {"Relu", "relu"},
+           {"Sigmoid", "sigmoid"}, {"Not", "logical_not"}, {"Reciprocal", "reciprocal"},
+           {"Floor", "floor"}, {"Ceil", "ceil"}, {"Round", "round"}, {"Sign", "sign"},
+           {"Softplus", "softplus"}, {"IsNaN", "isnan"}}) {
+    t[theirs] = unary(ours);
+  }
+  for (auto [theirs, ours] : std::initializer_list<std::pair<const char*, const char*>>{
+           {"Add", "add"}, {"Sub", "sub"}, {"Mul", "mul"}, {"Div", "div"}, {"Pow", "pow"},
+           {"Greater", "gt"}, {"Less", "lt"}, {"GreaterOrEqual", "ge"}, {"LessOrEqual", "le"},
+           {"And", "and"}, {"Or", "or"}, {"Xor", "xor"}}) {
+    t[theirs] = binary(ours);
+  }
+  for (const char* name : {"Sum", "Mean"}) t[name] = folded_over("add");
+  t["Min"] = folded_over("minimum");
+  t["Max"] = folded_over("maximum");
+  t["Equal"] = convert_equal;
+  t["Where"] = convert_where;
+  t["Cast"] = t["CastLike"] = convert_cast;
+  t["Clip"] = convert_clip;
+  t["Elu"] = t["Selu"] = convert_elu;
+  t["LeakyRelu"] = t["PRelu"] = convert_leaky;
+  t["Mod"] = convert_mod;
+  t["HardSigmoid"] = [](Importer& m) {
+    m.out(clamped_line(m, m.in(0), m.f("alpha", 0.2), m.f("beta", 0.5)));
+  };
+  t["HardSwish"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    m.out(m.op("mul", {x, clamped_line(m, x, 1.0 / 6, 0.5)}));
+  };
+  t["Gelu"] = [](Importer& m) {
+    m.out(m.op(m.s("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu", {m.in(0)}));
+  };
+  t["Softsign"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    m.out(m.op("div", {x, m.op("add", {m.op("abs", {x}), m.number(x, 1)})}));
+  };
+  for (const char* name : {"ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum",
+                           "ReduceLogSumExp"}) {
+    t[name] = reduction("sum");
+  }
+  t["ReduceMean"] = reduction("mean");
+  t["ReduceMax"] = reduction("max");
+  t["ReduceMin"] = reduction("min");
+  t["ReduceProd"] = reduction("prod");
+  t["ArgMax"] = arg_reduction("argmax");
+  t["ArgMin"] = arg_reduction("argmin");
+}
+
+}  // namespace rm::onnx

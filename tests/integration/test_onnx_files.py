@@ -1,0 +1,211 @@
+"""ONNX files as compiled programs, against ONNX Runtime and PyTorch; damaged files are refused."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rm_abstract as rm
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+
+def _agree(path: Path, inputs: dict[str, Any], tolerance: float = 2e-5) -> None:
+    wanted = ort.InferenceSession(str(path)).run(None, inputs)
+    got = rm.compile(str(path), device="cpu")(**inputs)
+    assert len(got) == len(wanted)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def _graph(
+    nodes: list[Any], inputs: dict[str, Any], outputs: list[str], weights: dict[str, Any]
+) -> Any:
+    """A model of float inputs; sizes may be names."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()],
+        [helper.make_empty_tensor_value_info(n) for n in outputs],
+        [numpy_helper.from_array(w, n) for n, w in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def _mlp() -> Any:
+    rng = np.random.default_rng(0)
+    weights = {
+        "w": rng.standard_normal((32, 16), np.float32),
+        "b": rng.standard_normal(32, np.float32),
+        "v": rng.standard_normal((32, 8), np.float32),
+        "half": np.array(0.5, np.float32),
+        "root": np.array(2**0.5, np.float32),
+        "one": np.array(1, np.float32),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], transB=1),
+        helper.make_node("Div", ["h", "root"], ["h1"]),
+        helper.make_node("Erf", ["h1"], ["h2"]),
+        helper.make_node("Add", ["h2", "one"], ["h3"]),
+        helper.make_node("Mul", ["h", "h3"], ["h4"]),
+        helper.make_node("Mul", ["h4", "half"], ["h5"]),
+        helper.make_node("MatMul", ["h5", "v"], ["o"], name="last"),
+        helper.make_node("Softmax", ["o"], ["y"]),
+    ]
+    return _graph(nodes, {"x": ["n", 16]}, ["y"], weights)
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    path = tmp_path / "mlp.onnx"
+    onnx.save(_mlp(), path)
+    return path
+
+
+def test_one_program_serves_every_size(mlp: Path) -> None:
+    for rows in (1, 3, 8):
+        _agree(mlp, {"x": np.random.default_rng(rows).standard_normal((rows, 16), np.float32)})
+
+
+def test_tensors_go_in_and_out_as_tensors(mlp: Path) -> None:
+    run = rm.compile(str(mlp), device="cpu")
+    assert run.input_names == ["x"] and run.output_names == ["y"]
+    (y,) = run(torch.ones(2, 16))
+    assert isinstance(y, torch.Tensor)
+    torch.testing.assert_close(y.sum(-1), torch.ones(2))
+    with pytest.raises(rm.ConfigError, match="expected the inputs"):
+        run(z=torch.ones(2, 16))
+
+
+def test_external_data_is_read_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "mlp.onnx"
+    onnx.save(_mlp(), path, save_as_external_data=True, location="w.bin", size_threshold=64)
+    assert (tmp_path / "w.bin").is_file()
+    _agree(path, {"x": np.ones((2, 16), np.float32)})
+
+
+@pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "missing.bin"])
+def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "w.bin").write_bytes(b"\0" * 4096)
+    (tmp_path / "model").mkdir()
+    model = _mlp()
+    for weight in model.graph.initializer:
+        if weight.name == "w":
+            onnx.external_data_helper.set_external_data(weight, location)
+            weight.ClearField("raw_data")
+    path = tmp_path / "model" / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(rm.CompileError):
+        rm.compile(str(path), device="cpu")
+
+
+class _Images(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.b = torch.nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.out = torch.nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.a(x)))
+        x = torch.nn.functional.max_pool2d(x + self.b(x), 2)
+        return self.out(x.mean((2, 3)))
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(50, 32)
+        self.norm = torch.nn.LayerNorm(32)
+        self.qkv = torch.nn.Linear(32, 96)
+        self.out = torch.nn.Linear(32, 32)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(ids))
+        q, k, v = self.qkv(x).chunk(3, -1)
+        heads = [t.view(t.shape[0], t.shape[1], 4, 8).transpose(1, 2) for t in (q, k, v)]
+        y = torch.nn.functional.scaled_dot_product_attention(*heads)
+        y = y.transpose(1, 2).reshape(x.shape)
+        return x + torch.nn.functional.gelu(self.out(y))
+
+
+@pytest.mark.parametrize("name", ["images", "attention"])
+def test_exported_modules_agree(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    path = tmp_path / f"{name}.onnx"
+    if name == "images":
+        model, x = _Images().eval(), rng.standard_normal((2, 3, 16, 16), np.float32)
+        dims: Any = {"x": {0: torch.export.Dim("n")}}
+    else:
+        model, x = _Attention().eval(), rng.integers(0, 50, (2, 6))
+        dims = {"ids": {0: torch.export.Dim("n"), 1: torch.export.Dim("t")}}
+    torch.onnx.export(model, (torch.from_numpy(x),), path, dynamic_shapes=dims, verbose=False)
+    run = rm.compile(str(path), device="cpu")
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(run(x)[0], wanted, rtol=2e-5, atol=2e-5)
+    _agree(path, {run.input_names[0]: x[:1]})
+
+
+def test_an_operator_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    nodes = [helper.make_node("Fancy", ["x"], ["y"], name="here", domain="com.example")]
+    path.write_bytes(_graph(nodes, {"x": [2]}, ["y"], {}).SerializeToString())
+    with pytest.raises(rm.CompileError, match=r"com\.example\.Fancy 'here'") as caught:
+        rm.compile(str(path), device="cpu")
+    assert caught.value.code == "RM341"
+
+
+@pytest.mark.parametrize("dims", [[2**62, 16], [-5], [2**31, 2**31]])
+def test_shapes_that_no_memory_holds_are_refused(tmp_path: Path, dims: list[int]) -> None:
+    model = _mlp()
+    for weight in model.graph.initializer:
+        if weight.name == "w":
+            del weight.dims[:]
+            weight.dims.extend(dims)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(rm.CompileError, match="'w'"):
+        rm.compile(str(path), device="cpu")
+
+
+def test_a_circle_is_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"])]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(_graph(nodes, {"x": [2]}, ["b"], {}).SerializeToString())
+    with pytest.raises(rm.CompileError, match="Add 'a'"):
+        rm.compile(str(path), device="cpu")
+
+
+def test_damaged_files_end_in_errors() -> None:
+    """Truncated at every length and changed at random: an error with a code, or a program."""
+    from rm_abstract import _core
+
+    whole = _mlp().SerializeToString()
+    damaged = [whole[:n] for n in range(0, len(whole), 7)]
+    for _ in range(3000):
+        changed = bytearray(whole)
+        for _ in range(random.randint(1, 4)):
+            # the structure lies at both ends, the weights between them
+            near = random.choice([random.randrange(400), len(whole) - 1 - random.randrange(900)])
+            changed[near] = random.randrange(256)
+        damaged.append(bytes(changed))
+    refused = 0
+    for file in damaged:
+        try:
+            _core.onnx.import_model(file)
+        except _core.CoreError as error:
+            assert error.reason in ("RM340", "RM341"), str(error)
+            refused += 1
+    assert refused > len(damaged) // 4
