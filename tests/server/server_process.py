@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,10 @@ def counted(server: Process, name: str, model: str = "tiny") -> float:
     lines = ask(server, "GET", "/metrics").body.decode().splitlines()
     (line,) = (line for line in lines if line.startswith(f'rm_{name}{{model="{model}"}}'))
     return float(line.split()[-1])
+
+
+def until(true: Callable[[], Any], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true in time"
+        time.sleep(0.02)

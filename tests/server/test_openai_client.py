@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 import torch
-from server_process import KEY, ask, bearer, counted
+from server_process import KEY, ask, bearer, counted, until
 from small_model import TEMPLATE, tokenizer
 from transformers import LlamaForCausalLM
 
@@ -206,27 +205,25 @@ def test_a_full_queue_is_429_and_nobody_else_is_disturbed(client, server, expect
     assert made.choices[0].text == expected(PROMPT, 20)
 
 
-def until(true, seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come true in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_row(server, stream):
     body = {"model": "tiny", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "n": 4}
     data = json.dumps({**body, "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    before = counted(server, "generated_tokens_total")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        connection.sendall(head.encode() + data)
-        if stream:
-            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
-        until(lambda: counted(server, "generated_tokens_total") > before)
-    until(lambda: counted(server, "running") == 0)
-    assert 0 < counted(server, "generated_tokens_total") - before < 4 * 4000
+
+    def made_for_one_who_leaves() -> float:
+        before = counted(server, "generated_tokens_total")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+            connection.sendall(head.encode() + data)
+            if stream:
+                assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+            until(lambda: counted(server, "generated_tokens_total") > before)
+        until(lambda: counted(server, "running") == 0)
+        return counted(server, "generated_tokens_total") - before
+
+    # On a busy machine all may be made before this process comes to leave: then it tries again.
+    assert any(0 < made_for_one_who_leaves() < 4 * 4000 for _ in range(5))
 
 
 def test_errors_have_openais_shape(client, server):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import KEY, Process, ask, counted
+from server_process import KEY, Process, ask, counted, until
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 GOOD = {"model": "tiny", "prompt": "the fox", "max_tokens": 8, "temperature": 0}
@@ -132,15 +132,20 @@ def test_what_is_no_http_is_400_and_half_requests_hurt_nobody(server: Process) -
 
 def test_a_client_that_closes_its_half_frees_its_rows(server: Process) -> None:
     body = json.dumps({**GOOD, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
-    before = counted(server, "generated_tokens_total")
-    with connected(server) as connection:
-        connection.sendall(head(len(body)) + body)
-        assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        connection.shutdown(socket.SHUT_WR)
-        while connection.recv(65536):
-            pass  # what was sent before the server saw it
-    assert not counted(server, "running")
-    assert counted(server, "generated_tokens_total") - before < 4000
+
+    def made_for_half_a_client() -> float:
+        before = counted(server, "generated_tokens_total")
+        with connected(server) as connection:
+            connection.sendall(head(len(body)) + body)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):
+                pass  # what was sent before the server saw it
+        until(lambda: not counted(server, "running"))
+        return counted(server, "generated_tokens_total") - before
+
+    # On a busy machine all may be made before the server comes to see it: then it tries again.
+    assert any(made_for_half_a_client() < 4000 for _ in range(5))
 
 
 def test_readers_that_do_not_read_delay_nobody_and_are_let_go(server: Process) -> None:
