@@ -186,7 +186,7 @@ void add_elementwise(Table* table) {
   for (auto [theirs, ours] : std::initializer_list<std::pair<const char*, const char*>>{
            {"Add", "add"}, {"Sub", "sub"}, {"Mul", "mul"}, {"Div", "div"}, {"Pow", "pow"},
            {"Greater", "gt"}, {"Less", "lt"}, {"GreaterOrEqual", "ge"}, {"LessOrEqual", "le"},
-           {"And", "and"}, {"Or", "or"}, {"Xor", "xor"}}) {
+           {"BitwiseAnd", "and"}, {"BitwiseOr", "or"}, {"BitwiseXor", "xor"}, {"And", "and"}, {"Or", "or"}, {"Xor", "xor"}}) {
     t[theirs] = binary(ours);
   }
   for (const char* name : {"Sum", "Mean"}) t[name] = folded_over("add");
@@ -208,6 +208,19 @@ void add_elementwise(Table* table) {
   };
   t["Gelu"] = [](Importer& m) {
     m.out(m.op(m.s("approximate", "none") == "tanh" ? "gelu_tanh" : "gelu", {m.in(0)}));
+  };
+  t["ThresholdedRelu"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    ValueId above = m.op("gt", {x, m.number(x, m.f("alpha", 1))});
+    m.out(m.op("where", {above, x, m.number(x, 0)}));
+  };
+  t["Mish"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    m.out(m.op("mul", {x, m.op("tanh", {m.op("softplus", {x})})}));
+  };
+  t["Swish"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    m.out(m.op("mul", {x, m.op("sigmoid", {m.op("mul", {x, m.number(x, m.f("alpha", 1))})})}));
   };
   t["Softsign"] = [](Importer& m) {
     ValueId x = m.in(0);

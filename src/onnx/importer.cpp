@@ -20,6 +20,7 @@ const Table& table() {
     Table t;
     add_elementwise(&t);
     add_shapes(&t);
+    add_layouts(&t);
     add_layers(&t);
     return t;
   }();
@@ -56,8 +57,8 @@ int64_t element(const ir::Value& value, int64_t index) {
 
 Imported import_model(std::string_view bytes) {
   const Model model = read_model(bytes);
-  if (model.opset < 7 || model.opset > 25) {
-    damaged("an opset from 7 to 25, got " + std::to_string(model.opset));
+  if (model.opset < 7 || model.opset > 28) {
+    damaged("an opset from 7 to 28, got " + std::to_string(model.opset));
   }
   try {
     return Importer(model).run();

@@ -110,6 +110,7 @@ using Converter = std::function<void(Importer&)>;
 using Table = std::map<std::string, Converter, std::less<>>;
 void add_elementwise(Table* table);
 void add_shapes(Table* table);
+void add_layouts(Table* table);
 void add_layers(Table* table);
 
 }  // namespace rm::onnx

@@ -95,6 +95,7 @@ void convert_conv(Importer& m) {
 Converter pool(std::string kind) {
   return [kind](Importer& m) {
     ValueId x = m.in(0);
+    if (!ir::is_floating(m.type(x).dtype)) m.refuse("floats", m.type(x).str());
     const Ints kernel = m.ints("kernel_shape").value_or(Ints{});
     if (kernel.empty() || m.i("storage_order", 0) != 0) m.refuse("a kernel in row order", "another");
     if (m.i("ceil_mode", 0) != 0) m.refuse("windows that lie inside", "ceil_mode=1");
@@ -148,6 +149,15 @@ void convert_layer_norm(Importer& m) {
               {"num_axes", static_cast<int64_t>(m.rank(x)) - axis}}));
 }
 
+void convert_rms_norm(Importer& m) {
+  ValueId x = m.in(0);
+  const size_t n = m.rank(x);
+  if (m.axis(m.i("axis", -1), n) != static_cast<int64_t>(n) - 1 || m.rank(m.in(1)) != 1) {
+    m.refuse("the last axis", "others");
+  }
+  m.out(m.op("rms_norm", {x, m.in(1)}, {{"eps", m.f("epsilon", 1e-5)}, {"weight_offset", 0.0}}));
+}
+
 void convert_instance_norm(Importer& m) {
   ValueId x = m.in(0);
   if (m.rank(x) < 3) m.refuse("spatial axes", "none");
@@ -179,6 +189,7 @@ void add_layers(Table* table) {
   t["GlobalMaxPool"] = global_pool("max");
   t["BatchNormalization"] = convert_batch_norm;
   t["LayerNormalization"] = convert_layer_norm;
+  t["RMSNormalization"] = convert_rms_norm;
   t["InstanceNormalization"] = convert_instance_norm;
   t["Softmax"] = t["LogSoftmax"] = convert_softmax;
 }

@@ -211,6 +211,25 @@ void convert_gather(Importer& m) {
   m.out(m.op("index", {x, m.in(1)}, {{"axes", Ints{m.axis(m.i("axis", 0), m.rank(x))}}}));
 }
 
+void convert_gather_nd(Importer& m) {
+  if (m.i("batch_dims", 0) != 0) m.refuse("indices from the first axis on", "batch_dims");
+  ValueId x = m.in(0), index = m.in(1);
+  Dims shape = m.dims(index);
+  if (shape.empty() || !shape.back().is_static()) m.refuse("a number of axes", "another index");
+  const auto count = static_cast<size_t>(shape.back().value());
+  if (count < 1 || count > m.rank(x)) m.refuse("axes of the operand", std::to_string(count));
+  const auto last = static_cast<int64_t>(shape.size()) - 1;
+  shape.pop_back();
+  std::vector<ValueId> operands{x};
+  Ints axes;
+  for (size_t k = 0; k < count; ++k) {
+    const auto at = static_cast<int64_t>(k);
+    operands.push_back(m.reshape(m.slice(index, last, Dim(at), Dim(at + 1), 1), shape));
+    axes.push_back(at);
+  }
+  m.out(m.op("index", operands, {{"axes", axes}}));
+}
+
 void convert_expand(Importer& m) {
   ValueId x = m.in(0);
   const Dims wanted = m.known(1, "a shape");
@@ -306,6 +325,7 @@ void add_shapes(Table* table) {
     ValueId at = m.op("where", {m.op("lt", {index, m.number(index, 0)}), behind, index});
     m.out(m.op("gather", {x, at}, {{"axis", axis}}));
   };
+  t["GatherND"] = convert_gather_nd;
   t["Expand"] = convert_expand;
   t["Range"] = convert_range;
   t["Split"] = convert_split;
