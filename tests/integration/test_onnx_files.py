@@ -92,6 +92,22 @@ def test_external_data_is_read_where_it_lies(tmp_path: Path) -> None:
     _agree(path, {"x": np.ones((2, 16), np.float32)})
 
 
+def test_the_command_line_runs_a_file(mlp: Path, tmp_path: Path) -> None:
+    from click.testing import CliRunner
+
+    from rm_abstract.cli.main import cli
+
+    x = np.ones((2, 16), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    command = ["run", str(mlp), "--input", f"x={tmp_path / 'x.npy'}"]
+    done = CliRunner().invoke(cli, [*command, "--output-dir", str(tmp_path)])
+    assert done.exit_code == 0 and done.output == "y: float32[2, 8]\n", done.output
+    (wanted,) = ort.InferenceSession(str(mlp)).run(None, {"x": x})
+    np.testing.assert_allclose(np.load(tmp_path / "0.npy"), wanted, rtol=2e-5, atol=2e-5)
+    assert CliRunner().invoke(cli, ["run", str(mlp), "--input", "x=missing.npy"]).exit_code == 2
+    assert "expected the inputs ['x']" in CliRunner().invoke(cli, ["run", str(mlp)]).output
+
+
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "missing.bin"])
 def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 4096)

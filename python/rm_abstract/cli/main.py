@@ -23,6 +23,7 @@ class _Lazy(click.Group):
         "compile": ("rm_abstract.cli.compile", "compile_command"),
         "doctor": ("rm_abstract.cli.doctor", "doctor"),
         "env": ("rm_abstract.cli.env", "env"),
+        "run": ("rm_abstract.cli.run_onnx", "run_onnx"),
         "serve": ("rm_abstract.cli.serve", "serve"),
     }
 
