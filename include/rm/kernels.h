@@ -2,8 +2,9 @@
  *
  * A row is chosen for a *problem* (operator, shapes, strides, dtypes, attributes), prepared once
  * into an immutable state, and launched any number of times with nothing but data pointers.
- * Array order is the default priority; every operator a backend lists ends with a row that has
- * RM_KERNEL_FALLBACK.  docs/operators.md gives the operands and attributes of each operator.
+ * Array order is the default priority.  Every operator that a backend of the host lists ends with
+ * a row that has RM_KERNEL_FALLBACK; a device with memory of its own may leave problems without a
+ * row, and models with such a problem run in PyTorch.  docs/operators.md gives the operands and attributes of each operator.
  */
 #ifndef RM_KERNELS_H
 #define RM_KERNELS_H
@@ -75,7 +76,7 @@ typedef struct rm_edge { uint32_t axis; uint32_t reserved; int64_t size; } rm_ed
 typedef struct rm_kernel {
   size_t struct_size;
   rm_str op;                             /* "gemm"; "aten.*" matches every aten operator */
-  rm_str name;                           /* unique in the backend, "<op>_<algorithm>_<isa>" */
+  rm_str name;                           /* unique among the operator's rows */
   rm_str digest;                         /* of the sources or the binary: part of the cache key */
   uint32_t traits, num_configs;          /* num_configs >= 1 */
   /* Cheap and pure. 0 = no, and *why_not is text that stays valid until the thread's next call. */

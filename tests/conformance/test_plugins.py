@@ -49,7 +49,9 @@ def test_plugin_keeps_the_contract(name: str) -> None:
     outcomes = conformance(built(name), *IMPORTS.get(name, []))
     failed = {check: detail for check, (verdict, detail) in outcomes.items() if verdict == "failed"}
     assert not failed
-    assert sum(verdict == "passed" for verdict, _ in outcomes.values()) >= 10
+    has_device = outcomes["device info is sensible"][0] != "skipped"
+    least = 10 if has_device or name != "cuda" else 9  # without a GPU: what needs no device
+    assert sum(verdict == "passed" for verdict, _ in outcomes.values()) >= least
 
 
 @pytest.mark.parametrize("name", ["torch", "cpu"])
