@@ -169,6 +169,9 @@ def test_embeddings_are_means_of_length_one(client):
         assert sum(x * x for x in a.embedding) == pytest.approx(1, abs=1e-4)
     alone = client.embeddings.create(model="bert", input=texts[0])
     assert alone.data[0].embedding == pytest.approx(plain.data[0].embedding, abs=1e-4)
+    for empty in ("", ["a", ""], [""]):
+        with pytest.raises(openai.BadRequestError, match="empty"):
+            client.embeddings.create(model="bert", input=empty)
     with pytest.raises(openai.BadRequestError, match="no embeddings"):
         client.embeddings.create(model="tiny", input="a")
     with pytest.raises(openai.BadRequestError, match="no text"):

@@ -11,6 +11,7 @@ import torch
 
 from rm_abstract.generation.jobs import End, Job, Sampling, Token
 from rm_abstract.generation.scheduler import Limits, Scheduler
+from rm_abstract.server.errors import ApiError
 
 
 class NativeText:
@@ -71,7 +72,10 @@ class NativeEmbeddings:
             tokens = self._tokenizer(
                 list(texts), padding=True, truncation=True, return_tensors="pt"
             )
-            count = int(tokens["attention_mask"].sum())
+            lengths = tokens["attention_mask"].sum(-1)
+            if not bool((lengths > 0).all()):
+                raise ApiError(400, "A text is empty.", param="input")
+            count = int(lengths.sum())
             if self._sentences:
                 vectors = self._model.encode(list(texts), convert_to_tensor=True)
             else:
