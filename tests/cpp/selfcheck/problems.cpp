@@ -141,6 +141,9 @@ void add_elementwise(std::vector<Shape>& out) {
                  {{"code", Ints{0, 0, 0, -1, -1}}, {"imm", std::vector<double>{1.5}}}});
   out.push_back({"ewise", {dense(DType::kI64, {3, 99})}, {dense(DType::kF32, {3, 99})},
                  {{"code", Ints{1, 0, 0, -1, -1}}, {"imm", std::vector<double>{}}}});
+  // Computed in float32, stored wider: the result is no better than float32.
+  out.push_back({"ewise", {dense(DType::kF32, {7, 129})}, {dense(DType::kF64, {7, 129})},
+                 {{"code", Ints{14, 0, 0, -1, -1}}, {"imm", std::vector<double>{}}}});
 }
 
 void add_rows(std::vector<Shape>& out) {
