@@ -40,6 +40,7 @@ def test_crashes_and_restarts_leave_nothing(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
+    others = left()["children"]  # of tests before this one: the standard library keeps helpers
     torch.manual_seed(3)
     model = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8), torch.nn.Tanh()
@@ -67,7 +68,7 @@ def test_crashes_and_restarts_leave_nothing(
                 break
         after = left()
         assert pool.starts >= TIMES
-    assert left()["children"] == 0
+    assert left()["children"] <= others
     # The allocator and torch's pools may take a few more mappings and threads, not one a crash.
     assert {k: v for k, v in after.items() if v > before[k] + 2} == {}, (before, after)
 
