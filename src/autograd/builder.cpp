@@ -1,6 +1,7 @@
 // Nodes that would do nothing are not made: a reshape to the same shape, a cast to the same type.
 #include "autograd/builder.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -71,13 +72,39 @@ ValueId Builder::expand(ValueId v, Dims wanted) {
   return op("expand", {v}, {{"shape", std::move(wanted)}});
 }
 
-ValueId Builder::slice(ValueId v, size_t axis, int64_t start, int64_t stop) {
-  if (start == 0 && stop == size(v, axis)) return v;
+ValueId Builder::slice(ValueId v, size_t axis, int64_t start, int64_t stop, int64_t step) {
+  if (start == 0 && stop == size(v, axis) && step == 1) return v;
   return op("slice", {v},
             {{"axis", static_cast<int64_t>(axis)},
              {"start", Dims{Dim(start)}},
              {"stop", Dims{Dim(stop)}},
-             {"step", int64_t{1}}});
+             {"step", step}});
+}
+
+ValueId Builder::frame(ValueId v, size_t axis, int64_t before, int64_t after, double fill) {
+  v = slice(v, axis, std::max<int64_t>(0, -before),
+            size(v, axis) - std::max<int64_t>(0, -after));
+  std::vector<ValueId> parts;
+  auto add = [&](int64_t count) {
+    if (count <= 0) return;
+    ir::TensorType rows = type(v);
+    rows.dims[axis] = Dim(count);
+    parts.push_back(full(std::move(rows), fill));
+  };
+  add(before);
+  parts.push_back(v);
+  add(after);
+  if (parts.size() == 1) return v;
+  return op("concat", std::move(parts), {{"axis", static_cast<int64_t>(axis)}});
+}
+
+ValueId Builder::spread(ValueId v, size_t axis, int64_t step) {
+  if (step == 1) return v;
+  Dims flat = dims(v), wide = flat;
+  wide.insert(wide.begin() + static_cast<std::ptrdiff_t>(axis) + 1, Dim(1));
+  ValueId both = frame(reshape(v, std::move(wide)), axis + 1, 0, step - 1);
+  flat[axis] = Dim(flat[axis].value() * step);
+  return reshape(both, std::move(flat));
 }
 
 ValueId Builder::reduce(std::string kind, ValueId v, Ints axes, bool keepdim) {

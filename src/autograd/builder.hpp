@@ -61,7 +61,11 @@ class Builder {
   /// The last two axes exchanged.
   ValueId transpose(ValueId v);
   ValueId expand(ValueId v, ir::Dims dims);
-  ValueId slice(ValueId v, size_t axis, int64_t start, int64_t stop);
+  ValueId slice(ValueId v, size_t axis, int64_t start, int64_t stop, int64_t step = 1);
+  /// `before` and `after` elements of `fill` around `v` along one axis; fewer than 0 take some away.
+  ValueId frame(ValueId v, size_t axis, int64_t before, int64_t after, double fill = 0);
+  /// Each element followed by `step` - 1 zeros along one axis.
+  ValueId spread(ValueId v, size_t axis, int64_t step);
   ValueId reduce(std::string kind, ValueId v, Ints axes, bool keepdim);
   /// Sums what broadcasting `dims` to the shape of `v` repeated: the transpose of expand.
   ValueId sum_to(ValueId v, const ir::Dims& dims);

@@ -1,6 +1,8 @@
 // One walk from the loss backwards over the nodes that lie between it and what is differentiated.
 #include "autograd/differentiate.hpp"
 
+#include <string>
+
 #include "autograd/rules.hpp"
 #include "base/error.hpp"
 
@@ -17,7 +19,7 @@ std::vector<char> depending(const ir::Graph& graph, const std::vector<ValueId>& 
       any = any || (v != ir::kNoValue && depends[static_cast<size_t>(v)] != 0);
     }
     const NamedRule* row = find_rule(node.op);
-    if (!any || (row != nullptr && row->rule == nullptr)) continue;
+    if (!any || (row != nullptr && row->flat())) continue;
     for (ValueId v : node.results) {
       depends[static_cast<size_t>(v)] = ir::is_floating(graph.type(v).dtype) ? 1 : 0;
     }
@@ -60,7 +62,8 @@ std::vector<ValueId> differentiate(ir::Graph& graph, ValueId loss,
     const NamedRule* row = find_rule(node.op);
     if (row == nullptr || row->rule == nullptr) {
       throw Error(RM_UNIMPLEMENTED,
-                  "[autograd] expected an operator with a gradient, got '" + node.op + "'",
+                  "[autograd] expected an operator with a gradient, got '" + node.op + "'" +
+                      (row == nullptr ? "" : ": " + std::string(row->why)),
                   "RM702");
     }
     std::vector<char> wanted;

@@ -129,7 +129,7 @@ void cast(Adjoint& a) { a.give(0, a.b.cast(a.dy(), a.b.dtype(a.x()))); }
 }  // namespace
 
 std::vector<NamedRule> elementwise_rules() {
-  return {
+  std::vector<NamedRule> rules = {
       {"neg", neg}, {"abs", abs}, {"exp", exp}, {"log", log}, {"sqrt", sqrt}, {"rsqrt", rsqrt},
       {"sin", sin}, {"cos", cos}, {"tanh", tanh}, {"erf", erf}, {"sigmoid", sigmoid},
       {"relu", relu}, {"gelu", gelu}, {"gelu_tanh", gelu_tanh}, {"silu", silu},
@@ -137,14 +137,15 @@ std::vector<NamedRule> elementwise_rules() {
       {"add", add}, {"sub", sub}, {"mul", mul}, {"div", div}, {"pow", pow},
       {"maximum", maximum}, {"minimum", minimum}, {"remainder", remainder}, {"where", where},
       {"cast", cast},
-      // Steps: flat wherever they have a slope.
-      {"floor", nullptr}, {"ceil", nullptr}, {"round", nullptr}, {"trunc", nullptr},
-      {"sign", nullptr}, {"floor_div", nullptr},
-      // Logical results and integers.
-      {"logical_not", nullptr}, {"isnan", nullptr}, {"eq", nullptr}, {"ne", nullptr},
-      {"lt", nullptr}, {"le", nullptr}, {"gt", nullptr}, {"ge", nullptr}, {"and", nullptr},
-      {"or", nullptr}, {"xor", nullptr},
   };
+  for (const char* op : {"floor", "ceil", "round", "trunc", "sign", "floor_div"}) {
+    rules.push_back({op, nullptr, "flat wherever it has a slope"});
+  }
+  for (const char* op : {"logical_not", "isnan", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+                         "xor"}) {
+    rules.push_back({op, nullptr, "its result is no floating value"});
+  }
+  return rules;
 }
 
 }  // namespace rm::autograd

@@ -1,6 +1,5 @@
 // Convolutions of 1 to 3 spatial axes. Both gradients are convolutions again.
 #include "autograd/rules.hpp"
-#include "base/error.hpp"
 
 namespace rm::autograd {
 namespace {
@@ -41,16 +40,17 @@ ValueId by_image(Adjoint& a, const Geometry& g) {
                {"output_padding", behind}});
 }
 
-// x under dy as its filter, samples and channels exchanged, stride and dilation exchanged.
-ValueId by_filter(Adjoint& a, const Geometry& g) {
+// The image under the gradient as its filter, samples and channels exchanged, stride and dilation
+// exchanged. A transposed convolution slides over its result: image and gradient change places.
+ValueId by_filter(Adjoint& a, const Geometry& g, ValueId image, ValueId slid) {
   Builder& b = a.b;
   Ints swapped = all_axes(g.axes + 2);
   std::swap(swapped[0], swapped[1]);
-  const int64_t channels = b.size(a.x(), 1) / g.groups, filters = b.size(a.dy(), 1) / g.groups;
+  const int64_t channels = b.size(image, 1) / g.groups, filters = b.size(slid, 1) / g.groups;
   std::vector<ValueId> parts;
   for (int64_t i = 0; i < g.groups; ++i) {
-    ValueId x = b.permute(b.slice(a.x(), 1, i * channels, (i + 1) * channels), swapped);
-    ValueId dy = b.permute(b.slice(a.dy(), 1, i * filters, (i + 1) * filters), swapped);
+    ValueId x = b.permute(b.slice(image, 1, i * channels, (i + 1) * channels), swapped);
+    ValueId dy = b.permute(b.slice(slid, 1, i * filters, (i + 1) * filters), swapped);
     ValueId part = b.op("conv", {x, dy},
                         {{"stride", g.dilation},
                          {"dilation", g.stride},
@@ -62,14 +62,25 @@ ValueId by_filter(Adjoint& a, const Geometry& g) {
   return parts.size() == 1 ? parts[0] : b.op("concat", std::move(parts), {{"axis", int64_t{0}}});
 }
 
+// The operand of a transposed convolution: dy under the same filter; rows of the output padding are
+// in no window.
+ValueId by_transposed_image(Adjoint& a, const Geometry& g) {
+  ValueId dx = a.b.op("conv", {a.dy(), a.x(1)},
+                      {{"stride", g.stride},
+                       {"dilation", g.dilation},
+                       {"padding", g.padding},
+                       {"groups", g.groups}});
+  for (size_t k = 2; k < g.axes + 2; ++k) dx = a.b.slice(dx, k, 0, a.b.size(a.x(), k));
+  return dx;
+}
+
 void conv(Adjoint& a) {
-  if (a.node.i_or("transposed", 0) != 0) {
-    throw Error(RM_UNIMPLEMENTED,
-                "[autograd] expected a convolution with a gradient, got a transposed one", "RM702");
-  }
   const Geometry g = geometry_of(a);
-  if (a.wants(0)) a.din[0] = by_image(a, g);
-  if (a.wants(1)) a.din[1] = by_filter(a, g);
+  const bool transposed = a.node.i_or("transposed", 0) != 0;
+  if (a.wants(0)) a.din[0] = transposed ? by_transposed_image(a, g) : by_image(a, g);
+  if (a.wants(1)) {
+    a.din[1] = transposed ? by_filter(a, g, a.dy(), a.x()) : by_filter(a, g, a.x(), a.dy());
+  }
   if (a.wants(2)) {
     Ints axes = all_axes(g.axes + 2);
     axes.erase(axes.begin() + 1);

@@ -1,8 +1,11 @@
-// softmax, layer_norm, rms_norm. Mean and scale of the rows are computed again from the operand.
+// softmax, layer_norm, rms_norm, group_norm. Mean and scale of the rows are computed again from the operand.
 #include "autograd/rules.hpp"
 
 namespace rm::autograd {
 namespace {
+
+using ir::Dim;
+using ir::Dims;
 
 void softmax(Adjoint& a) {
   Builder& b = a.b;
@@ -49,10 +52,40 @@ void norm(Adjoint& a, bool centred) {
 void layer_norm(Adjoint& a) { norm(a, true); }
 void rms_norm(Adjoint& a) { norm(a, false); }
 
+// The same with one mean and scale for each group of a sample's channels; weight and bias are by
+// channel.
+void group_norm(Adjoint& a) {
+  Builder& b = a.b;
+  const Dims whole = b.dims(a.x());
+  int64_t each = whole[1].value() / a.node.i("groups");
+  for (size_t i = 2; i < whole.size(); ++i) each *= whole[i].value();
+  const Dims grouped{whole[0], Dim(a.node.i("groups")), Dim(each)};
+  ValueId h = b.reshape(a.x(), grouped);
+  h = b.sub(h, b.reduce("mean", h, {2}, true));
+  ValueId r = b.op("rsqrt", {b.plus(b.reduce("mean", b.mul(h, h), {2}, true), a.node.f("eps"))});
+  ValueId n = b.mul(h, r);
+  Ints channel = all_axes(whole.size());
+  channel.erase(channel.begin() + 1);
+  if (a.wants(1)) a.din[1] = b.reduce("sum", b.mul(a.dy(), b.reshape(n, whole)), channel, false);
+  if (a.wants(2)) a.din[2] = b.reduce("sum", a.dy(), channel, false);
+  if (!a.wants(0)) return;
+  ValueId g = a.dy();
+  if (a.has(1)) {
+    Dims column(whole.size(), Dim(1));
+    column[1] = whole[1];
+    g = b.mul(g, b.reshape(a.x(1), std::move(column)));
+  }
+  g = b.reshape(g, grouped);
+  ValueId along = b.mul(n, b.reduce("mean", b.mul(g, n), {2}, true));
+  ValueId rest = b.sub(b.sub(g, along), b.reduce("mean", g, {2}, true));
+  a.din[0] = b.reshape(b.mul(rest, r), whole);
+}
+
 }  // namespace
 
 std::vector<NamedRule> norm_rules() {
-  return {{"softmax", softmax}, {"layer_norm", layer_norm}, {"rms_norm", rms_norm}};
+  return {{"softmax", softmax}, {"layer_norm", layer_norm}, {"rms_norm", rms_norm},
+          {"group_norm", group_norm}};
 }
 
 }  // namespace rm::autograd

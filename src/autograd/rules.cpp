@@ -10,7 +10,7 @@ const std::vector<NamedRule>& table() {
   static const std::vector<NamedRule> sorted = [] {
     std::vector<NamedRule> all;
     for (auto family : {elementwise_rules, shape_rules, product_rules, norm_rules, indexing_rules,
-                        image_rules}) {
+                        image_rules, pool_rules, resize_rules, refused_operators}) {
       std::vector<NamedRule> rows = family();
       all.insert(all.end(), rows.begin(), rows.end());
     }
@@ -27,6 +27,18 @@ const NamedRule* find_rule(std::string_view op) {
   auto it = std::lower_bound(table().begin(), table().end(), op,
                              [](const NamedRule& row, std::string_view name) { return row.op < name; });
   return it != table().end() && it->op == op ? &*it : nullptr;
+}
+
+std::vector<NamedRule> refused_operators() {
+  constexpr std::string_view kFused = "only passes make it, behind differentiation";
+  constexpr std::string_view kBits = "weights of few bits are not trained";
+  return {{"ewise", nullptr, kFused, true},
+          {"gemm", nullptr, kFused, true},
+          {"rope", nullptr, kFused, true},
+          {"quantize", nullptr, kBits, true},
+          {"quant_linear", nullptr, kBits, true},
+          {"assign", nullptr, "what a step assigns is its last use", true},
+          {"aten", nullptr, "another framework computes it", true}};
 }
 
 std::vector<std::string_view> differentiable_operators() {

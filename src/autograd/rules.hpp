@@ -1,8 +1,8 @@
 // One vector-Jacobian product a differentiable operator, by name.
 //
 // A rule gets the gradient of each result (kNoValue: nothing depends on it) and gives that of each
-// operand it is asked for, in the operand's own type. Operators without gradient (comparisons,
-// argmax, ids) are listed too, so that an operator in neither table is an error that names it.
+// operand it is asked for, in the operand's own type. Every other operator of the registry is
+// listed with the reason why it has none: gradients end there, or meeting it is an error.
 #pragma once
 
 #include <string_view>
@@ -32,10 +32,16 @@ using Rule = void (*)(Adjoint&);
 
 struct NamedRule {
   std::string_view op;
-  Rule rule;  // nullptr: no operand has a gradient
+  Rule rule = nullptr;
+  /// Without a rule: why. Operators that are flat (comparisons, ids) let gradients end silently;
+  /// `refused` ones have a slope that nobody wrote down, and throw RM702.
+  std::string_view why = {};
+  bool refused = false;
+
+  bool flat() const { return rule == nullptr && !refused; }
 };
 
-/// nullptr when the operator is in no table.
+/// nullptr when the operator is in no table, which no operator of the registry is.
 const NamedRule* find_rule(std::string_view op);
 std::vector<std::string_view> differentiable_operators();
 
@@ -46,5 +52,8 @@ std::vector<NamedRule> product_rules();
 std::vector<NamedRule> norm_rules();
 std::vector<NamedRule> indexing_rules();
 std::vector<NamedRule> image_rules();
+std::vector<NamedRule> pool_rules();
+std::vector<NamedRule> resize_rules();
+std::vector<NamedRule> refused_operators();
 
 }  // namespace rm::autograd

@@ -1,4 +1,6 @@
 // Views, concat, reductions and running sums.
+#include <algorithm>
+
 #include "autograd/rules.hpp"
 #include "base/error.hpp"
 
@@ -29,38 +31,15 @@ void slice(Adjoint& a) {
   const int64_t start = a.node.dims("start")[0].value();
   ValueId dy = a.dy();
   const int64_t count = b.size(dy, axis);
-  auto zeros = [&](int64_t n, Dims like) {
-    like[axis] = Dim(n);
-    return b.full({b.dtype(dy), std::move(like)}, 0);
-  };
   if (count == 0) {
     a.din[0] = b.zeros_like(a.x());
     return;
   }
-  int64_t end = start + count;
-  if (step > 1) {  // each element followed by step - 1 zeros
-    Dims wide = b.dims(dy);
-    wide.insert(wide.begin() + static_cast<std::ptrdiff_t>(axis) + 1, Dim(1));
-    ValueId column = b.reshape(dy, wide);
-    wide[axis + 1] = Dim(step - 1);
-    ValueId gaps = b.full({b.dtype(dy), wide}, 0);
-    ValueId both = b.op("concat", {column, gaps}, {{"axis", static_cast<int64_t>(axis) + 1}});
-    Dims flat = b.dims(dy);
-    flat[axis] = Dim(count * step);
-    dy = b.reshape(both, flat);
-    end = start + count * step;
-    if (end > total) {
-      dy = b.slice(dy, axis, 0, total - start);
-      end = total;
-    }
+  if (step > 1) {
+    dy = b.spread(dy, axis, step);
+    dy = b.slice(dy, axis, 0, std::min(b.size(dy, axis), total - start));
   }
-  std::vector<ValueId> parts;
-  if (start > 0) parts.push_back(zeros(start, b.dims(dy)));
-  parts.push_back(dy);
-  if (end < total) parts.push_back(zeros(total - end, b.dims(dy)));
-  a.din[0] = parts.size() == 1
-                 ? dy
-                 : b.op("concat", std::move(parts), {{"axis", static_cast<int64_t>(axis)}});
+  a.din[0] = b.frame(dy, axis, start, total - start - b.size(dy, axis));
 }
 
 void concat(Adjoint& a) {
@@ -80,6 +59,19 @@ ValueId kept(Adjoint& a, ValueId v) {
   return a.b.reshape(v, std::move(dims));
 }
 
+// The product of the others: y / x, and where one factor is 0 the product of the rest.
+ValueId others(Adjoint& a, ValueId y) {
+  Builder& b = a.b;
+  const Ints& axes = a.node.ints("axes");
+  const ValueId zero = b.number(y, 0), one = b.number(y, 1);
+  ValueId is_zero = b.op("eq", {a.x(), zero});
+  ValueId count = b.reduce("sum", b.cast(is_zero, b.dtype(y)), axes, true);
+  ValueId rest = b.reduce("prod", b.where(is_zero, one, a.x()), axes, true);
+  ValueId alone = b.op("and", {is_zero, b.op("eq", {count, one})});
+  ValueId regular = b.where(b.op("eq", {count, zero}), b.div(y, a.x()), zero);
+  return b.where(alone, rest, regular);
+}
+
 void reduce(Adjoint& a) {
   Builder& b = a.b;
   const std::string& kind = a.node.s("kind");
@@ -97,6 +89,8 @@ void reduce(Adjoint& a) {
     ValueId hit = b.cast(b.op("eq", {a.x(), kept(a, a.y())}), b.dtype(dy));
     ValueId count = b.reduce("sum", hit, a.node.ints("axes"), true);
     a.din[0] = b.mul(hit, b.div(dy, count));
+  } else if (kind == "prod") {
+    a.din[0] = b.mul(dy, others(a, kept(a, a.y())));
   } else {
     throw Error(RM_UNIMPLEMENTED,
                 "[autograd] expected a reduction with a gradient, got '" + kind + "'", "RM702");
@@ -114,9 +108,11 @@ void cumsum(Adjoint& a) {
 }  // namespace
 
 std::vector<NamedRule> shape_rules() {
+  constexpr std::string_view kAlone = "it has no operand";
   return {{"reshape", reshape}, {"permute", permute}, {"expand", expand}, {"slice", slice},
-          {"concat", concat},   {"reduce", reduce},   {"cumsum", cumsum}, {"iota", nullptr},
-          {"full", nullptr},    {"dim_value", nullptr}, {"uniform", nullptr}};
+          {"concat", concat},   {"reduce", reduce},   {"cumsum", cumsum},
+          {"iota", nullptr, kAlone}, {"full", nullptr, kAlone}, {"dim_value", nullptr, kAlone},
+          {"uniform", nullptr, "its operand is an integer state"}};
 }
 
 }  // namespace rm::autograd

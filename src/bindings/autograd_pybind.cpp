@@ -129,13 +129,17 @@ void bind_autograd(py::module_& m) {
     return out;
   }, "Operators that have a gradient.");
   a.def("without_gradient", [] {
-    std::vector<std::string> out;
+    std::map<std::string, std::string> out;
     for (const ops::OpDef* def : ops::all()) {
       const autograd::NamedRule* row = autograd::find_rule(def->name);
-      if (row == nullptr || row->rule == nullptr) out.emplace_back(def->name);
+      if (row == nullptr) {
+        out.emplace(def->name, "");
+      } else if (row->rule == nullptr) {
+        out.emplace(def->name, row->why);
+      }
     }
     return out;
-  }, "All other operators.");
+  }, "All other operators, and why: \"\" for one that no table names.");
 }
 
 }  // namespace rm::bindings

@@ -327,3 +327,46 @@ def test_loss_curves_are_eagers(kind: str, capsys: pytest.CaptureFixture[str]) -
                 f"{compiled[-1]:.6f}; apart {max(apart[:100]):.1e} in 100 steps, {max(apart):.1e} "
                 f"in {steps}"
             )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "sum"},
+        {"mode": "mean", "padding_idx": 0},
+        {"mode": "sum", "padding_idx": 3},
+    ],
+    ids=str,
+)
+def test_embedding_bags_train_as_in_eager(options: dict[str, Any]) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.EmbeddingBag(12, 6, **options)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, ids: torch.Tensor, offsets: torch.Tensor | None = None) -> torch.Tensor:
+            return self.head(self.bags(ids, offsets))
+
+    torch.manual_seed(0)
+    ours = Bags()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, theirs))
+    step = rm.compile_step(ours, F.cross_entropy, a, options=STRICT)
+    g = torch.Generator().manual_seed(1)
+    for i in range(8):
+        if i % 2:
+            inputs: Any = torch.randint(0, 12, (4, 5), generator=g)
+            inputs[1] = inputs[1, 0]
+        else:  # the third bag is empty
+            inputs = (torch.randint(0, 12, (9,), generator=g), torch.tensor([0, 3, 7, 7]))
+        y = torch.randint(0, 3, (4,), generator=g)
+        b.zero_grad()
+        args = inputs if isinstance(inputs, tuple) else (inputs,)
+        wanted = F.cross_entropy(theirs(*args), y)
+        wanted.backward()
+        b.step()
+        assert float(step(inputs, y)) == pytest.approx(float(wanted.detach()), rel=1e-4)
+    assert step.report()["compiled"] == 5
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-4, atol=2e-5)

@@ -12,14 +12,6 @@ import pytest
 from rm_abstract import _core
 
 _STEP = 1e-5
-# Not differentiable: steps, logic, attributes alone, what only fusion makes, and the state's own.
-_WITHOUT = {
-    *("and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "isnan"),
-    *("ceil", "floor", "round", "trunc", "sign", "floor_div"),
-    *("iota", "full", "dim_value", "aten", "assign", "uniform"),
-    *("pool", "resize", "group_norm"),  # no rule yet
-    *("ewise", "gemm", "rope", "quantize", "quant_linear"),
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,7 @@ CASES = [
     Case("concat", ((2, 3), (2, 2)), (2, 5), "axis=1"),
     *(
         Case("reduce", ((2, 3, 2),), (2, 2), f'axes=[1], keepdim=0, kind="{kind}"')
-        for kind in ("sum", "mean", "max", "min")
+        for kind in ("sum", "mean", "max", "min", "prod")
     ),
     Case("reduce", ((2, 3),), (1, 1), 'axes=[0,1], keepdim=1, kind="mean"'),
     Case("cumsum", ((2, 4),), (2, 4), "axis=1"),
@@ -110,6 +102,58 @@ CASES = [
         (1, 4, 2, 2),
         "groups=2, padding=[0,1,0,1], stride=[2,2]",
     ),
+    Case(
+        "conv",
+        ((2, 2, 3), (2, 3, 2), (3,)),
+        (2, 3, 7),
+        "dilation=[2], groups=1, output_padding=[1], padding=[1,0], stride=[2], transposed=1",
+    ),
+    Case(
+        "conv",
+        ((1, 4, 2, 3), (4, 1, 2, 3)),
+        (1, 2, 3, 6),
+        "groups=2, output_padding=[0,1], padding=[0,1,1,1], stride=[2,2], transposed=1",
+    ),
+    *(
+        Case("pool", ((1, 2, 5, 7),), result, attrs)
+        for result, attrs in (
+            ((1, 2, 2, 3), 'kernel=[2,2], kind="max", stride=[2,2]'),
+            ((1, 2, 3, 4), 'kernel=[2,2], kind="max", padding=[0,0,1,1], stride=[2,2]'),
+            ((1, 2, 3, 4), 'kernel=[3,3], kind="max", padding=[1,1,1,1], stride=[2,2]'),
+            ((1, 2, 3, 5), 'dilation=[2,1], kernel=[2,3], kind="max"'),
+            ((1, 2, 2, 3), 'kernel=[2,2], kind="mean", stride=[2,2]'),
+            ((1, 2, 3, 4), 'kernel=[3,3], kind="mean", padding=[1,1,1,1], stride=[2,2]'),
+            (
+                (1, 2, 3, 4),
+                'count_include_pad=0, kernel=[3,2], kind="mean", padding=[1,0,1,1], stride=[2,2]',
+            ),
+            (
+                (1, 2, 2, 3),
+                'divisor=3, kernel=[3,3], kind="mean", padding=[1,1,-1,-1], stride=[2,2]',
+            ),
+            ((1, 2, 4, 4), 'kernel=[2,4], kind="mean"'),
+        )
+    ),
+    Case("pool", ((2, 1, 9),), (2, 1, 3), 'kernel=[3], kind="max", stride=[3]'),
+    Case("pool", ((1, 1, 3, 4, 2),), (1, 1, 2, 3, 1), 'kernel=[2,2,2], kind="mean"'),
+    *(
+        Case("resize", ((1, 2, 3, 4),), result, attrs)
+        for result, attrs in (
+            ((1, 2, 6, 8), 'mode="nearest", ratio=f[0x1p-1,0x1p-1], size=<6,8>'),
+            ((1, 2, 4, 3), 'mode="nearest", ratio=f[0x1.8p-1,0x1.5555555555555p+0], size=<4,3>'),
+            (
+                (1, 2, 6, 6),
+                'align_corners=0, mode="linear", ratio=f[0x1p-1,0x1.5555555555555p-1], size=<6,6>',
+            ),
+            (
+                (1, 2, 5, 2),
+                'align_corners=1, mode="linear", ratio=f[0x1p-1,0x1.8p+1], size=<5,2>',
+            ),
+        )
+    ),
+    Case("resize", ((2, 1, 5),), (2, 1, 3), 'mode="linear", ratio=f[0x1.aaaaaap+0], size=<3>'),
+    Case("group_norm", ((2, 4, 3), (4,), (4,)), (2, 4, 3), "eps=0x1p-10, groups=2"),
+    Case("group_norm", ((1, 3, 2, 2),), (1, 3, 2, 2), "eps=0x1p-10, groups=3"),
     Case("embedding", ((4, 3),), (2, 2, 3), ints=(((2, 2), (3, 1, 3, 0)),)),
     Case("gather", ((2, 4),), (2, 3), "axis=1", ints=(((2, 3), (3, 1, 3, 0, 0, 2)),)),
     Case("index", ((4, 3),), (3, 3), "axes=[0]", ints=(((3,), (-1, 2, 2)),)),
@@ -189,7 +233,31 @@ def test_the_rule_gives_the_slope_of_the_reference(case: Case, seed: int) -> Non
 
 def test_every_operator_is_differentiated_here_or_has_no_gradient() -> None:
     assert {c.op for c in CASES} == set(_core.autograd.differentiable())
-    assert set(_core.autograd.without_gradient()) == _WITHOUT
+    reasons = _core.autograd.without_gradient()
+    assert not set(reasons) & {c.op for c in CASES}
+    assert all(reasons.values()), [op for op, why in reasons.items() if not why]
+
+
+def test_an_operator_without_a_rule_says_why() -> None:
+    text = (
+        'rmir 1\ninput %0 "a" : f64[2,2]\n'
+        '%1 = gemm(%0, %0) {activation="none", trans_b=0} : f64[2,2]\n'
+        '%2 = reduce(%1) {axes=[0,1], keepdim=0, kind="sum"} : f64[]\nreturn %2\n'
+    )
+    with pytest.raises(_core.CoreError, match="only passes make it") as caught:
+        _core.autograd.differentiate(text, [0])
+    assert caught.value.reason == "RM702"
+
+
+def test_a_product_of_factors_that_are_zero_has_the_slope_of_the_others() -> None:
+    text = (
+        'rmir 1\ninput %0 "x" : f64[3,3]\n'
+        '%1 = reduce(%0) {axes=[1], keepdim=0, kind="prod"} : f64[3]\n'
+        '%2 = reduce(%1) {axes=[0], keepdim=0, kind="sum"} : f64[]\nreturn %2\n'
+    )
+    both = _core.autograd.differentiate(text, [0])
+    _, gradient = _core.autograd.evaluate(both, [[2.0, 3.0, 4.0, 2.0, 0.0, 4.0, 0.0, 0.0, 4.0]])
+    assert gradient == [12.0, 8.0, 6.0, 0.0, 8.0, 0.0, 0.0, 0.0, 0.0]
 
 
 def test_an_operator_without_a_rule_is_named() -> None:

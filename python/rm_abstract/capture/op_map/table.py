@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rm_abstract.capture.op_map import (
     activations,
+    bags,
     creation,
     elementwise,
     losses,
@@ -21,6 +22,7 @@ HANDLERS: dict[str, Handler] = {
     **creation.TABLE,
     **reduction.TABLE,
     **nn.TABLE,
+    **bags.TABLE,
     **losses.TABLE,
     **vision.TABLE,
 }
