@@ -9,14 +9,18 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the group `serve` is not installed")
 pytest.importorskip("openai", reason="the group `test` is not installed")
-from server_process import KEY, Process
+from server_process import ENDLESS, KEY, Process
 from small_model import save_bert, save_llama
 
 
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {"tiny": save_llama(root / "tiny"), "bert": save_bert(root / "bert")}
+    return {
+        "tiny": save_llama(root / "tiny"),
+        "bert": save_bert(root / "bert"),
+        "endless": save_llama(root / "endless", ENDLESS + 1000),
+    }
 
 
 @pytest.fixture(scope="session")

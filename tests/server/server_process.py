@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 KEY = "right-key-of-the-tests"
+ENDLESS = 10_000_000  # tokens the model "endless" can make: more than any test waits for
 
 
 class Process:
@@ -47,7 +48,7 @@ class Process:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def end(self, seconds: float = 40) -> int:
+    def end(self, seconds: float = 120) -> int:
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(seconds)
@@ -98,7 +99,7 @@ def counted(server: Process, name: str, model: str = "tiny") -> float:
     return float(line.split()[-1])
 
 
-def until(true: Callable[[], Any], seconds: float = 10) -> None:
+def until(true: Callable[[], Any], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it did not come true in time"

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import KEY, Process, ask, counted, until
+from server_process import ENDLESS, KEY, Process, ask, counted, until
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 GOOD = {"model": "tiny", "prompt": "the fox", "max_tokens": 8, "temperature": 0}
+WITHOUT_END = {**GOOD, "model": "endless", "max_tokens": ENDLESS, "ignore_eos": True}
 PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"]
 
 
@@ -131,26 +132,19 @@ def test_what_is_no_http_is_400_and_half_requests_hurt_nobody(server: Process) -
 
 
 def test_a_client_that_closes_its_half_frees_its_rows(server: Process) -> None:
-    body = json.dumps({**GOOD, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
-
-    def made_for_half_a_client() -> float:
-        before = counted(server, "generated_tokens_total")
-        with connected(server) as connection:
-            connection.sendall(head(len(body)) + body)
-            assert connection.recv(100).startswith(b"HTTP/1.1 200")
-            connection.shutdown(socket.SHUT_WR)
-            while connection.recv(65536):
-                pass  # what was sent before the server saw it
-        until(lambda: not counted(server, "running"))
-        return counted(server, "generated_tokens_total") - before
-
-    # On a busy machine all may be made before the server comes to see it: then it tries again.
-    assert any(made_for_half_a_client() < 4000 for _ in range(5))
+    body = json.dumps({**WITHOUT_END, "stream": True}).encode()
+    with connected(server) as connection:
+        connection.sendall(head(len(body)) + body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        until(lambda: counted(server, "running", "endless"))
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass  # what was sent before the server saw it
+    until(lambda: not counted(server, "running", "endless"))
 
 
 def test_readers_that_do_not_read_delay_nobody_and_are_let_go(server: Process) -> None:
-    body = {**GOOD, "max_tokens": 4000, "ignore_eos": True, "stream": True, "logprobs": 20}
-    data = json.dumps(body).encode()
+    data = json.dumps({**WITHOUT_END, "stream": True, "logprobs": 20}).encode()
     slow = []
     for _ in range(3):
         connection = socket.socket()
@@ -158,12 +152,10 @@ def test_readers_that_do_not_read_delay_nobody_and_are_let_go(server: Process) -
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(head(len(data)) + data)
         slow.append(connection)
+    until(lambda: counted(server, "running", "endless") == 3)
     want = good(server)
     assert all(good(server) == want for _ in range(5))
-    end = time.monotonic() + 40  # the time to make the tokens and that to take an answer
-    while counted(server, "running"):
-        assert time.monotonic() < end, "rows of clients that do not read go on"
-        time.sleep(0.1)
+    until(lambda: not counted(server, "running", "endless"))  # their connections were closed
     for connection in slow:
         connection.close()
 
@@ -214,7 +206,7 @@ def test_sigterm_lets_a_stream_end_and_takes_no_more(
         while part := connection.recv(65536):
             text += part
     assert b"data: [DONE]" in text
-    assert server.process.wait(30) == 0
+    assert server.process.wait(120) == 0
     with pytest.raises(OSError):
         connected(server)
     assert not any("Traceback" in line for line in server.lines)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -176,9 +177,9 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     served.pending += 1
     started = time.monotonic()
     try:
-        work = served.apart(lambda: engine.embed(texts))
-        vectors, tokens = await _until_gone(request, asyncio.wait_for(work, server.seconds))
-    except asyncio.TimeoutError:
+        with anyio.fail_after(server.seconds):
+            vectors, tokens = await _until_gone(request, served.apart(lambda: engine.embed(texts)))
+    except TimeoutError:
         raise ApiError(504, "The request took too long.", code="timeout") from None
     finally:
         served.pending -= 1
@@ -329,9 +330,12 @@ async def _first_of(work: Awaitable[T], gone: Awaitable[None]) -> T:
             return task.result()
         raise ClientGone
     finally:
-        task.cancel()
-        leaving.cancel()
-        await asyncio.gather(task, leaving, return_exceptions=True)
+        for one in (task, leaving):
+            while not one.done():  # a library may lose a cancellation: then it is told again
+                one.cancel()
+                await asyncio.wait({one}, timeout=1)
+            if not one.cancelled():
+                one.exception()  # was raised above, or came too late to matter to anybody
 
 
 # ---- errors --------------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """The choices of one request while they are made: jobs of an engine turned into pieces of text.
 
 Invariant: whatever ends the iteration, no job of the request is left running.
+
+A small model makes tokens faster than the event loop turns them into text. So what came meanwhile
+is one piece, and after `_MOST_EVENTS` events the loop serves its other tasks: without that, one
+stream that is behind keeps the loop from other requests, and from hearing that its client left.
 """
 
 from __future__ import annotations
@@ -8,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +21,8 @@ from rm_abstract.generation.jobs import Closed, End, Job, QueueFull, Sampling, T
 from rm_abstract.server.engine import TextEngine
 from rm_abstract.server.errors import ApiError
 from rm_abstract.server.text import Detokenizer, StopStrings
+
+_MOST_EVENTS = 32  # handled in one turn of the event loop: some milliseconds of decoding
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,13 @@ class Piece:
     text: str = ""
     tokens: tuple[Token, ...] = ()
     finish: str | None = None
+
+    def after(self, before: Piece | None) -> Piece:
+        """This piece with what the same choice had before it."""
+        if before is None:
+            return self
+        text, tokens = before.text + self.text, before.tokens + self.tokens
+        return Piece(self.index, text, tokens, self.finish)
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,42 @@ class _Choice:
     over: bool = False
 
 
+class _Inbox:
+    """Events of engines' threads, read on the event loop in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[int, Token | End]] = deque()
+        self._arrived = asyncio.Event()
+        self._announced = False  # the loop will hear of the newest event
+
+    def writer(self, index: int) -> Callable[[Token | End], None]:
+        """What puts an event of choice `index` in; any thread may call it, it never blocks."""
+
+        def put(event: Token | End) -> None:
+            self._events.append((index, event))
+            if not self._announced:
+                self._announced = True
+                try:
+                    self._loop.call_soon_threadsafe(self._announce)
+                except RuntimeError:  # the loop is closed: nobody listens any more
+                    pass
+
+        return put
+
+    def _announce(self) -> None:
+        self._announced = False  # before the reader looks: what comes later is announced again
+        self._arrived.set()
+
+    async def some(self) -> list[tuple[int, Token | End]]:
+        """One to `_MOST_EVENTS` events. Always lets the loop's other tasks run first."""
+        await asyncio.sleep(0)
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return [self._events.popleft() for _ in range(min(len(self._events), _MOST_EVENTS))]
+
+
 class Choices:
     """One request's jobs. Made and iterated on the event loop; iterate once, then `close`."""
 
@@ -74,8 +124,7 @@ class Choices:
     ) -> None:
         """Submits the jobs. Raises ApiError when there is no room for them."""
         self._engine, self._stop_tokens = engine, wanted.stop_tokens
-        self._events: asyncio.Queue[tuple[int, Token | End]] = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
+        self._inbox = _Inbox()
         self.usage = Usage(prompt=sum(len(p) for p in prompts))
         self.started, self.first_token_s = time.monotonic(), None
         deadline = None if wanted.seconds is None else self.started + wanted.seconds
@@ -88,7 +137,7 @@ class Choices:
                 job = Job(
                     prompt,
                     wanted.limit,
-                    self._deliver_to(index),
+                    self._inbox.writer(index),
                     sampling,
                     wanted.stop_tokens,
                     wanted.priority,
@@ -105,30 +154,31 @@ class Choices:
 
     first_token_s: float | None
 
-    def _deliver_to(self, index: int) -> Any:
-        def deliver(event: Token | End) -> None:  # called by the engine's thread
-            try:
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
-            except RuntimeError:  # the loop is closed: nobody listens any more
-                pass
-
-        return deliver
-
     async def pieces(self) -> AsyncIterator[Piece]:
         """Raises ApiError for a job that failed or came too late."""
         try:
             while not all(choice.over for choice in self._choices):
-                index, event = await self._events.get()
-                choice = self._choices[index]
-                if choice.over:
-                    continue
-                piece = self._end(choice, event) if isinstance(event, End) else None
-                if isinstance(event, Token):
-                    piece = self._token(choice, event)
-                if piece is not None:
+                merged: dict[int, Piece] = {}
+                failure: ApiError | None = None
+                for index, event in await self._inbox.some():
+                    try:
+                        piece = self._handle(self._choices[index], event)
+                    except ApiError as error:  # raised behind what was made before it
+                        failure = error
+                        break
+                    if piece is not None:
+                        merged[index] = piece.after(merged.get(index))
+                for piece in merged.values():
                     yield piece
+                if failure is not None:
+                    raise failure
         finally:
             self.close()
+
+    def _handle(self, choice: _Choice, event: Token | End) -> Piece | None:
+        if choice.over:
+            return None
+        return self._end(choice, event) if isinstance(event, End) else self._token(choice, event)
 
     def close(self) -> None:
         for choice in self._choices:

@@ -1,17 +1,20 @@
 """What every request must keep to before the application sees it: key, size, pace.
 
 Plain ASGI, so that bodies are counted as they arrive and a reader that stops reading is let go.
+Limits of time are anyio's: before Python 3.12, `asyncio.wait_for` loses the cancellation of a task
+whose wait ends in the same turn of the loop, and the task of a client that left would go on.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import json
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import anyio
 
 from rm_abstract.server.errors import ApiError
 
@@ -56,7 +59,8 @@ class Guarded:
         broken: list[ApiError] = []  # what was wrong with the body, as the application was told
 
         async def in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), self._policy.send_seconds)
+            with anyio.fail_after(self._policy.send_seconds):
+                await send(message)
 
         async def sending(message: Message) -> None:
             if not broken:
@@ -69,7 +73,7 @@ class Guarded:
             await self._app(scope, self._counted(receive, broken), sending)
         except ApiError as error:
             await _answer(error, in_time)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             pass  # the client does not read: uvicorn closes what was not completed
 
     def _check(self, scope: Message) -> None:
@@ -97,8 +101,9 @@ class Guarded:
             if broken:
                 raise broken[0]
             try:
-                message = await asyncio.wait_for(receive(), self._policy.body_seconds)
-            except asyncio.TimeoutError:
+                with anyio.fail_after(self._policy.body_seconds):
+                    message = await receive()
+            except TimeoutError:
                 broken.append(ApiError(408, "The body did not arrive in time."))
                 raise broken[0] from None
             if message["type"] == "http.request":
