@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from rm_abstract.profiling import Profile
     from rm_abstract.report import Report
     from rm_abstract.session import Session
+    from rm_abstract.training.loss import CompiledLoss
     from rm_abstract.training.step import TrainingStep
+    from rm_abstract.training.trainer import TrainerLoss
 
 __all__ = [
     "accelerate",
@@ -263,9 +265,41 @@ def compile_step(
     """
     from rm_abstract.training.step import TrainingStep
 
+    return TrainingStep(model, loss_fn, optimizer, _training_settings(options), clip_norm)
+
+
+def compile_loss(
+    model: Any, loss_fn: Any = None, *, options: dict[str, Any] | None = None
+) -> CompiledLoss:
+    """The loss of an ordinary module, computed together with its gradients by one program.
+
+    ``loss(inputs, *targets)`` gives ``loss_fn(model(inputs), *targets)``, a scalar whose
+    ``backward()`` adds the gradients to ``.grad``. What comes behind is the loop's own: scaling,
+    accumulation, clipping, any optimizer. Arguments, dropout and what runs eager (with its reason
+    in ``loss.report()``) are as for ``compile_step``; as in eager, parameters must not change
+    before ``backward()`` (RuntimeError). Gradients of gradients are not computed (RuntimeError).
+    """
+    from rm_abstract.training.loss import CompiledLoss
+
+    return CompiledLoss(model, loss_fn, _training_settings(options))
+
+
+def compile_trainer(trainer: Any, *, options: dict[str, Any] | None = None) -> TrainerLoss:
+    """Makes a ``transformers.Trainer`` train on compiled losses; call it before ``train()``.
+
+    Replaces ``trainer.compute_loss``, nothing else: accumulation, clipping, schedules, checkpoints
+    and evaluation stay the Trainer's. Returns what has ``report()`` (how many losses were compiled
+    and eager, and why) and ``remove()``. Label smoothing, ``compute_loss_func``, an overridden
+    ``compute_loss`` and models that the Trainer wraps stay eager (RM710).
+    """
+    from rm_abstract.training.trainer import TrainerLoss
+
+    return TrainerLoss(trainer, _training_settings(options))
+
+
+def _training_settings(options: dict[str, Any] | None) -> config.Settings:
     given = dict(options or {})
-    settings = config.resolve({"fallback": given.pop("fallback", None), "compile_options": given})
-    return TrainingStep(model, loss_fn, optimizer, settings, clip_norm)
+    return config.resolve({"fallback": given.pop("fallback", None), "compile_options": given})
 
 
 def _call_of(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -57,6 +57,10 @@ class Maker {
         step_.unused.push_back(request_.parameters[i].names[0]);
         continue;
       }
+      if (!request_.update) {
+        step_.graph.outputs.push_back(gradients[i]);
+        continue;
+      }
       const size_t group = request_.parameters[i].group;
       Update what{placed_[i].parameter, gradients[i], placed_[i].states,
                   row(group, b_.dtype(placed_[i].parameter))};
@@ -73,11 +77,13 @@ class Maker {
     ir::Graph& graph = step_.graph;
     std::map<std::string, ValueId> weights;
     for (ValueId v : graph.weights()) weights[graph.value(v).name] = v;
-    step_.hyper_rows = request_.groups.size() + (request_.clip_norm ? 1 : 0);
-    step_.hyper_columns = columns(request_.groups.at(0).algorithm).size();
-    hyper_ = graph.add_input("hyper", {ir::DType::kF64,
-                                       {Dim(static_cast<int64_t>(step_.hyper_rows)),
-                                        Dim(static_cast<int64_t>(step_.hyper_columns))}});
+    if (request_.update) {
+      step_.hyper_rows = request_.groups.size() + (request_.clip_norm ? 1 : 0);
+      step_.hyper_columns = columns(request_.groups.at(0).algorithm).size();
+      hyper_ = graph.add_input("hyper", {ir::DType::kF64,
+                                         {Dim(static_cast<int64_t>(step_.hyper_rows)),
+                                          Dim(static_cast<int64_t>(step_.hyper_columns))}});
+    }
     for (const Trained& trained : request_.parameters) placed_.push_back(place(trained, weights));
     for (const std::string& name : request_.buffers) {
       const auto found = weights.find(name);
@@ -106,7 +112,7 @@ class Maker {
       }
       type = graph.type(found->second);
       if (placed.parameter == ir::kNoValue) {
-        placed.parameter = graph.add_input(name, type, true);
+        placed.parameter = graph.add_input(name, type, request_.update);
       }
       graph.replace_all_uses(found->second, placed.parameter);
       weights.erase(found);
@@ -117,6 +123,7 @@ class Maker {
                       name + "'",
                   "RM703");
     }
+    if (!request_.update) return placed;
     for (const std::string& state : states(request_.groups.at(trained.group))) {
       placed.states.push_back(graph.add_input(name + "." + state, type, true));
     }

@@ -20,6 +20,9 @@ struct StepRequest {
   /// Weights whose new values are the forward's further results, in order: running statistics.
   std::vector<std::string> buffers;
   bool clip_norm = false;  // column 0 of the last row of `hyper` is the largest norm
+  /// Without updates the gradients themselves are results and parameters are only read: there are
+  /// no groups, no `hyper` and no states.
+  bool update = true;
 };
 
 struct TrainingStep {
@@ -33,8 +36,8 @@ struct TrainingStep {
 };
 
 /// `forward` is static; its results are the loss and the buffers' new values. Results: the loss, then the norm of all gradients
-/// when they are clipped, then every parameter and state that is updated, then the buffers. All weights become inputs,
-/// so that tensors changed between two steps are read as they are.
+/// when they are clipped, then every parameter and state that is updated (or every gradient, by parameter), then the buffers.
+/// All weights become inputs, so that tensors changed between two steps are read as they are.
 /// No step of the plan that can fail comes after one that changes a parameter: updates are last.
 TrainingStep training_step(ir::Graph forward, const StepRequest& request);
 

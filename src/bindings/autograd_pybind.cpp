@@ -58,12 +58,13 @@ using Trained = std::vector<std::pair<std::vector<std::string>, size_t>>;
 
 py::dict training_step(const std::string& text, const Sizes& sizes, const Trained& parameters,
                        const py::list& groups, bool clip_norm,
-                       const std::vector<std::string>& buffers) {
+                       const std::vector<std::string>& buffers, bool update) {
   autograd::StepRequest request;
   for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
   for (const py::handle row : groups) request.groups.push_back(group_rule(row.cast<py::dict>()));
   request.clip_norm = clip_norm;
   request.buffers = buffers;
+  request.update = update;
   autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
   py::dict out;
   out["text"] = finished(step.graph);
@@ -110,9 +111,9 @@ void bind_autograd(py::module_& m) {
   py::module_ a = m.def_submodule("autograd", "Gradients and training steps as programs.");
   a.def("training_step", &training_step, py::arg("text"), py::arg("sizes"), py::arg("parameters"),
         py::arg("groups"), py::arg("clip_norm") = false,
-        py::arg("buffers") = std::vector<std::string>(),
+        py::arg("buffers") = std::vector<std::string>(), py::arg("update") = true,
         "The step of a forward whose results are the loss and new values of buffers: text, frozen, unused, hyper (rows, columns). "
-        "parameters: [(names of one weight, group)]. sizes: of the symbols.");
+        "parameters: [(names of one weight, group)]. sizes: of the symbols. Without update: the gradients, by parameter.");
   a.def("columns", [](const std::string& algorithm) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);

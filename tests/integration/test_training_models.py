@@ -370,3 +370,52 @@ def test_embedding_bags_train_as_in_eager(options: dict[str, Any]) -> None:
     assert step.report()["compiled"] == 5
     for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("writer", ["compiled", "eager"])
+def test_a_checkpoint_goes_on_alike_in_eager_and_compiled(writer: str, tmp_path: Path) -> None:
+    """RM_HEAVY=1 writes it at step 500 and goes on for 500."""
+    half = 500 if os.environ.get("RM_HEAVY") == "1" else 8
+
+    def start() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        torch.manual_seed(0)
+        model = _Gpt()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2 * half)
+
+    def run(parts: Any, kind: str, steps: range) -> list[float]:
+        model, optimizer, schedule = parts
+        step = rm.compile_step(model, _token_loss, optimizer, options=STRICT)
+        losses = []
+        for i in steps:
+            first = torch.randint(0, 32, (8, 1), generator=torch.Generator().manual_seed(i))
+            ids = (first + 3 * torch.arange(17)) % 32
+            x, y = ids[:, :-1], ids[:, 1:]
+            if kind == "compiled":
+                losses.append(float(step(x, y)))
+            else:
+                optimizer.zero_grad()
+                loss = _token_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(float(loss.detach()))
+            schedule.step()
+        if kind == "compiled":
+            assert step.report()["compiled"] >= len(steps) - 2
+        return losses
+
+    file = tmp_path / "checkpoint.pt"
+    parts = start()
+    run(parts, writer, range(half))
+    torch.save([part.state_dict() for part in parts], file)
+    curves = {}
+    for reader in ("compiled", "eager"):
+        parts = start()
+        for part, state in zip(parts, torch.load(file), strict=True):
+            part.load_state_dict(state)
+        curves[reader] = run(parts, reader, range(half, 2 * half))
+    wanted = curves["eager"]
+    assert curves["compiled"][:100] == pytest.approx(wanted[:100], rel=1e-4)
+    assert curves["compiled"] == pytest.approx(wanted, rel=1e-2)
+    uncut = start()
+    assert run(uncut, writer, range(2 * half))[half:][:100] == pytest.approx(wanted[:100], rel=1e-4)

@@ -514,7 +514,7 @@ def test_kernels_of_a_step_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
             super().__init__(settings)
             made.append(self)
 
-    monkeypatch.setattr("rm_abstract.training.step.Stored", Watched)
+    monkeypatch.setattr("rm_abstract.training.routed.Stored", Watched)
     model = torch.nn.Linear(7, 3)
     optimizer = torch.optim.Adam(model.parameters())
     step = rm.compile_step(model, torch.nn.functional.mse_loss, optimizer)

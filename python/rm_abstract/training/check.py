@@ -30,13 +30,9 @@ def differs(
     names: Sequence[str],
 ) -> str:
     """What differs, or "". By parameter: itself and its states, before, after both."""
-    ours, theirs = float(loss), float(reference)
-    if (ours != ours) != (theirs != theirs):
-        return f"the loss is {ours}, eager's {theirs}"
-    if theirs != theirs:
-        return ""  # NaN both: nothing to compare
-    if abs(ours - theirs) > _LOSS.get(loss.dtype, 1e-4) * max(abs(theirs), 1e-3):
-        return f"the loss is {ours}, eager's {theirs}"
+    why = _losses_differ(loss, reference)
+    if why or float(reference) != float(reference):  # NaN both: nothing to compare
+        return why
     compared = [1 if len(b) > 1 else 0 for b in before]
     changes = [
         float((e[k] - b[k]).abs().max()) if b[k].numel() else 0.0
@@ -65,12 +61,51 @@ def differs(
     return ""
 
 
+def gradients_differ(
+    loss: torch.Tensor,
+    reference: torch.Tensor,
+    ours: Sequence[torch.Tensor | None],
+    eager: Sequence[torch.Tensor | None],
+    names: Sequence[str],
+) -> str:
+    """What differs, or "". None: the loss does not depend on that parameter."""
+    why = _losses_differ(loss, reference)
+    if why or float(reference) != float(reference):
+        return why
+    sizes = [0.0 if g is None or not g.numel() else float(g.abs().max()) for g in eager]
+    largest = max((s for s in sizes if s == s), default=0.0)
+    for mine, theirs, size, name in zip(ours, eager, sizes, names, strict=True):
+        if mine is None or theirs is None:
+            if mine is not theirs:
+                return f"{name}: one has a gradient, the other none"
+            continue
+        if not theirs.numel():
+            continue
+        error = (mine - theirs).abs()
+        bound = _TOLERANCE[theirs.dtype] * max(size, _SMALL * largest)
+        same_nan = torch.equal(mine.isnan(), theirs.isnan())
+        if not same_nan or float(error.nan_to_num(0.0).max()) > bound:
+            return f"{name}: gradients are {float(error.max()):.3g} apart, the largest {size:.3g}"
+    return ""
+
+
+def _losses_differ(loss: torch.Tensor, reference: torch.Tensor) -> str:
+    ours, theirs = float(loss), float(reference)
+    if (ours != ours) != (theirs != theirs):
+        return f"the loss is {ours}, eager's {theirs}"
+    if theirs != theirs:
+        return ""
+    if abs(ours - theirs) > _LOSS.get(loss.dtype, 1e-4) * max(abs(theirs), 1e-3):
+        return f"the loss is {ours}, eager's {theirs}"
+    return ""
+
+
 def buffers_differ(
     now: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], names: Sequence[str]
 ) -> str:
     """What differs between buffers that the forward updated, or ""."""
     for ours, theirs, name in zip(now, eager, names, strict=True):
-        scale = float(theirs.abs().max()) if theirs.numel() else 0.0
+        scale = float(theirs.nan_to_num().abs().max()) if theirs.numel() else 0.0
         tolerance = _LOSS.get(theirs.dtype, 0.0) * scale
         if not torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True):
             return f"{name}: up to {float((ours - theirs).abs().max()):.3g} apart"

@@ -60,13 +60,18 @@ def compile_step_program(
     backends: list[str],
     stored: Stored,
 ) -> StepProgram:
-    """Raises Decline when the step has no program, CompileError when making it failed."""
+    """The whole step. Without ``rules`` the loss and the gradients only, by parameter.
+
+    Raises Decline when the step has no program, CompileError when making it failed.
+    """
     trained, unused = parameters, set[str]()
     groups = [rule.as_dict() for rule in rules]
     try:
         while True:
             rows = [(t.names, t.group) for t in trained]
-            made = _core.autograd.training_step(forward.ir, {}, rows, groups, clip, forward.written)
+            made = _core.autograd.training_step(
+                forward.ir, {}, rows, groups, clip, forward.written, bool(rules)
+            )
             if not made["unused"]:
                 break
             unused.update(made["unused"])  # they stay weights that are only read
