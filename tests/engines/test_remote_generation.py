@@ -230,7 +230,7 @@ def test_a_killed_worker_is_a_typed_error_and_the_next_call_works(served: Any, s
     begun = time.monotonic()
     with pytest.raises(rm.ExecutionError, match="signal 9") as error:
         served.generate(**inputs, max_new_tokens=230, do_sample=False, eos_token_id=-1)
-    assert error.value.code == "RM303" and time.monotonic() - begun < 15
+    assert error.value.code == "RM303" and time.monotonic() - begun < 60
     assert torch.equal(served.generate(**inputs, **GREEDY), want)
     assert not scratch.exists() and len(record(served)["crashes"]) == 1
 
@@ -298,7 +298,7 @@ def test_engines_are_switched_live_and_end_with_idleness_and_with_the_session(
     model = start({"idle_timeout_s": 0.5})
     want = expected(model, inputs, **GREEDY)
     assert torch.equal(model.generate(**inputs, **GREEDY), want)
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while list(processes.running()) and time.monotonic() < until:
         time.sleep(0.05)
     assert not list(processes.running())
@@ -322,7 +322,7 @@ def test_shared_memory_of_a_killed_group_is_removed(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     one = processes.EngineProcess("shm", [sys.executable, str(program)], dict(os.environ))
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not one.log_tail() and time.monotonic() < until:
         time.sleep(0.02)
     segment = Path("/dev/shm") / one.log_tail()
@@ -351,7 +351,7 @@ def test_a_user_that_is_killed_leaves_nothing_behind(folder: Path, tmp_path: Pat
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     pid, scratch = done.stdout.split()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while (os.path.exists(f"/proc/{pid}") or os.path.exists(scratch)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not os.path.exists(scratch) and not os.path.exists(f"/proc/{pid}")

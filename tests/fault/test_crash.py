@@ -67,12 +67,12 @@ def test_the_lock_of_a_killed_holder_is_free_at_once(workers, own_cache: Path):
     holder.kill()
     started = time.monotonic()
     assert workers.finish(waiter).sources == ["compiled"]
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50  # the holder would have taken 60
     assert workers.compiles() == [1, 1]
 
 
 def test_a_stopped_holder_is_waited_for_up_to_the_timeout_and_loses(workers, own_cache: Path):
-    holder = workers.start("1", "--compile-ms", "500", "--counters")
+    holder = workers.start("1", "--compile-ms", "3000", "--counters")
     wait_for(lambda: workers.compiles() == [1])
     holder.send_signal(signal.SIGSTOP)
     other = workers.run("1", "--counters", env={"RM_CACHE_LOCK_TIMEOUT": "1s"})
@@ -138,7 +138,7 @@ def test_a_full_file_system_is_survived(workers, tmp_path: Path):
         subprocess.run(["umount", str(small)], check=True)
 
 
-def wait_for(condition, seconds: float = 30) -> None:
+def wait_for(condition, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the worker did not get there"

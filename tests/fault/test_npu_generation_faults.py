@@ -140,7 +140,7 @@ def test_the_original_goes_on_when_the_device_does_not(
     start = time.monotonic()
     with pytest.warns(rm.RoutingWarning, match=code):
         found = generate(model, inputs, later.happen_once)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     assert later.happened and found.sequences.tolist() == expected
     assert code in codes(model)
 

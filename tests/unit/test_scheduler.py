@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from rm_abstract.generation.jobs import Closed, End, Job, QueueFull, Sampling, T
 from rm_abstract.generation.scheduler import Limits, Scheduler
 
 EOS = frozenset([2])
+WITHOUT_END = 10**6  # tokens: such a job goes on until it is cancelled
 
 
 class Heard:
@@ -46,6 +49,21 @@ class Heard:
     def ids(self) -> list[int]:
         assert self.over.wait(60)
         return [token.id for token in self.tokens]
+
+
+@contextmanager
+def held(scheduler: Scheduler) -> Iterator[None]:
+    """Jobs submitted inside wait until its end, however slow this thread is."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(event: Token | End) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    scheduler.submit(Job([5], 1, hold, Sampling(temperature=0)))
+    assert begun.wait(60)
+    yield
+    go_on.set()
 
 
 def llama() -> Any:
@@ -103,11 +121,15 @@ def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
         heard = Heard()
         scheduler.submit(Job(deliver=heard, **one))
         lone.append(heard.ids())
-    before = scheduler.counts.steps
     together = [Heard() for _ in wanted]
-    for heard, one in zip(together, wanted, strict=True):
+    for heard, one in zip(together, wanted, strict=True):  # they join and leave at any time
         scheduler.submit(Job(deliver=heard, **one))
         time.sleep(draw.random() * 0.005)
+    assert [heard.ids() for heard in together] == lone
+    before, together = scheduler.counts.steps, [Heard() for _ in wanted]
+    with held(scheduler):
+        for heard, one in zip(together, wanted, strict=True):
+            scheduler.submit(Job(deliver=heard, **one))
     assert [heard.ids() for heard in together] == lone
     rows = sum(len(ids) - 1 for ids in lone)
     assert scheduler.counts.steps - before < rows * 0.7, "rows shared no steps"
@@ -161,8 +183,9 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
 
     done = threading.Semaphore(0)
     long = Job(list(range(3, 190)) * 5, 1, note("long"), Sampling(temperature=0))
-    scheduler.submit(long)
-    scheduler.submit(Job([5, 6, 7], 1, note("short"), Sampling(temperature=0)))
+    with held(scheduler):
+        scheduler.submit(long)
+        scheduler.submit(Job([5, 6, 7], 1, note("short"), Sampling(temperature=0)))
     assert done.acquire(timeout=60) and done.acquire(timeout=60)
     assert order == ["short", "long"]
     scheduler.close()
@@ -171,18 +194,17 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
 def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
     scheduler = Scheduler(model, Limits(rows=2, waiting=4))
     heard = [Heard() for _ in range(4)]
-    jobs = [Job([5], 900, one, Sampling(seed=1)) for one in heard]
+    jobs = [Job([5], WITHOUT_END, one, Sampling(seed=1)) for one in heard]
     jobs[1].deadline = time.monotonic() + 0.2
     for job in jobs:
         scheduler.submit(job)
     assert heard[0].first.wait(60)
     scheduler.cancel(jobs[0])
     scheduler.cancel(jobs[3])  # one that waits
-    assert heard[0].over.wait(10) and heard[1].over.wait(10) and heard[3].over.wait(10)
+    assert heard[0].over.wait(60) and heard[1].over.wait(60) and heard[3].over.wait(60)
     scheduler.close()
     reasons = [one.ends[0].reason for one in heard]
-    assert reasons[0] == "cancelled" and reasons[1] in ("deadline", "length")
-    assert reasons[2] in ("cancelled", "length") and reasons[3] in ("cancelled", "length")
+    assert reasons == ["cancelled", "deadline", "cancelled", "cancelled"]
     with pytest.raises(Closed):
         scheduler.submit(Job([5], 1, Heard()))
 
@@ -190,7 +212,8 @@ def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
 def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
     scheduler = Scheduler(model, Limits(rows=1, waiting=2))
     heard = Heard()
-    scheduler.submit(Job([5], 900, heard, Sampling(seed=1)))
+    first = Job([5], WITHOUT_END, heard, Sampling(seed=1))
+    scheduler.submit(first)
     assert heard.first.wait(60)
     with pytest.raises(QueueFull):
         scheduler.submit(*[Job([5], 1, Heard()) for _ in range(3)])
@@ -198,6 +221,7 @@ def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
     scheduler.submit(*[Job([5], 1, one) for one in waiting])
     with pytest.raises(QueueFull):
         scheduler.submit(Job([5], 1, Heard()))
+    scheduler.cancel(first)
     assert all(len(one.ids()) == 1 for one in waiting)
     scheduler.close()
 
@@ -209,10 +233,12 @@ def test_a_smaller_priority_goes_first(model: Any) -> None:
     def note(name: int) -> Any:
         return lambda event: (order.append(name), done.release()) if type(event) is End else None
 
-    scheduler.submit(Job([5], 200, first, Sampling(seed=1)))
+    running = Job([5], WITHOUT_END, first, Sampling(seed=1))
+    scheduler.submit(running)
     assert first.first.wait(60)
     for priority in (3, 1, 2):
         scheduler.submit(Job([5], 1, note(priority), priority=priority))
+    scheduler.cancel(running)
     assert all(done.acquire(timeout=60) for _ in range(3))
     assert order == [1, 2, 3]
     scheduler.close()
@@ -230,7 +256,7 @@ def test_an_error_of_the_model_ends_its_rows_and_the_next_request_is_served() ->
 
     model.forward = forward
     heard = Heard()
-    scheduler.submit(Job([5], 900, heard, Sampling(seed=1)))
+    scheduler.submit(Job([5], WITHOUT_END, heard, Sampling(seed=1)))
     assert heard.first.wait(60)
     broken.set()
     heard.ids()
