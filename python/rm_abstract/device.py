@@ -156,6 +156,15 @@ def _load_entry_points(search_path: str) -> None:
             _list_failure(point.name, point.value, error)
 
 
+def look_again() -> None:
+    """Devices come and go while a process lives: plugins forget the ones they found. What a session
+    uses stays as it is until it is made anew."""
+    from rm_abstract import _core
+
+    if _core.backend.refresh_devices():
+        python_plugins.forget_fingerprints()
+
+
 def _names_gpu(device: str) -> bool:
     return device.partition(":")[0] in ("gpu", "cuda")
 
@@ -219,6 +228,7 @@ def resolve(settings: Settings) -> Resolved:
     from rm_abstract import _core
 
     require_known(settings)
+    look_again()
     try:
         found = _core.control.resolve_device(
             settings.text("device"),
@@ -243,6 +253,7 @@ def backends(search_path: str = "") -> list[dict[str, Any]]:
     from rm_abstract import _core
 
     load_plugins(search_path or os.environ.get("RM_BACKEND_PATH", ""), gpu=True)
+    look_again()
     return [dict(row) for row in _core.backend.backends()]
 
 
@@ -252,6 +263,7 @@ def devices(sim_npu: bool = False) -> list[str]:
     from rm_abstract import _core
 
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""), gpu=True)
+    look_again()
     found = [row["device"] for row in _core.control.usable_devices(sim_npu, hardware_root())]
     for row in _core.backend.backends():
         if row["name"] not in _NAMED_BY_KIND and row["available"]:
@@ -273,6 +285,7 @@ def info(device: str) -> dict[str, Any]:
 
     check(device)
     load_plugins(os.environ.get("RM_BACKEND_PATH", ""), gpu=_names_gpu(device))
+    look_again()
     try:
         sim_npu = resolve_settings({}).flag("sim_npu")
         found = _core.control.resolve_device(device, "error", sim_npu, hardware_root())

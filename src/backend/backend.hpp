@@ -62,6 +62,9 @@ class Backend {
   virtual bool is_available(std::string* why_not = nullptr) = 0;
 
   virtual size_t device_count() = 0;
+  /// Looks for devices again, where device_count() remembers what it found. Tells whether they
+  /// changed.
+  virtual bool refresh_devices() { return false; }
   /// Stable address, lives as long as the backend.
   virtual const rm_device_info& get_device_info(size_t device) = 0;
   /// Everything besides the program that changes an artefact (opaque bytes).

@@ -94,6 +94,18 @@ py::list backend_list() {
   return out;
 }
 
+std::vector<std::string> refresh_devices() {
+  std::vector<std::string> changed;
+  for (backend::Backend* backend : backend::registry().backends()) {
+    try {
+      if (backend->refresh_devices()) changed.push_back(backend->name());
+    } catch (const Error&) {
+      // What it knew stays; is_available() tells what is wrong.
+    }
+  }
+  return changed;
+}
+
 backend::Backend& loaded(const std::string& name) {
   backend::Backend* backend = backend::registry().find(name);
   if (backend == nullptr) {
@@ -180,6 +192,9 @@ void bind_backend(py::module_& m) {
       "backends", &backend_list,
       "One dict a plugin, loaded or not: name, path, version, build_id, score, available, code, "
       "reason, devices.");
+  sub.def(
+      "refresh_devices", &refresh_devices,
+      "Has every plugin look for its devices again; names of those whose devices changed.");
   sub.def("fingerprint", &fingerprint, py::arg("name"), py::arg("device") = 0,
           "Everything besides the program that changes an artefact of the device: for cache keys.");
   sub.def("query_support", &query_support, py::arg("name"), py::arg("device"), py::arg("program"),

@@ -1,6 +1,7 @@
 // The user's side of a plugin in Python: cheap questions only; the SDK is in the worker.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -17,6 +18,11 @@ struct DeviceRow {
   std::vector<std::pair<std::string, std::string>> properties;
   std::vector<rm_option> options;  // views into `properties`
   rm_device_info info{};
+
+  bool operator==(const DeviceRow& other) const {
+    return name == other.name && arch == other.arch && properties == other.properties &&
+           info.memory_bytes == other.info.memory_bytes;
+  }
 };
 
 rm_str view(const std::string& text) { return {text.data(), text.size()}; }
@@ -100,6 +106,20 @@ class PythonBackend final : public Backend {
 
   size_t device_count() override { return rows().size(); }
 
+  bool refresh_devices() override {
+    return in_python([&] {
+      auto found = find_rows();
+      const bool same = std::equal(found.begin(), found.end(), rows_.begin(), rows_.end(),
+                                   [](const auto& a, const auto& b) { return *a == *b; });
+      if (same) return false;
+      // Whoever holds a device's info goes on reading it: a row that is gone is kept.
+      for (auto& row : rows_) gone_.push_back(std::move(row));
+      rows_ = std::move(found);
+      known_ = !rows_.empty();
+      return true;
+    });
+  }
+
   const rm_device_info& get_device_info(size_t device) override {
     const auto& all = rows();
     if (device >= all.size()) {
@@ -165,14 +185,20 @@ class PythonBackend final : public Backend {
                                                 "the user's process");
   }
 
-  /// Found once. No lock: the GIL guards rows_, and finding them twice would give the same.
-  const std::vector<std::unique_ptr<DeviceRow>>& rows() {
-    return *in_python([&]() -> const std::vector<std::unique_ptr<DeviceRow>>* {
+  using DeviceRows = std::vector<std::unique_ptr<DeviceRow>>;
+  DeviceRows find_rows() {
+    DeviceRows found;
+    for (const py::handle device : hooks_.attr("devices")()) {
+      found.push_back(row_of(device, found.size()));
+    }
+    return found;
+  }
+
+  /// Found once, and by refresh_devices(). No lock: the GIL guards rows_ and gone_.
+  const DeviceRows& rows() {
+    return *in_python([&]() -> const DeviceRows* {
       if (!known_) {
-        std::vector<std::unique_ptr<DeviceRow>> found;
-        for (const py::handle device : hooks_.attr("devices")()) {
-          found.push_back(row_of(device, found.size()));
-        }
+        DeviceRows found = find_rows();
         if (!known_) rows_ = std::move(found);
         known_ = !rows_.empty();  // none may become some: nodes appear when a driver is loaded
       }
@@ -182,7 +208,8 @@ class PythonBackend final : public Backend {
 
   py::object hooks_;
   const std::string name_, version_, build_id_, path_;
-  std::vector<std::unique_ptr<DeviceRow>> rows_;
+  DeviceRows rows_;
+  DeviceRows gone_;  // of a few bytes each: devices that were there once
   bool known_ = false;
 };
 

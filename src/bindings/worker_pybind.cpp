@@ -10,6 +10,7 @@
 #include "bindings/python_plugin.hpp"
 #include "device/worker_service.hpp"
 #include "ir/type.hpp"
+#include "worker/activity.hpp"
 #include "worker/client.hpp"
 #include "worker/server.hpp"
 
@@ -29,7 +30,9 @@ void look_for_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-worker::Patience patience(double timeout_s) { return {timeout_s, &look_for_signals}; }
+worker::Patience patience(double timeout_s, double stall_s = 0) {
+  return {timeout_s, &look_for_signals, stall_s};
+}
 
 Slots slots_of(const std::vector<Shape>& shapes) {
   Slots out;
@@ -99,7 +102,7 @@ std::shared_ptr<Worker> start(const std::vector<std::string>& command,
 py::bytes compile(Worker& self, uint64_t device, const std::string& program,
                   const std::vector<std::pair<std::string, std::string>>& options,
                   const std::shared_ptr<Weights>& weights, const py::object& progress,
-                  double timeout_s) {
+                  double timeout_s, double stall_s) {
   worker::OnProgress on_progress;
   if (!progress.is_none()) {
     on_progress = [&](double fraction, const std::string& stage) {
@@ -110,8 +113,8 @@ py::bytes compile(Worker& self, uint64_t device, const std::string& program,
   std::string artefact;
   {
     const py::gil_scoped_release unlocked;
-    artefact =
-        self.compile({device, program, options, {}}, weights, on_progress, patience(timeout_s));
+    artefact = self.compile({device, program, options, {}}, weights, on_progress,
+                            patience(timeout_s, stall_s));
   }
   return artefact;
 }
@@ -120,7 +123,7 @@ std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buf
                                     const std::shared_ptr<Weights>& weights,
                                     const std::vector<Shape>& inputs,
                                     const std::vector<Shape>& outputs, double timeout_s,
-                                    const std::vector<Named>& states) {
+                                    const std::vector<Named>& states, double stall_s) {
   const py::buffer_info info = artefact.request();
   std::string bytes(static_cast<const char*>(info.ptr),
                     static_cast<size_t>(info.size * info.itemsize));
@@ -129,7 +132,7 @@ std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buf
   uint64_t unused = 0;
   worker::place_slots(request.states, unused);  // their sizes
   const py::gil_scoped_release unlocked;
-  return self.load(std::move(request), weights, patience(timeout_s));
+  return self.load(std::move(request), weights, patience(timeout_s, stall_s));
 }
 
 std::shared_ptr<StateSet> make_states(Worker& self, uint64_t device,
@@ -224,13 +227,24 @@ void bind_client(py::module_& m) {
       .def_property_readonly("pid", &Worker::pid)
       .def("log_tail", &Worker::log_tail)
       .def("compile", &compile, py::arg("device"), py::arg("program"), py::arg("options"),
-           py::arg("weights"), py::arg("progress") = py::none(), py::arg("timeout_s") = 0.0)
+           py::arg("weights"), py::arg("progress") = py::none(), py::arg("timeout_s") = 0.0,
+           py::arg("stall_s") = 0.0)
       .def("load", &load, py::arg("device"), py::arg("artefact"), py::arg("weights"),
            py::arg("inputs"), py::arg("outputs"), py::arg("timeout_s") = 0.0,
-           py::arg("states") = std::vector<Named>())
+           py::arg("states") = std::vector<Named>(), py::arg("stall_s") = 0.0)
       .def("make_states", &make_states, py::arg("device"), py::arg("tensors"),
            py::arg("timeout_s") = 0.0, "Zeros on the device: [(name, dtype, dims)].")
       .def("stop", &Worker::stop, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_stall_watch(py::module_& m) {
+  using worker::StallWatch;
+  py::class_<StallWatch>(m, "StallWatch",
+                         "Whether the processes of a session still do something (activity.hpp).")
+      .def(py::init<pid_t, double>(), py::arg("session"), py::arg("limit_s"))
+      .def("heard", &StallWatch::heard)
+      .def("has_stalled", &StallWatch::has_stalled, py::arg("log_bytes"),
+           py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace
@@ -239,6 +253,7 @@ void bind_worker(py::module_& m) {
   py::module_ sub = m.def_submodule("worker", "Worker processes: the client's and their own side.");
   bind_states(sub);
   bind_client(sub);
+  bind_stall_watch(sub);
   sub.def("serve", &serve, py::arg("descriptor"), py::arg("backend"),
           "In a worker: serves the client on the other end until it closes.");
   sub.def("serve_python", &serve_python, py::arg("descriptor"), py::arg("service"),

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <string_view>
 
+#include "worker/activity.hpp"
 #include "worker/client.hpp"
 
 namespace rm::worker {
 namespace {
 
 constexpr std::chrono::milliseconds kGrace{1000};  // for a cancelled request to return
+constexpr size_t kStacksBytes = 4096;              // of a log that ends with the threads' stacks
 
 }  // namespace
 
@@ -22,7 +24,8 @@ class Worker::Call {
         worker_(worker),
         patience_(patience),
         deadline_(patience.timeout_s),
-        heartbeat_(*worker.bell_, worker.options_.heartbeat_timeout_s) {}
+        heartbeat_(*worker.bell_, worker.options_.heartbeat_timeout_s),
+        stall_(worker.pid(), patience.stall_s) {}
 
   /// While other threads' calls are served. Throws; the worker is not harmed.
   void look_while_queued() const {
@@ -41,6 +44,24 @@ class Worker::Call {
     if (!worker_.process_.alive()) worker_.crashed(what);
     // It does not beat before it is ready: an import takes time.
     if (worker_.ready_.pid != 0 && heartbeat_.has_stopped()) worker_.crashed(what);
+  }
+
+  /// A packet of this request came.
+  void heard() { stall_.heard(); }
+  /// Throws RM309 when the worker beats but does nothing at all any more, and ends it: a call that
+  /// waits for ever does not listen.
+  void check_progress() {
+    if (!stall_.has_stalled(worker_.process_.log_bytes())) return;
+    worker_.process_.ask_for_stacks();
+    const std::string stacks = worker_.process_.log_tail(kStacksBytes);
+    worker_.process_.kill();
+    throw Error(RM_DEADLINE_EXCEEDED,
+                "[worker " + std::string(what) + "] expected the vendor's software to go on, got " +
+                    seconds(stall_.limit_s()) +
+                    " in which it neither computed, read, wrote nor reported anything; raise "
+                    "stall_timeout_s if it waits for something" +
+                    worker_.process_.log_named() + "; the end of its log:\n" + stacks,
+                "RM309");
   }
 
   bool is_late() const { return deadline_.has_passed(); }
@@ -62,15 +83,17 @@ class Worker::Call {
     const std::string_view doing = what;
     return doing == "compile" || doing == "start" ? "RM302" : "RM308";
   }
-  std::string limit() const {
+  std::string limit() const { return seconds(deadline_.timeout_s()); }
+  static std::string seconds(double value) {
     char text[32];
-    std::snprintf(text, sizeof text, "%g s", deadline_.timeout_s());
+    std::snprintf(text, sizeof text, "%g s", value);
     return text;
   }
   Worker& worker_;
   const Patience& patience_;
   const Deadline deadline_;
   HeartbeatWatch heartbeat_;
+  StallWatch stall_;
 };
 
 void Worker::cancel(uint64_t id) noexcept {
@@ -109,6 +132,7 @@ std::string Worker::exchange(const Request& request, const OnProgress& progress,
   try {
     while (!send_released() || !channel_.send(packet, kWaitSlice)) {  // a full queue: it reads none
       call.check_worker();
+      call.check_progress();
       if (call.is_late()) {
         process_.kill();
         call.give_up("it does not read its requests and is restarted");
@@ -135,6 +159,7 @@ std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Cal
   while (true) {
     const auto packet = channel_.receive(kWaitSlice);
     if (packet && packet->request == id) {
+      call.heard();
       if (packet->type == MessageType::kDone || packet->type == MessageType::kReady) {
         return packet->body;
       }
@@ -151,6 +176,7 @@ std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Cal
     if (now - looked_at < kWaitSlice) continue;  // packets may come faster than that
     looked_at = now;
     if (!packet) call.check_worker();
+    call.check_progress();
     if (call.is_late()) {
       cancel(id);
       call.give_up("raise timeout_s");

@@ -31,6 +31,8 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 
 constexpr int kCollectedByOthers = -1;
 constexpr std::chrono::milliseconds kEndsAfterKill{2000};
+constexpr int kStacksSignal = SIGUSR1;  // rm_abstract/worker/__main__.py listens
+constexpr std::chrono::milliseconds kStacksAreWritten{2000};
 
 /// Killed children that could not be reaped at once.
 class Unreaped {
@@ -215,6 +217,24 @@ std::string ChildProcess::log_tail(size_t bytes) {
   if (log_path_.empty() && status.st_size > kMaxLogBytes && ftruncate(log_.get(), 0) != 0)
     return out;  // O_APPEND: starts over
   return out;
+}
+
+uint64_t ChildProcess::log_bytes() const noexcept {
+  struct stat status {};
+  return fstat(log_.get(), &status) == 0 ? static_cast<uint64_t>(status.st_size) : 0;
+}
+
+void ChildProcess::ask_for_stacks() noexcept {
+  const uint64_t before = log_bytes();
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_ended_locked() || ::kill(pid_, kStacksSignal) != 0) return;
+  }
+  const auto until = std::chrono::steady_clock::now() + kStacksAreWritten;
+  while (log_bytes() == before && alive() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  wait_for(std::chrono::milliseconds(50));  // the rest of them
 }
 
 std::string ChildProcess::log_named() const {

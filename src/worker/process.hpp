@@ -41,6 +41,11 @@ class ChildProcess {
   void kill() noexcept;
   /// The last bytes it wrote to stdout and stderr.
   std::string log_tail(size_t bytes = 2048);
+  /// How much it has written so far, as long as nobody reads the end of it.
+  uint64_t log_bytes() const noexcept;
+  /// Asks for the stacks of its threads on its log, where its program listens (a worker's does),
+  /// and waits a moment for them. Another program may end by it.
+  void ask_for_stacks() noexcept;
   /// "; its log is PATH" where a file keeps it, else empty.
   std::string log_named() const;
 

@@ -18,6 +18,7 @@ using Interrupt = std::function<void()>;
 struct Patience {
   double timeout_s = 0;
   Interrupt interrupt;
+  double stall_s = 0;  ///< how long a request may do nothing at all (activity.hpp)
 };
 
 using WaitClock = std::chrono::steady_clock;

@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -66,6 +67,8 @@ class Eager:
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name == "reload":
             self._load(arguments["model"])
+        if name == "hang":
+            time.sleep(1e9)
         return {"pid": os.getpid()}
 
     def is_dead(self) -> bool:

@@ -311,6 +311,16 @@ def test_engines_are_switched_live_and_end_with_idleness_and_with_the_session(
         os.kill(worker.pid, 0)
 
 
+def test_an_engine_that_waits_for_ever_is_given_up_without_a_deadline() -> None:
+    command = [sys.executable, str(PROGRAM), worker_side.__file__]
+    one = processes.EngineProcess("eager", command, dict(os.environ), stall_s=0.5)
+    with pytest.raises(rm.ExecutionError, match="neither computed") as error:
+        one.ask("call", float("inf"), name="hang", arguments={})
+    assert error.value.code == "RM309" and "in call" in str(error.value)  # the stack says where
+    assert not one.alive
+    one.close()
+
+
 def test_shared_memory_of_a_killed_group_is_removed(tmp_path: Path) -> None:
     """Also when the tracker that would do it is killed with everything else."""
     program = tmp_path / "program.py"

@@ -112,6 +112,72 @@ def test_a_program_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.right and "RM308" in found.codes
 
 
+@pytest.mark.parametrize("stage", ["compile", "load"])
+def test_a_call_of_the_sdk_that_waits_for_ever_is_given_up_without_a_deadline(
+    stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE_FAULT", f"{stage}_hang")
+    options = {"timeout_s": 0, "execute_timeout_s": 0, "stall_timeout_s": 0.5}
+    found = here(monkeypatch, compile_options=options)
+    assert found.right and "RM309" in found.codes
+    (told,) = (line for line in found.warned if "RM309" in line)
+    assert f"in {stage}" in told and "mine_worker.py" in told  # where it hangs
+
+
+DEVICES_OF_A_FOLDER = """
+import os
+from rm_abstract.plugin import Device, PythonPlugin
+
+def devices():
+    return [Device(name, arch="comes-1") for name in sorted(os.listdir(os.environ["NODES"]))]
+
+plugin = PythonPlugin(
+    name="comes", version="1", worker="nothing:Worker", devices=devices, why_not=lambda *_: "",
+)
+"""
+
+
+def test_devices_that_come_and_go_are_seen(tmp_path: Path) -> None:
+    """A list that is kept for ever sends a long-lived process to devices that are gone."""
+    (tmp_path / "rm_backend_comes.py").write_text(DEVICES_OF_A_FOLDER)
+    source = """if True:
+        import os, pathlib
+        import rm_abstract as rm
+
+        nodes = pathlib.Path(os.environ["NODES"])
+        nodes.mkdir()
+        def listed():
+            return [name for name in rm.devices() if name.startswith("comes")]
+        def names():
+            return [rm.get_device_info(name)["name"] for name in listed()]
+        seen = [listed()]
+        (nodes / "b").touch()
+        seen.append(names())
+        (nodes / "a").touch()
+        seen.append(names())
+        rm.init("comes:1")
+        seen.append([rm.current_device()])
+        rm.shutdown()
+        (nodes / "a").unlink()
+        try:
+            rm.init("comes:1")
+        except rm.DeviceUnavailableError as error:
+            seen.append([error.code])
+        seen.append(names())
+        (nodes / "b").unlink()
+        seen.append(listed())
+        print(seen)
+    """
+    env = {**os.environ, "PYTHONPATH": PACKAGE, "RM_BACKEND_PATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True,
+        env={**env, "NODES": str(tmp_path / "nodes")}, timeout=200,
+    )  # fmt: skip
+    assert done.stdout.strip() == str([[], ["b"], ["a", "b"], ["comes:1"], ["RM402"], ["b"], []]), (
+        done.stderr
+    )
+
+
 def test_its_own_options_reach_it_and_are_in_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

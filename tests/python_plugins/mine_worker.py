@@ -58,6 +58,8 @@ class TorchWorker:
     ) -> bytes:
         if fault("compile_crash"):
             crash()
+        if fault("compile_hang"):
+            time.sleep(1e9)
         if fault("compile_error"):
             raise RuntimeError("internal compiler error: E1042")
         if fault("compile_garbage"):
@@ -78,5 +80,7 @@ class TorchWorker:
         return program.code
 
     def load(self, artefact: bytes, weights: Mapping[str, Tensor]) -> Loaded:
+        if fault("load_hang"):
+            time.sleep(1e9)
         tensors = {name: tensor.torch() for name, tensor in weights.items()}
         return Loaded(ir_to_torch(artefact.decode(), tensors).eval())

@@ -141,7 +141,7 @@ def _compiled(kind: str, module: Any, captured: Any, support: Any) -> list[dict[
                 try:
                     data = pool.worker("compile").compile(
                         0, code, [], weights_block(mine), _silent,
-                        float(settings.text("timeout_s")),
+                        float(settings.text("timeout_s")), float(settings.text("stall_timeout_s")),
                     )  # fmt: skip
                 except _core.CoreError as error:
                     found.append({"error": f"{error.reason} {error}"})

@@ -42,6 +42,12 @@ class DeviceCompiler:
         self.backend, self.index, self.device = resolved.backend, resolved.index, resolved.name
         rows = {row["name"]: row for row in _core.backend.backends()}
         row = rows[self.backend]
+        if self.index >= len(row["devices"]):
+            raise DeviceUnavailableError(
+                f"[{self.device}] expected the device this session was made for, got "
+                f"{len(row['devices'])} devices of {self.backend}; try rm_abstract.init() again",
+                code="RM407",
+            )
         info = row["devices"][self.index]
         self.properties: dict[str, str] = dict(info["properties"])
         self.target = str(info["arch"])
@@ -74,6 +80,10 @@ class DeviceCompiler:
     @property
     def timeout_s(self) -> float:
         return float(self._settings.text("timeout_s"))
+
+    @property
+    def stall_s(self) -> float:
+        return float(self._settings.text("stall_timeout_s"))
 
     @property
     def execute_timeout_s(self) -> float:
@@ -117,7 +127,9 @@ class DeviceCompiler:
             block = self.shared(weights)
             program = onnx_program.to_onnx(text, weights) if self._takes_onnx else text.encode()
             return bytes(
-                worker.compile(self.index, program, options, block, progress, self.timeout_s)
+                worker.compile(
+                    self.index, program, options, block, progress, self.timeout_s, self.stall_s
+                )
             )
 
     def _options(self) -> dict[str, str]:

@@ -56,7 +56,13 @@ def remote_engine(
     from rm_abstract.generation.vllm.engine import Vllm
 
     kind = Vllm(settings.text("engine_options"), device)
-    return RemoteEngine(kind, watch, notice, settings.text("worker_log_dir"))
+    return RemoteEngine(
+        kind,
+        watch,
+        notice,
+        settings.text("worker_log_dir"),
+        float(settings.text("stall_timeout_s")),
+    )
 
 
 def _rebellions(
@@ -73,4 +79,10 @@ def _rebellions(
     if not engine.installed(interpreter("rbln")):
         return None
     kind = engine.OptimumRbln(settings, device)
-    return RemoteEngine(kind, watch, notice, settings.text("worker_log_dir"))
+    return RemoteEngine(
+        kind,
+        watch,
+        notice,
+        settings.text("worker_log_dir"),
+        float(settings.text("stall_timeout_s")),
+    )

@@ -7,7 +7,9 @@ neither torch nor transformers; a vendor's plugin imports what its SDK needs.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
+import signal
 import sys
 
 
@@ -23,6 +25,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     os.environ.setdefault("RM_WORKER", "1")
+    if not options.fingerprint:
+        # Asked for when a call hangs (src/worker/process.cpp), before the process is ended.
+        faulthandler.register(signal.SIGUSR1)
 
     from rm_abstract import device
     from rm_abstract.worker import python_plugins

@@ -114,6 +114,8 @@ class _Hooks:
 
     def fits(self, device: int, artefact: memoryview) -> bool:
         header = artefact_header.read(artefact)
+        if device >= len(self._devices):
+            return False  # it is gone
         return header is not None and header.fits(
             self.name, self._devices[device].arch, fingerprint_of_worker(self._found)
         )
@@ -201,6 +203,11 @@ def _unavailable(name: str, python: str, why: str) -> DeviceUnavailableError:
         f"{python} -m pip install rm_abstract, and the plugin, or another RM_{name.upper()}_PYTHON",
         code="RM401",
     )
+
+
+def forget_fingerprints() -> None:
+    """Devices changed: a driver may have, too."""
+    _ask.cache_clear()
 
 
 # ---- the worker's search -------------------------------------------------------------------------

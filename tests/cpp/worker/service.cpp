@@ -70,6 +70,11 @@ void must_not_run(const char* what) {
   if (is_running) throw Error(RM_INTERNAL, std::string(what) + " while a program runs", "RM303");
 }
 
+[[noreturn]] void wait_for_ever() {
+  std::fprintf(stderr, "about to wait\n");
+  while (true) pause();
+}
+
 class TestService final : public worker::Service {
  public:
   worker::Ready describe() override {
@@ -77,6 +82,7 @@ class TestService final : public worker::Service {
   }
   std::string compile(const worker::CompileJob& job) override {
     if (job.program == "crash") std::abort();
+    if (job.program == "stuck") wait_for_ever();
     double seconds = 0;
     const bool slow = std::sscanf(job.program.c_str(), "slow %lf", &seconds) == 1;
     const bool deaf = std::sscanf(job.program.c_str(), "deaf %lf", &seconds) == 1;
@@ -92,6 +98,7 @@ class TestService final : public worker::Service {
     return out;
   }
   std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override {
+    if (job.artefact == "stuck") wait_for_ever();
     if (job.artefact == "bad") throw Error(RM_DATA_LOSS, "a damaged artefact", "RM602");
     return std::make_unique<Program>(job);
   }

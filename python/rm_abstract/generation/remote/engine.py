@@ -22,7 +22,7 @@ import torch
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, ExecutionError
 from rm_abstract.base.scope import disabled_var
-from rm_abstract.generation.remote.process import EngineProcess, Ticket
+from rm_abstract.generation.remote.process import STALL_S, EngineProcess, Ticket
 from rm_abstract.generation.remote.stream import RemoteStream
 from rm_abstract.generation.remote.weights import check_structure, write_folder
 from rm_abstract.generation.remote.worker_side import members
@@ -102,9 +102,11 @@ class RemoteEngine:
         watch: Callable[[], Watch],
         notice: Notice,
         log_dir: str = "",
+        stall_s: float = STALL_S,
     ) -> None:
         self.name = kind.name
         self._kind, self._watch, self._notice, self._log_dir = kind, watch, notice, log_dir
+        self._stall_s = stall_s
         self._lock = threading.RLock()
         self._live: _Live | None = None
         self._finalizer: Any = None
@@ -255,7 +257,11 @@ class RemoteEngine:
     def _started(self, model: Any, rows: int) -> _Live:
         begun = time.monotonic()
         process = EngineProcess(
-            self.name, self._kind.command(), self._kind.environment(), self._log_dir
+            self.name,
+            self._kind.command(),
+            self._kind.environment(),
+            self._log_dir,
+            self._stall_s,
         )
         self._finalizer = weakref.finalize(self, process.close)
         self.starts += 1

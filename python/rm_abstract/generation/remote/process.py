@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rm_abstract import _core
 from rm_abstract.base.errors import ConfigError, Error, ExecutionError
 from rm_abstract.generation.remote.worker_side import (
     end_group,
@@ -36,7 +37,9 @@ from rm_abstract.generation.remote.worker_side import (
 
 SILENCE_S = 60.0  # without a sign of life: taken for hung
 _STOP_S = 2.0  # after the end of its processes: for the tracker of shared memory
+STALL_S = 600.0
 _LOG_TAIL = 3000  # bytes
+_STACKS_S = 2.0  # for a process that hangs to write where
 
 
 class Ticket:
@@ -52,13 +55,14 @@ class Ticket:
         """The next message; ``deadline`` in seconds of time.monotonic().
 
         Raises ExecutionError: RM303 when the process is gone or silent, RM308 at the deadline,
-        RM331 for what the engine reports.
+        RM309 when it does nothing at all any more, RM331 for what the engine reports.
         """
         while True:
             try:
                 message = self.messages.get(timeout=1.0)
             except queue.Empty:
                 self._process.check_alive()
+                self._process.check_progress()
                 if time.monotonic() > deadline:
                     raise ExecutionError(
                         f"[{self._process.name}] expected an answer in time, got none; try a "
@@ -79,9 +83,15 @@ class EngineProcess:
     """One process, started by the constructor. Raises Error (RM330) when it cannot be."""
 
     def __init__(
-        self, name: str, command: list[str], environment: Mapping[str, str], log_dir: str = ""
+        self,
+        name: str,
+        command: list[str],
+        environment: Mapping[str, str],
+        log_dir: str = "",
+        stall_s: float = STALL_S,
     ) -> None:
-        """``command`` gets the socket's number and a scratch folder as its last arguments."""
+        """``command`` gets the socket's number and a scratch folder as its last arguments. Whoever
+        waits gives the process up when it did nothing at all for ``stall_s`` seconds; 0: never."""
         self.name = name
         self.scratch = Path(tempfile.mkdtemp(prefix=f"rm_{name}_"))
         self._pid = os.getpid()
@@ -118,6 +128,9 @@ class EngineProcess:
             theirs.close()
         self._socket = ours
         self._sending = threading.Lock()
+        self._stall_s = stall_s
+        self._stall = _core.worker.StallWatch(self._child.pid, stall_s)
+        self._stalling = threading.Lock()  # guards _stall
         _running.add(self)
         threading.Thread(target=_read, args=(weakref.ref(self), ours), daemon=True).start()
 
@@ -140,6 +153,9 @@ class EngineProcess:
         with self._lock:
             if self._gone or self._closed:
                 raise self.crash()
+            if not self._tickets:  # it had nothing to do until now
+                with self._stalling:
+                    self._stall = _core.worker.StallWatch(self._child.pid, self._stall_s)
             self._tickets[ticket.number] = ticket
         self._send({"op": op, "id": ticket.number, **fields})
         return ticket
@@ -171,6 +187,20 @@ class EngineProcess:
             self._kill()
         if self._gone or self._closed or self._child.poll() is not None:
             raise self.crash()
+
+    def check_progress(self) -> None:
+        """Raises ExecutionError (RM309) for a process that beats but does nothing else."""
+        with self._stalling:
+            if not self._stall.has_stalled(self._log_bytes()):
+                return
+        self._write_stacks()
+        self._kill()
+        raise ExecutionError(
+            f"[{self.name}] expected the engine to go on, got {self._stall_s:g} s in which it "
+            "neither computed, read, wrote nor reported anything; raise stall_timeout_s if it "
+            f"waits for something{self._named_log()}\n{self.log_tail()}",
+            code="RM309",
+        )
 
     def crash(self) -> ExecutionError:
         """What became of it, with the end of its log."""
@@ -217,6 +247,7 @@ class EngineProcess:
     def let_go(self) -> None:
         """In a child made by fork: the process is the parent's."""
         self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._stalling = threading.Lock()
         self._closed = self._gone = True
         self._socket.close()  # the worker must see the parent's end, not this copy
         self._child.returncode = 0  # its destructor must not wait for somebody else's child
@@ -254,6 +285,8 @@ class EngineProcess:
             return
         with self._lock:
             ticket = self._tickets.get(message["id"])
+        with self._stalling:
+            self._stall.heard()
         if ticket is not None:
             ticket.put(message)
         if message["event"] == "error" and message["fatal"]:
@@ -270,6 +303,20 @@ class EngineProcess:
             waiting = list(self._tickets.values())
         for ticket in waiting:
             ticket.put({"event": "gone"})
+
+    def _log_bytes(self) -> int:
+        with contextlib.suppress(OSError):
+            return self._log.stat().st_size
+        return 0
+
+    def _write_stacks(self) -> None:
+        """Has the process write the stacks of its threads to its log (worker_side listens)."""
+        before, until = self._log_bytes(), time.monotonic() + _STACKS_S
+        with contextlib.suppress(OSError):
+            self._child.send_signal(signal.SIGUSR1)
+        while self._log_bytes() == before and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.05)  # the rest of them
 
     def _kill(self) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import json
 import os
 import shutil
@@ -181,4 +182,5 @@ class Server:
 
 def main(engine: Engine, argv: list[str]) -> None:
     """``argv``: the number of the socket, the folder to remove at the end."""
+    faulthandler.register(signal.SIGUSR1)  # asked for when it hangs, before it is ended
     Server(engine, int(argv[0]), argv[1]).run()
