@@ -235,15 +235,13 @@ class Session:
             self.kernel_checks,
             self.workers,
             events,
-            self._background_captures(),
+            self._background_captures,
         )
 
-    def _background_captures(self) -> Captures | None:
-        """What captures calls with compile_mode=async; its process starts with the first one."""
+    def _background_captures(self) -> Captures:
+        """What captures calls that need not wait; its process starts with the first one."""
         from rm_abstract.engines.background import Captures
 
-        if self.settings.text("compile_mode") != "async":
-            return None
         with _lock:
             if self._captures is None:
                 self._captures = Captures()

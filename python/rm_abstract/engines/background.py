@@ -1,4 +1,4 @@
-"""Captures in a process of their own, for `compile_mode="async"` (decision 0034).
+"""Captures in a process of their own (decision 0034): for calls that do not wait for them.
 
 torch.export changes torch for the whole process while it traces, so another thread's call could
 meet a half-traced module. Here one helper process carries out one job after the other, and only

@@ -49,4 +49,4 @@ class EngineContext:
     kernel_checks: Callable[[], Any]  # -> _core.SelfCheck, made on first use
     workers: Callable[[str, bytes], Any]  # (backend, fingerprint) -> WorkerPool
     events: Events
-    captures: Captures | None = None  # None: calls wait for their capture
+    captures: Callable[[], Captures] | None = None  # None: every call waits for its capture

@@ -1,12 +1,16 @@
-"""The calls of one engine that another process captures, or has captured (`compile_mode="async"`).
+"""The calls of one engine that another process captures, or has captured.
 
-A call is given away once: what it came back with is what later calls like it are told.
+These are all calls with `compile_mode="async"`, and those that say themselves that they can wait
+(`unhurried`). A call is given away once: what it came back with is what later calls like it are
+told.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +22,20 @@ from rm_abstract.capture.errors import CaptureError
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.capture_job import NOT_POSSIBLE, Job, pack
 from rm_abstract.engines.context import EngineContext
+
+_unhurried: ContextVar[list[Pending] | None] = ContextVar("rm_abstract_unhurried", default=None)
+
+
+@contextmanager
+def unhurried(apply: bool = True) -> Iterator[list[Pending]]:
+    """Calls inside do not need their programs now: captures go to another process where that is
+    possible. Gives the list of what was begun there, or had not ended yet."""
+    begun: list[Pending] = []
+    token = _unhurried.set(begun if apply else None)
+    try:
+        yield begun
+    finally:
+        _unhurried.reset(token)
 
 
 class Capturing(Protocol):
@@ -42,16 +60,31 @@ class Deferrals:
         assert context.captures is not None
         self._settings = context.settings
         self._captures = context.captures
+        self._always = context.settings.text("compile_mode") == "async"
         self._outcomes: dict[str, tuple[str, str] | Pending] = {}
 
     def forget(self) -> None:
         """The module is another one now."""
         self._outcomes = {}
 
-    def defer(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
-        """Raises Deferred while the call is captured, then what came of it: CaptureError or
-        Decline. Not asked for a call whose program is in the cache; ``key`` is what it would be
-        found by."""
+    def ask(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
+        """Raises Deferred while another process captures the call, then CaptureError when that
+        found that it cannot be captured. Returns when the call is to be captured here. Not asked
+        for a call whose program is in the cache; ``key`` is what it would be found by."""
+        begun = _unhurried.get()
+        if begun is None and not self._always:
+            return
+        try:
+            self._defer(engine, call, pattern, key)
+        except Deferred as deferred:
+            if begun is not None:
+                begun.append(deferred.pending)
+            raise
+        except Decline:
+            if self._always:
+                raise
+
+    def _defer(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
         shapes = [list(map(int, t.shape)) for t in call_tensors(call)]
         place = json.dumps([key, shapes])
         outcome = self._outcomes.get(place)
@@ -74,7 +107,7 @@ class Deferrals:
             outcomes[place] = code or NOT_POSSIBLE, message or lost
             pending.settle()
 
-        self._captures.submit(data, done)
+        self._captures().submit(data, done)
         raise Deferred("RM112", "captured by another process", pending)
 
     def _identity(self, engine: Capturing, module: torch.nn.Module) -> str:

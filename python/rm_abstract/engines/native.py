@@ -199,7 +199,7 @@ class NativeEngine:
         the background."""
         started = time.perf_counter()
         if self._background is not None:
-            self._background.defer(self, call, pattern, call_key(call, pattern))
+            self._background.ask(self, call, pattern, call_key(call, pattern))
         record = self._record(call, pattern)
         variant = self._compile(record, call, past, started)
         self.artefacts.store_record(self.module(), call_key(call, pattern), record)

@@ -2,7 +2,8 @@
 
 The core finds drafts, learns whether checking them pays and runs the checks
 (src/generation/draft_check.hpp); here the program that checks is captured, when drafts would have
-saved what that costs. It is the model itself over several tokens, giving the logits of each.
+saved what that costs. It is the model itself over several tokens, giving the logits of each. A
+generation does not wait for it: where that is possible another process captures it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from rm_abstract import _core
 
 if TYPE_CHECKING:
+    from rm_abstract.base.decline import Pending
     from rm_abstract.engines.native import NativeEngine
     from rm_abstract.generation.greedy_step import GreedyStep
 
@@ -29,6 +31,16 @@ class Drafts:
         self.mode = mode  # the option prompt_lookup
         self.policy = _core.DraftPolicy(mode == "always")
         self.refused = False  # no program gives the logits of several tokens
+        self.awaited = False  # another process makes that program
+
+    def wait_for(self, pending: Pending) -> None:
+        """No checks are asked for until ``pending`` is settled."""
+        self.awaited = True
+
+        def arrived() -> None:
+            self.awaited = False
+
+        pending.then(arrived)
 
     def margin(self, engine: NativeEngine, step: GreedyStep) -> float | None:
         """A smaller lead of the best logit is a tie; None where drafts are not wanted.

@@ -20,6 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from rm_abstract.base.decline import Decline
 from rm_abstract.engines.call_parts import reported
 from rm_abstract.engines.compiled_call import CompiledCall
+from rm_abstract.engines.deferrals import unhurried
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
@@ -310,19 +311,26 @@ class TokenLoop:
             check = self.step(widened(inputs, width), width)
             if check is not None:
                 step.add_check(check, width)
-        may_want = WIDTHS[-1] in fitting and not step.has_checks
+        may_want = WIDTHS[-1] in fitting and not step.has_checks and not drafts.awaited
         return step.drafting(drafts.policy, self._ids[0].tolist(), margin, may_want)
 
     def _make_checks(self) -> None:
-        """An ordinary call over several tokens: compiled and compared. Its tokens do not count."""
+        """An ordinary call over several tokens: compiled and compared. Its tokens do not count.
+
+        The generation goes on without drafts while another process captures it.
+        """
         drafts = self._armed.generation.drafts
         cache = self._kwargs["past_key_values"]
         inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
         cache.on_trial = True
         try:
             for _ in range(2):  # the second one is served, or no later one will be
-                outputs = self._model(**inputs, return_dict=True)
+                with unhurried(drafts.mode == "auto") as begun:
+                    outputs = self._model(**inputs, return_dict=True)
                 cache.advance(length)
+                if begun:
+                    drafts.wait_for(begun[0])
+                    return
                 if self.step(inputs, width) is not None:
                     break
             drafts.refused = outputs.logits.shape[1] != width or self.step(inputs, width) is None

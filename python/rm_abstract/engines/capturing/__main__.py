@@ -76,6 +76,7 @@ def main() -> None:
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(sys.stdin.buffer, jobs), daemon=True)
     reader.start()
+    os.nice(5)  # the parent goes first where they share a processor
     import torch
 
     torch.set_num_threads(1)  # the parent computes meanwhile
