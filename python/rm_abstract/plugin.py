@@ -35,7 +35,8 @@ class PythonPlugin:
     has it. ``packages`` are the distributions whose versions change artefacts, looked up in the
     worker's interpreter; ``fingerprint()`` adds what else does (a driver's version in sysfs).
     ``options`` are the plugin's own: compile_options={"zeta": {"level": 3}} reaches compile() as
-    options["zeta.level"], "3", and is in the key.
+    options["zeta.level"], "3", and is in the key. ``states``: the worker class has `make_state`,
+    and programs may keep tensors on the device between runs (keys and values).
     """
 
     name: str
@@ -50,6 +51,7 @@ class PythonPlugin:
     score: int = 1
     properties: Mapping[str, str] = field(default_factory=dict)
     options: Sequence[str] = ()
+    states: bool = False
 
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() and self.name == self.name.lower()):
@@ -57,6 +59,10 @@ class PythonPlugin:
         if self.program_format not in ("rm.ir/1", "onnx"):
             raise ValueError(
                 f"[plugin] expected program_format rm.ir/1 or onnx, got {self.program_format!r}"
+            )
+        if self.states and self.program_format != "rm.ir/1":
+            raise ValueError(
+                f"[plugin] expected rm.ir/1 with states, got {self.program_format}: ONNX has none"
             )
         if wrong := [name for name in self.options if not name.isidentifier()]:
             raise ValueError(f"[plugin] expected identifiers as options, got {wrong}")
@@ -84,9 +90,23 @@ class Failure(Exception):
 
 
 class Executable(Protocol):
-    """A loaded program; ``inputs`` and ``outputs`` are `worker.tensors.Tensor`s in order."""
+    """A loaded program; ``inputs`` and ``outputs`` are `worker.tensors.Tensor`s in order. One that
+    has states is also given those, in the order of `Program.states`, and updates them in place."""
 
-    def execute(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None: ...
+    def execute(self, inputs: Sequence[Any], outputs: Sequence[Any], states: Any = ...) -> None: ...
+
+
+Region = tuple[slice, ...]  # one slice(start, stop) per axis
+
+
+class State(Protocol):
+    """A tensor on the device, all zeros when it is made. `Tensor`s are contiguous host memory of
+    the region's shape. A method ``copy(region, source, source_region)`` is used where there is one;
+    else copies go through host memory."""
+
+    def read(self, region: Region, into: Any) -> None: ...
+
+    def write(self, region: Region, value: Any) -> None: ...
 
 
 class Worker(Protocol):
@@ -101,3 +121,7 @@ class Worker(Protocol):
     ) -> bytes: ...
 
     def load(self, artefact: bytes, weights: Mapping[str, Any]) -> Executable: ...
+
+    def make_state(self, port: Any) -> State:
+        """Of a plugin with ``states``: zeros of a port's dtype and shape. No call may follow that
+        uses it once nobody holds it."""

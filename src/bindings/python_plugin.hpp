@@ -18,7 +18,8 @@ namespace rm::bindings {
 /// devices(), fingerprint(device), query_support(device, text, nodes) and fits(device, artefact).
 std::unique_ptr<Backend> make_python_backend(pybind11::object hooks);
 
-/// `service` has the functions describe(), compile(...) and load(...) of worker/python_backend.py.
+/// `service` has the functions describe(), compile(...), load(...), make_states(...) and
+/// copy_states(...) of worker/python_backend.py.
 std::unique_ptr<worker::Service> make_python_service(pybind11::object service);
 
 /// A Python exception as rm::Error: with the code and reason of rm_abstract.plugin.Failure and of

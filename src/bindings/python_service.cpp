@@ -46,6 +46,38 @@ auto in_python(const char* otherwise, Body&& body) {
   }
 }
 
+/// A set of states, as the Python side made it.
+class PythonStates final : public worker::States {
+ public:
+  explicit PythonStates(py::object set) : set_(std::move(set)) {}
+  ~PythonStates() override {
+    const py::gil_scoped_acquire locked;
+    set_ = py::object();
+  }
+  const py::object& set() const { return set_; }
+
+ private:
+  py::object set_;
+};
+
+/// None for no states.
+py::object held(const worker::States* states) {
+  if (states == nullptr) return py::none();
+  return static_cast<const PythonStates*>(states)->set();
+}
+
+py::list types_of(const worker::Slots& slots) {
+  py::list out;
+  for (const worker::TensorSlot& slot : slots) {
+    ir::DType dtype{};
+    if (!ir::from_dlpack(slot.dtype, &dtype)) {
+      throw_invalid("[worker] expected an element type of the IR, got another");
+    }
+    out.append(py::make_tuple(slot.name, std::string(ir::name(dtype)), slot.dims));
+  }
+  return out;
+}
+
 class PythonRunnable final : public worker::Runnable {
  public:
   explicit PythonRunnable(py::object run) : run_(std::move(run)) {}
@@ -53,8 +85,8 @@ class PythonRunnable final : public worker::Runnable {
     const py::gil_scoped_acquire locked;
     run_ = py::object();
   }
-  void run(worker::States* /*none are made*/) override {
-    in_python(device::kExecuting, [&] { run_(); });
+  void run(worker::States* states) override {
+    in_python(device::kExecuting, [&] { run_(held(states)); });
   }
 
  private:
@@ -96,23 +128,31 @@ class PythonService final : public worker::Service {
     return in_python(device::kExecuting, [&]() -> std::unique_ptr<worker::Runnable> {
       return std::make_unique<PythonRunnable>(service_.attr("load")(
           job.device, py::bytes(job.artefact), rows_of(job.constants, Access::kRead),
-          rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite)));
+          rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite),
+          types_of(job.states)));
     });
   }
 
-  std::unique_ptr<worker::States> make_states(uint64_t /*device*/,
-                                              const worker::Slots& /*slots*/) override {
-    throw no_states();
+  std::unique_ptr<worker::States> make_states(uint64_t device,
+                                              const worker::Slots& slots) override {
+    return in_python(device::kExecuting, [&]() -> std::unique_ptr<worker::States> {
+      return std::make_unique<PythonStates>(
+          service_.attr("make_states")(device, types_of(slots)));
+    });
   }
-  void copy_states(const worker::CopyJob& /*job*/) override { throw no_states(); }
+
+  void copy_states(const worker::CopyJob& job) override {
+    in_python(device::kExecuting, [&] {
+      const worker::StatesRegion& region = job.region;
+      service_.attr("copy_states")(
+          held(job.from), held(job.to),
+          py::make_tuple(region.axis, region.from_start, region.to_start, region.count,
+                         region.rows),
+          rows_of(job.host, Access::kWrite));
+    });
+  }
 
  private:
-  static Error no_states() {
-    return Error(RM_UNIMPLEMENTED,
-                 "[plugin] expected a plugin in Python without the property 'states', got it; "
-                 "try a plugin in C++ for tensors that stay on the device");
-  }
-
   py::object service_;
 };
 

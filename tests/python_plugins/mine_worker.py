@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from rm_abstract.plugin import Failure
-from rm_abstract.worker.ir_to_torch import ir_to_torch
+from rm_abstract.worker.ports import Port
 from rm_abstract.worker.python_backend import Program
+from rm_abstract.worker.python_states import TorchState
 from rm_abstract.worker.tensors import Tensor
 
 
@@ -30,7 +31,9 @@ class Loaded:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
 
-    def execute(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def execute(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[TorchState] = ()
+    ) -> None:
         if fault("run_crash"):
             crash()
         if fault("run_hang"):
@@ -40,10 +43,13 @@ class Loaded:
         if fault("device_lost"):
             raise Failure("[mine] expected the device, got nothing", "RM407")
         with torch.inference_mode():
-            results = self._module(*[tensor.torch() for tensor in inputs])
-        for result, output in zip(results, outputs, strict=True):
+            held = [state.tensor for state in states]
+            results = self._module(*[tensor.torch() for tensor in inputs], *held)
+        for result, output in zip(results, outputs, strict=False):
             wrong = fault("wrong_numbers") and result.is_floating_point()
             output.write(result * 1.05 if wrong else result)
+        for state, content in zip(states, results[len(outputs) :], strict=True):
+            state.tensor.copy_(content)
 
 
 class TorchWorker:
@@ -82,5 +88,7 @@ class TorchWorker:
     def load(self, artefact: bytes, weights: Mapping[str, Tensor]) -> Loaded:
         if fault("load_hang"):
             time.sleep(1e9)
-        tensors = {name: tensor.torch() for name, tensor in weights.items()}
-        return Loaded(ir_to_torch(artefact.decode(), tensors).eval())
+        return Loaded(Program("rm.ir/1", artefact, weights).torch().eval())
+
+    def make_state(self, port: Port) -> TorchState:
+        return TorchState(port)

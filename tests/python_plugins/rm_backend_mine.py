@@ -27,4 +27,5 @@ plugin = PythonPlugin(
     why_not=why_not,
     packages=("torch",),
     options=("level",),
+    states=True,
 )

@@ -256,6 +256,26 @@ class IrModule(torch.nn.Module):
         return tuple(values[i] for i in self.program.outputs)
 
 
+class StatesLast(torch.nn.Module):
+    """forward(*inputs, *states): the states behind the others, wherever the program has them."""
+
+    def __init__(self, module: IrModule) -> None:
+        super().__init__()
+        self.module = module
+        program = module.program
+        behind = [v for v in program.inputs if v in program.donated]
+        order = [v for v in program.inputs if v not in program.donated] + behind
+        self._places = [order.index(value) for value in program.inputs]
+
+    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs: tuple[torch.Tensor, ...] = self.module(*[given[at] for at in self._places])
+        return outputs
+
+
+def states_last(module: IrModule) -> StatesLast:
+    return StatesLast(module)
+
+
 def ir_to_torch(
     text: str, weights: Mapping[str, torch.Tensor], instead: Functions | None = None
 ) -> IrModule:

@@ -26,24 +26,30 @@ class Port:
         return torch.zeros(self.shape, dtype=DTYPES[self.dtype])
 
 
-def of_text(text: str) -> tuple[list[Port], list[Port]]:
-    """Inputs and outputs of a static program in rm.ir/1. Raises ValueError."""
+def of_text(text: str) -> tuple[list[Port], list[Port], list[Port]]:
+    """Inputs, outputs and states of a static program in rm.ir/1: a state is neither an input nor,
+    with its new content, an output. Raises ValueError."""
     program = ir_text.parse(text)
-    names = _unique(
-        [program.names.get(value, "") for value in program.inputs], "input", len(program.inputs)
+    plain = [value for value in program.inputs if value not in program.donated]
+    kept = [value for value in program.inputs if value in program.donated]
+    names = _unique([program.names.get(value, "") for value in plain], "input", len(plain))
+    outputs = program.output_types[: len(program.outputs) - len(kept)]
+    return (
+        _ports(names, [program.types[value] for value in plain]),
+        _ports(_unique([], "output", len(outputs)), outputs),
+        _ports(_unique([], "state", len(kept)), [program.types[value] for value in kept]),
     )
-    results = _unique([], "output", len(program.outputs))
-    return _ports(names, program.input_types), _ports(results, program.output_types)
 
 
-def of_onnx(code: bytes) -> tuple[list[Port], list[Port]]:
-    """Inputs and outputs of a ModelProto's bytes. Needs the package onnx."""
+def of_onnx(code: bytes) -> tuple[list[Port], list[Port], list[Port]]:
+    """Inputs and outputs of a ModelProto's bytes, which has no states. Needs the package onnx."""
     import onnx
 
     graph = onnx.load_model_from_string(code).graph
     weights = {initializer.name for initializer in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
-    return [_onnx_port(value) for value in inputs], [_onnx_port(value) for value in graph.output]
+    outputs = [_onnx_port(value) for value in graph.output]
+    return [_onnx_port(value) for value in inputs], outputs, []
 
 
 def _onnx_port(value: Any) -> Port:

@@ -18,9 +18,12 @@ from typing import Any
 from rm_abstract import plugin as public
 from rm_abstract.worker import artefact_header, ports
 from rm_abstract.worker.python_plugins import Found, fingerprint, source_digest
+from rm_abstract.worker.python_states import Copy, StateSet, copy_states
 from rm_abstract.worker.tensors import Tensor
 
 Rows = list[tuple[str, str, list[int], memoryview]]
+Types = list[tuple[str, str, list[int]]]
+Region = tuple[int, int, int, int, list[int]]
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,21 @@ class Program:
         return self._ports[1]
 
     @property
-    def _ports(self) -> tuple[list[ports.Port], list[ports.Port]]:
+    def states(self) -> list[ports.Port]:
+        """What stays on the device between runs; not among the inputs, nor the outputs."""
+        return self._ports[2]
+
+    @property
+    def _ports(self) -> tuple[list[ports.Port], list[ports.Port], list[ports.Port]]:
         return ports.of_onnx(self.code) if self.format == "onnx" else ports.of_text(self.text)
 
     def torch(self) -> Any:
-        """An nn.Module of a program in rm.ir/1: forward(*inputs) -> tuple of outputs."""
-        from rm_abstract.worker.ir_to_torch import ir_to_torch
+        """An nn.Module of a program in rm.ir/1: forward(*inputs, *states) -> tuple of the outputs
+        and the states' new content."""
+        from rm_abstract.worker.ir_to_torch import ir_to_torch, states_last
 
-        return ir_to_torch(self.text, {n: t.torch() for n, t in self.weights.items()})
+        module = ir_to_torch(self.text, {n: t.torch() for n, t in self.weights.items()})
+        return states_last(module) if module.program.donated else module
 
     def onnx(self) -> Any:
         """An onnx.ModelProto of a program in ONNX, with the weights in it."""
@@ -158,20 +168,45 @@ class Service:
             )
 
     def load(
-        self, device: int, artefact: bytes, constants: Rows, inputs: Rows, outputs: Rows
-    ) -> Callable[[], None]:
+        self,
+        device: int,
+        artefact: bytes,
+        constants: Rows,
+        inputs: Rows,
+        outputs: Rows,
+        states: Types,
+    ) -> Callable[[StateSet | None], None]:
         with _told(f"{self._plugin.name} load", executing=True):
             payload = artefact_header.unwrap(
                 artefact, self._plugin.name, self._targets[device], self._fingerprint
             )
             loaded = self._worker(device).load(payload, _tensors_by_name(constants))
-        given, wanted = _tensors(inputs), _tensors(outputs)
+        given, wanted, kept = _tensors(inputs), _tensors(outputs), _ports(states)
 
-        def run() -> None:
+        def run(held: StateSet | None) -> None:
             with _told(f"{self._plugin.name} execute", executing=True):
-                loaded.execute(given, wanted)
+                if not kept:
+                    loaded.execute(given, wanted)
+                    return
+                if held is None:
+                    raise ValueError("expected states, got none")
+                loaded.execute(given, wanted, held.of(kept))
 
         return run
+
+    def make_states(self, device: int, states: Types) -> StateSet:
+        with _told(f"{self._plugin.name} make_state", executing=True):
+            return StateSet.made(_ports(states), self._worker(device).make_state)
+
+    def copy_states(
+        self, source: StateSet | None, target: StateSet | None, region: Region, host: Rows
+    ) -> None:
+        with _told(f"{self._plugin.name} copy of states", executing=True):
+            copy_states(source, target, Copy(*region), _tensors(host))
+
+
+def _ports(states: Types) -> list[ports.Port]:
+    return [ports.Port(name, dtype, tuple(dims)) for name, dtype, dims in states]
 
 
 def _tensors(rows: Rows) -> list[Tensor]:

@@ -132,6 +132,7 @@ class _DeviceRow:
             "embeds_weights": "1" if plugin.embeds_weights else "0",
             "program_format": plugin.program_format,
             "options": " ".join(plugin.options),
+            "states": "1" if plugin.states else "0",
         }
 
 

@@ -18,6 +18,18 @@ _NUMPY = {
     "u8": "uint8",
     "bool": "bool",
 }
+SIZES = {
+    "f32": 4,
+    "f64": 8,
+    "bf16": 2,
+    "f16": 2,
+    "i64": 8,
+    "i32": 4,
+    "i16": 2,
+    "i8": 1,
+    "u8": 1,
+    "bool": 1,
+}  # bytes of an element
 
 
 @dataclass(frozen=True)
