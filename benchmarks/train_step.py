@@ -8,6 +8,9 @@ that what else the machine does meets all alike. With --clock cpu the processor 
 counts, all threads together: with --threads 1, on a machine that others use, it says more than the
 wall's. A figure is the median of the rounds' medians in µs a step; the ratio is to the fastest of
 torch's variants in the same run.
+
+With --memory the GPT is trained without a memory budget, at half of the bytes that eager keeps for
+its backward, and at nine twentieths; times alternate in the same way.
 """
 
 from __future__ import annotations
@@ -162,17 +165,65 @@ def measure(work: Workload, rounds: int, clock: Callable[[], float]) -> str:
     return f"| {' | '.join(row)} |"
 
 
+def kept_by_eager(work: Workload) -> int:
+    """Bytes of the tensors that autograd saves, parameters not counted."""
+    own = {p.untyped_storage().data_ptr() for p in work.model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        if t.untyped_storage().data_ptr() not in own:
+            kept[t.untyped_storage().data_ptr()] = t  # held: its address is not used again
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        x, y = work.batches[0]
+        work.loss(work.model(x), y)
+    return sum(t.untyped_storage().nbytes() for t in kept.values())
+
+
+def measure_memory(work: Workload, rounds: int, clock: Callable[[], float]) -> None:
+    kept = kept_by_eager(work)
+    print(f"{work.name}: eager keeps {kept / 1e6:.1f} MB for its backward\n")
+    steps = {}
+    for budget in (None, kept // 2, kept * 9 // 20):
+        model = copy.deepcopy(work.model)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        steps[budget] = rm.compile_step(
+            model, work.loss, optimizer, memory_budget=budget, options={"fallback": "error"}
+        )
+    found: dict[int | None, list[float]] = {budget: [] for budget in steps}
+    for _ in range(rounds + 1):
+        for budget, step in steps.items():
+            found[budget].append(timed(step, work, clock))
+    print(
+        "| budget MB | arena MB | of its lower bound | µs a step | of the first | computed twice |"
+    )
+    print("|---|---|---|---|---|---|")
+    first = statistics.median(found[None][1:])
+    for budget, step in steps.items():
+        row = step.memory_report()[0]
+        twice = ", ".join(f"{r['values']} {r['operator']} {r['type']}" for r in row["recomputed"])
+        mine = statistics.median(found[budget][1:])
+        print(
+            f"| {'none' if budget is None else f'{budget / 1e6:.1f}'} | {row['arena'] / 1e6:.1f} | "
+            f"{row['arena'] / row['lower_bound']:.4f} | {mine:.0f} | {mine / first:.2f} | {twice} |"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     given = parser.parse_args()
     clock = time.perf_counter if given.clock == "wall" else time.process_time
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
+    if given.memory:
+        return measure_memory(gpt(), given.rounds, clock)
     print("| workload | eager | foreach | fused | compile | compile all | compile_step | ", end="")
     print("ratio to the best | goal | worst loss difference |")
     print("|---|---|---|---|---|---|---|---|---|---|")

@@ -246,6 +246,7 @@ def compile_step(
     optimizer: Any,
     *,
     clip_norm: float | None = None,
+    memory_budget: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> TrainingStep:
     """A training step of an ordinary module, its loss and its optimizer as one compiled program.
@@ -255,7 +256,9 @@ def compile_step(
     scalar without gradient. ``inputs``: a tensor, a tuple of positional or a dict of keyword
     arguments; without a ``loss_fn`` the model's output has a field ``loss``. ``clip_norm``:
     gradients are clipped to this norm as by ``torch.nn.utils.clip_grad_norm_``; ``step.grad_norm``
-    is what it was before.
+    is what it was before. ``memory_budget``: bytes for activations, gradients and workspaces of
+    the program; values are computed twice where that keeps within it (``step.memory_report()``),
+    and what cannot be kept within it says so (RM711). Eager's first step is not bound by it.
 
     Dropout draws numbers of its own, not those of torch's generator; they follow
     ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated
@@ -265,7 +268,9 @@ def compile_step(
     """
     from rm_abstract.training.step import TrainingStep
 
-    return TrainingStep(model, loss_fn, optimizer, _training_settings(options), clip_norm)
+    return TrainingStep(
+        model, loss_fn, optimizer, _training_settings(options), clip_norm, memory_budget
+    )
 
 
 def compile_loss(

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -15,10 +16,12 @@
 #include "partition/partition.hpp"
 #include "passes/pass.hpp"
 #include "passes/quantize.hpp"
+#include "passes/recompute.hpp"
 
 namespace rm::bindings {
 
 namespace py = pybind11;
+using namespace pybind11::literals;
 
 namespace {
 
@@ -120,6 +123,22 @@ void bind_ir(py::module_& m) {
     return ir::print(graph);
   }, py::arg("text"), py::arg("options") = Texts(),
      "The inference pipeline applied to a program; options left out come from the environment.");
+  ir_module.def("recompute", [](const std::string& text, int64_t budget_bytes) {
+    ir::Graph graph = parse_checked(text);
+    const passes::RecomputeResult made = passes::recompute(graph, budget_bytes);
+    ir::verify(graph);
+    ops::infer_and_check(graph);
+    py::list values;
+    for (const passes::Recomputed& v : made.values) {
+      values.append(py::dict("operator"_a = v.op, "type"_a = v.type, "bytes"_a = v.bytes,
+                             "operators"_a = v.nodes,
+                             "share"_a = v.seconds / std::max(made.seconds, 1e-12)));
+    }
+    return py::dict("text"_a = ir::print(graph), "before"_a = made.before, "after"_a = made.after,
+                    "values"_a = values);
+  }, py::arg("text"), py::arg("budget_bytes"),
+     "A program whose temporaries fit the budget, or the nearest that was found: text, before and "
+     "after (bytes alive at once), values (what is computed again; share: of the program's estimated time).");
   ir_module.def("quantize", [](const std::string& text, int64_t bits, int64_t group, bool symmetric,
                                int64_t activations) {
     ir::Graph graph = parse_checked(text);

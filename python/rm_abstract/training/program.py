@@ -36,10 +36,12 @@ class StepProgram:
     constants: dict[str, torch.Tensor]
     clipped: bool
     draws: int  # of random numbers a step
+    hyper_columns: int  # numbers of a row of the input `hyper`
     runs: int = 0
     checked: bool = False
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
+    recomputed: list[dict[str, Any]] = field(default_factory=list)  # under a memory budget
 
     def run(
         self,
@@ -50,6 +52,11 @@ class StepProgram:
     ) -> list[Any]:
         """The loss, then the norm of the gradients when they are clipped. Updates ``donated``."""
         return list(self.program.run([*batch, hyper, *donated, *frozen]))
+
+
+def program_of(text: str, backends: list[str], stored: Stored) -> Any:
+    """A step after the passes, compiled. Weights are read where they lie: nothing is packed."""
+    return _core.Program(text, {}, backends, "", packing="never", checks=stored.checks)
 
 
 def compile_step_program(
@@ -77,7 +84,7 @@ def compile_step_program(
             unused.update(made["unused"])  # they stay weights that are only read
             trained = [t for t in trained if t.names[0] not in unused]
         text = stored.optimised(made["text"])
-        program = _core.Program(text, {}, backends, "", packing="never", checks=stored.checks)
+        program = program_of(text, backends, stored)
     except _core.CoreError as error:
         if error.reason.startswith("RM7"):
             raise Decline(error.reason, str(error)) from error
@@ -91,4 +98,5 @@ def compile_step_program(
         forward.constants,
         clip,
         forward.draws,
+        made["hyper"][1],
     )

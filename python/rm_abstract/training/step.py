@@ -21,8 +21,9 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.capture.training import Forward
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers
+from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
-from rm_abstract.training.program import StepProgram, Tied, compile_step_program
+from rm_abstract.training.program import StepProgram, Tied, compile_step_program, program_of
 from rm_abstract.training.routed import (
     Routed,
     check_apart,
@@ -44,8 +45,12 @@ class TrainingStep(Routed):
         optimizer: torch.optim.Optimizer,
         settings: Settings,
         clip_norm: float | None = None,
+        memory_budget: int | None = None,
     ) -> None:
         super().__init__("compile_step", model, loss_fn, settings)
+        if memory_budget is not None and memory_budget < 0:
+            raise ValueError(f"[compile_step] expected a budget in bytes, got {memory_budget}")
+        self.memory_budget = memory_budget
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips
@@ -66,6 +71,8 @@ class TrainingStep(Routed):
             found = self._programs.get(key)
             if found is None:
                 found = self._make(tensors, key, structure, self._compile)
+                if self.memory_budget is not None:
+                    self._fit(found, tensors, self.memory_budget)
             if found.checked:
                 return self._run(found, tensors)
             if not self._lacks_state(found):
@@ -118,6 +125,29 @@ class TrainingStep(Routed):
             usable_backends(),
             stored,
         )
+
+    def _fit(self, found: StepProgram, tensors: list[torch.Tensor], budget: int) -> None:
+        """Computes values twice where the arena is larger than the budget."""
+        stored, backends = self._stored, usable_backends()
+        assert stored is not None
+        self._fill([0.0] * (found.hyper_columns * len(self._rules)))
+        donated: list[torch.Tensor] = []  # of their shapes: states may not be there yet
+        for t in found.trained:
+            names = optimizers.state_names(self._rules[t.group])
+            donated += [t.tensor, *(torch.empty_like(t.tensor) for _ in names)]
+        donated += [named(self._module, name) for name in found.written]
+        inputs = [*tensors, self._hyper, *donated, *self._frozen(found)]
+        fitted = fit(
+            found.program,
+            found.text,
+            budget,
+            lambda text: program_of(text, backends, stored),
+            inputs,
+        )
+        found.program, found.text = fitted.program, fitted.text
+        found.recomputed = fitted.recomputed
+        if fitted.arena > budget:
+            self._note(Decline("RM711", f"{fitted.arena} bytes, the budget is {budget}"))
 
     def _lacks_state(self, found: StepProgram) -> bool:
         """Whether the optimiser has yet to make the state of a parameter: its own step does."""
@@ -249,7 +279,10 @@ class TrainingStep(Routed):
 
         ``arena``: activations, gradients and workspaces, reused between steps; ``lower_bound``: the
         most that is alive at once; ``parameters`` and ``states``: torch's tensors that are updated
-        in place. Nothing is recomputed but the rows' statistics of norms and attention.
+        in place; ``budget``: what was asked for, or None. ``recomputed``: values that are computed
+        a second time because of it, by operator and type: ``values`` (how many), ``bytes`` (freed
+        between their readers), ``operators`` (run again) and ``share`` (of the step's work, as
+        estimated). The rows' statistics of norms and attention are always computed again.
         """
         rows = []
         for p in self._programs.values():
@@ -263,6 +296,8 @@ class TrainingStep(Routed):
                     "parameters": own,
                     "states": sum(t.nbytes for t in donated) - own,
                     "packed": now["packed_bytes"],
+                    "budget": self.memory_budget,
+                    "recomputed": summary(p.recomputed),
                 }
             )
         return rows
