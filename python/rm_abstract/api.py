@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rm_abstract.report import Report
     from rm_abstract.session import Session
     from rm_abstract.training.loss import CompiledLoss
+    from rm_abstract.training.parallel import ParallelStep
     from rm_abstract.training.step import TrainingStep
     from rm_abstract.training.trainer import TrainerLoss
 
@@ -271,6 +272,38 @@ def compile_step(
     return TrainingStep(
         model, loss_fn, optimizer, _training_settings(options), clip_norm, memory_budget
     )
+
+
+def compile_parallel_step(
+    model: Any,
+    loss_fn: Any,
+    optimizer: Any,
+    process_group: Any = None,
+    *,
+    clip_norm: float | None = None,
+    options: dict[str, Any] | None = None,
+) -> ParallelStep:
+    """A training step on this process's part of a batch, its gradients averaged over a group.
+
+    ``process_group``: of ``torch.distributed``, which is initialised; None is all processes (one a
+    device, such as ``torchrun`` starts). All begin with the first process's parameters and buffers.
+    Loss and gradients are those of ``compile_loss``; clipping and the update are torch's own, so
+    any optimizer will do. Arguments and ``step.grad_norm`` are as for ``compile_step``; the loss
+    that a step returns is this process's. Parameters change only after every process has sent its
+    gradients; when one does not, the others raise torch.distributed's error after its time limit.
+    """
+    import torch.distributed
+
+    from rm_abstract.training.parallel import ParallelStep
+
+    group = torch.distributed.group.WORLD if process_group is None else process_group
+    if group is None:
+        raise Error(
+            "[compile_parallel_step] expected torch.distributed to be initialised, got none; try "
+            "torch.distributed.init_process_group('gloo')"
+        )
+    settings = _training_settings(options)
+    return ParallelStep(model, loss_fn, optimizer, settings, group, clip_norm)
 
 
 def compile_loss(

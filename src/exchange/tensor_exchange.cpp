@@ -60,6 +60,10 @@ engine::TensorView viewed(const DLPackExchangeAPI* api, PyObject* tensor, const 
     out.layout.strides = ir::contiguous_strides(out.layout.dims);
   }
   if (out.layout.is_contiguous()) out.layout.strides = ir::contiguous_strides(out.layout.dims);
+  if (dl.data == nullptr && !out.layout.is_empty()) {
+    throw_invalid(std::string("[tensor] expected a tensor with memory for ") + what +
+                  ", got one whose storage was freed");
+  }
   return out;
 }
 
