@@ -6,12 +6,14 @@ Only the packages' folders are looked up: nothing heavy is imported. torch ships
 ATen/dlpack.h; ask for that name to find torch's folder.
 """
 
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
 
 # Header -> packages that carry it, with the folder below the package.
 PLACES = {
+    "oneapi/dnnl/dnnl.h": [("torch", "include")],
     "dlpack/dlpack.h": [("tvm_ffi", "include")],
     "ATen/dlpack.h": [("torch", "include")],
     "nlohmann/json.hpp": [("nlohmann_json", "include")],
@@ -19,7 +21,19 @@ PLACES = {
 }
 
 
+# Header -> distributions that are no packages: they put it into the environment's own folder.
+DISTRIBUTIONS = {"oneapi/dnnl/dnnl.h": ["onednn-devel"]}
+
+
 def folder_of(header: str) -> Path | None:
+    for name in DISTRIBUTIONS.get(header, []):
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if str(file).endswith("/" + header) and Path(file.locate()).is_file():
+                return Path(file.locate()).resolve().parents[header.count("/")]
     for package, below in PLACES[header]:
         spec = importlib.util.find_spec(package)
         if spec is None or spec.origin is None:

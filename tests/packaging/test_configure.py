@@ -55,14 +55,18 @@ def test_each_missing_header_is_named_with_the_command_that_installs_it(
     assert said.startswith("rc=1") and "pip install nlohmann-json" in said, said
     folder = headers_of(tmp_path / "json", "nlohmann/json.hpp", "#pragma once\n")
     given += [f"-DRM_JSON_INCLUDE={folder}"]
+    said = configure(tmp_path, bare_python, *given)
+    assert said.startswith("rc=1") and "pip install onednn-devel" in said, said
+    folder = headers_of(tmp_path / "onednn", "oneapi/dnnl/dnnl.h", "#pragma once\n")
+    given += [f"-DRM_ONEDNN_INCLUDE={folder}"]
     said = configure(tmp_path, bare_python, *given, "-DRM_BUILD_TESTS=ON", NO_DOCTEST)
     assert said.startswith("rc=1") and "pip install pgm-build-deps" in said, said
     said = configure(tmp_path, bare_python, *given, "-DRM_BUILD_TESTS=OFF")
     assert said.startswith("rc=0"), said
 
 
-def test_the_header_that_torch_ships_serves_where_no_other_is(tmp_path: Path) -> None:
-    """A package folder with torch's header alone, as on a machine without apache-tvm-ffi."""
+def test_the_headers_that_torch_ships_serve_where_no_others_are(tmp_path: Path) -> None:
+    """A package folder with torch's headers alone: neither apache-tvm-ffi nor onednn-devel."""
     torch = pytest.importorskip("torch")
     packages = tmp_path / "packages"
     include = packages / "torch" / "include" / "ATen"
@@ -70,6 +74,7 @@ def test_the_header_that_torch_ships_serves_where_no_other_is(tmp_path: Path) ->
     (packages / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
     source = Path(torch.__file__).parent / "include" / "ATen" / "dlpack.h"
     (include / "dlpack.h").write_text(source.read_text())
+    headers_of(include.parent, "oneapi/dnnl/dnnl.h", "#pragma once\n")
     wrapper = tmp_path / "python3"
     wrapper.write_text(
         f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" -S "$@"\n',

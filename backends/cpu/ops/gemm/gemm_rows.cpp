@@ -217,7 +217,7 @@ std::span<const rm_kernel> gemm_rows() {
 }
 
 std::string gemm_library_fingerprint() {
-  const gemm::onednn::Api& library = gemm::onednn::api();
+  const onednn::Api& library = onednn::api();
   return library.why_not.empty() ? ";onednn=" + library.version_text : std::string();
 }
 

@@ -1,5 +1,5 @@
 // Finds oneDNN once; the library stays loaded for the life of the process.
-#include "ops/gemm/onednn_api.hpp"
+#include "onednn/api.hpp"
 
 #include <dlfcn.h>
 
@@ -8,7 +8,7 @@
 
 #include "common/options.hpp"
 
-namespace rm::cpu::gemm::onednn {
+namespace rm::cpu::onednn {
 namespace {
 
 void* open_library() {
@@ -31,19 +31,16 @@ Api load() {
     target = reinterpret_cast<std::remove_reference_t<decltype(target)>>(dlsym(library, name));
     if (!target) a.why_not = std::string("the oneDNN found lacks ") + name;
   };
-#define RM_ONEDNN_FIND(name, parameters) find("dnnl_" #name, a.name);
+#define RM_ONEDNN_FIND(name) find("dnnl_" #name, a.name);
   RM_ONEDNN_FUNCTIONS(RM_ONEDNN_FIND)
 #undef RM_ONEDNN_FIND
-  find("dnnl_memory_desc_get_size", a.memory_desc_get_size);
-  find("dnnl_primitive_desc_query_md", a.primitive_desc_query_md);
-  find("dnnl_version", a.version);
   if (!a.why_not.empty()) return a;
-  const Version* v = a.version();
+  const dnnl_version_t* v = a.version();
   a.version_text =
       std::to_string(v->major) + "." + std::to_string(v->minor) + "." + std::to_string(v->patch);
-  if (v->major != 3) {
-    a.why_not = "expected oneDNN 3, got " + a.version_text;
-  } else if (a.engine_create(&a.engine, kEngineCpu, 0) != 0) {
+  if (v->major != DNNL_VERSION_MAJOR) {
+    a.why_not = "expected oneDNN " + std::to_string(DNNL_VERSION_MAJOR) + ", got " + a.version_text;
+  } else if (a.engine_create(&a.engine, dnnl_cpu, 0) != dnnl_success) {
     a.why_not = "oneDNN could not create a CPU engine";
   }
   return a;
@@ -51,24 +48,23 @@ Api load() {
 
 }  // namespace
 
-std::string layout_text(Handle md, int rank) {
-  int64_t padded[kMaxDims] = {}, strides[kMaxDims] = {}, blocks[kMaxDims] = {}, axes[kMaxDims] = {};
+std::string layout_text(const_dnnl_memory_desc_t description, int rank) {
+  dnnl_dims_t padded{}, strides{}, blocks{}, axes{};
   int count = 0;
-  bool known = api().memory_desc_query(md, kQueryInnerCount, &count) == 0;
-  // The queries hand out pointers into the description.
-  const auto list = [&](int what, int64_t* out, int n) {
-    const int64_t* values = nullptr;
-    if (api().memory_desc_query(md, what, &values) != 0) {
-      known = false;
-    } else {
-      std::copy(values, values + n, out);
+  const auto query = [&](dnnl_query_t what, void* result) {
+    if (api().memory_desc_query(description, what, result) != dnnl_success) {
+      throw std::runtime_error("[onednn] expected a layout that can be described, got an error");
     }
   };
-  list(kQueryPaddedDims, padded, rank), list(kQueryStrides, strides, rank);
-  list(kQueryInnerBlocks, blocks, count), list(kQueryInnerAxes, axes, count);
-  if (!known) {
-    throw std::runtime_error("[onednn] expected a layout that can be described, got an error");
-  }
+  query(dnnl_query_inner_nblks_s32, &count);
+  // These queries hand out pointers into the description.
+  const auto list = [&](dnnl_query_t what, dnnl_dim_t* out, int n) {
+    const dnnl_dims_t* values = nullptr;
+    query(what, &values);
+    std::copy(*values, *values + n, out);
+  };
+  list(dnnl_query_padded_dims, padded, rank), list(dnnl_query_strides, strides, rank);
+  list(dnnl_query_inner_blks, blocks, count), list(dnnl_query_inner_idxs, axes, count);
   std::string text;
   for (int i = 0; i < rank; ++i) {
     text += '-' + std::to_string(padded[i]) + ':' + std::to_string(strides[i]);
@@ -84,4 +80,4 @@ const Api& api() {
   return loaded;
 }
 
-}  // namespace rm::cpu::gemm::onednn
+}  // namespace rm::cpu::onednn
