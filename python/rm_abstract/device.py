@@ -67,8 +67,9 @@ def load_plugins(
         if "entry points" not in _loaded_paths:
             _loaded_paths.add("entry points")
             _load_entry_points(os.pathsep.join((search_path, given)))
-        if search_path and search_path not in _loaded_paths:
-            _loaded_paths.add(search_path)
+        searched = f"search path {search_path}"  # which may be one file, itself remembered
+        if search_path and searched not in _loaded_paths:
+            _loaded_paths.add(searched)
             _load_python_files(search_path)
             try:
                 _core.backend.load_search_path(python_plugins.without_files(search_path))

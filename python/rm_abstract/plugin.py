@@ -7,7 +7,7 @@ and executes. Needs neither torch nor the compiled core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ class Device:
     arch: str
     memory_bytes: int = 0
     numerics: str = "fp32"  # or bf16: what it computes in
+
+
+SAMPLES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def no_fingerprint() -> str:
@@ -36,7 +39,9 @@ class PythonPlugin:
     worker's interpreter; ``fingerprint()`` adds what else does (a driver's version in sysfs).
     ``options`` are the plugin's own: compile_options={"zeta": {"level": 3}} reaches compile() as
     options["zeta.level"], "3", and is in the key. ``states``: the worker class has `make_state`,
-    and programs may keep tensors on the device between runs (keys and values).
+    and programs may keep tensors on the device between runs (keys and values). ``generator`` is
+    the "module:Class" (`Generator`) of a runtime that runs whole generations; ``samples`` are the
+    fields of GenerationConfig it can do besides greedy decoding, of `SAMPLES`.
     """
 
     name: str
@@ -52,6 +57,8 @@ class PythonPlugin:
     properties: Mapping[str, str] = field(default_factory=dict)
     options: Sequence[str] = ()
     states: bool = False
+    generator: str = ""
+    samples: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() and self.name == self.name.lower()):
@@ -64,6 +71,8 @@ class PythonPlugin:
             raise ValueError(
                 f"[plugin] expected rm.ir/1 with states, got {self.program_format}: ONNX has none"
             )
+        if wrong := [name for name in self.samples if name not in SAMPLES]:
+            raise ValueError(f"[plugin] expected samples of {', '.join(SAMPLES)}, got {wrong}")
         if wrong := [name for name in self.options if not name.isidentifier()]:
             raise ValueError(f"[plugin] expected identifiers as options, got {wrong}")
 
@@ -107,6 +116,34 @@ class State(Protocol):
     def read(self, region: Region, into: Any) -> None: ...
 
     def write(self, region: Region, value: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One generation, as transformers resolved it: the rows of a batch."""
+
+    prompts: Sequence[Sequence[int]]  # without padding
+    max_new_tokens: int
+    stop_tokens: Sequence[int]  # a row ends with one of these: the frame sees to it
+    sampling: Mapping[str, float]  # empty: greedy; else fields of the plugin's ``samples``
+    seeds: Sequence[int]  # one a row where it samples
+
+
+class Generator(Protocol):
+    """The class a vendor writes for a runtime with a loop of its own: made once a model,
+    ``Generator(device, folder, options)``, in a process of its own, called from one thread.
+
+    ``folder`` has the live model as transformers saves it (config.json, *.safetensors) and is gone
+    when the constructor returns. ``options`` are the plugin's own, and "cache_folder": where it may
+    keep compiled programs, "" where it may not. Raises NotImplementedError for an architecture it
+    does not have.
+    """
+
+    max_tokens: int  # the most tokens of a row, prompt included
+
+    def generate(self, request: GenerateRequest) -> Iterator[Any]:
+        """Yields one token for every row, a step at a time, or (tokens, log probabilities). Rows
+        that ended get anything. Closed (GeneratorExit) when nobody wants more."""
 
 
 class Worker(Protocol):

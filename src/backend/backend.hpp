@@ -16,6 +16,7 @@
 #include "backend/kernel_rows.hpp"
 #include "backend/resources.hpp"
 #include "rm/backend.h"
+#include "rm/generate.h"
 #include "rm/graph.h"
 
 namespace rm::backend {
@@ -73,6 +74,8 @@ class Backend {
   virtual KernelRows kernels() = 0;
   /// Recordings of launches; null where the backend has none.
   virtual const rm_graphs* graphs() { return nullptr; }
+  /// Generation by a runtime of the device's own; null where the backend has none.
+  virtual const rm_generators* generators() { return nullptr; }
 
   virtual std::vector<NodeSupport> query_support(size_t device, const rm_program& program,
                                                  size_t nodes) = 0;

@@ -269,6 +269,20 @@ const rm_graphs* CApiBackend::graphs() {
   return table;
 }
 
+const rm_generators* CApiBackend::generators() {
+  {
+    const std::lock_guard lock(mutex_);
+    initialize();
+  }
+  const auto* table = static_cast<const rm_generators*>(extension(RM_GENERATE_EXTENSION));
+  if (table == nullptr) return nullptr;
+  if (table->struct_size < sizeof(rm_generators) || !table->open || !table->max_tokens ||
+      !table->close || !table->start || !table->step || !table->finish) {
+    reject(name_, "expected a complete table of rm.generate/1, got one with a missing entry");
+  }
+  return table;
+}
+
 KernelRows CApiBackend::kernels() {
   const auto* table = static_cast<const rm_kernels*>(extension(RM_KERNELS_EXTENSION));
   if (table == nullptr) return {};

@@ -36,6 +36,7 @@ class CApiBackend final : public Backend {
   std::string fingerprint(size_t device) override;
   KernelRows kernels() override;
   const rm_graphs* graphs() override;
+  const rm_generators* generators() override;
 
   std::vector<NodeSupport> query_support(size_t device, const rm_program& program,
                                          size_t nodes) override;

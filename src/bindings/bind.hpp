@@ -16,6 +16,7 @@ void bind_ir(pybind11::module_& m);       // _core.ir
 void bind_selfcheck(pybind11::module_& m);  // _core.SelfCheck
 void bind_autograd(pybind11::module_& m);  // _core.autograd
 void bind_eager(pybind11::module_& m);  // _core.eager
+void bind_generate(pybind11::module_& m);  // _core.generate
 void bind_onnx(pybind11::module_& m);  // _core.onnx
 void bind_program(pybind11::module_& m);  // _core.Program
 void bind_worker(pybind11::module_& m);   // _core.worker

@@ -15,6 +15,7 @@ PYBIND11_MODULE(_core, m) {
   bind_selfcheck(m);
   bind_autograd(m);
   bind_eager(m);
+  bind_generate(m);
   bind_onnx(m);
   bind_program(m);
   rm::router::bind_router(m);

@@ -50,6 +50,8 @@ def remote_engine(
     name = settings.text("inference_engine")
     if name == "auto" and device.startswith("rbln:"):
         return _rebellions(settings, device, watch, notice)
+    if name == "auto" and (properties := _own_generation(device)):
+        return _plugins(settings, device, properties, watch, notice)
     if name != "vllm":
         return None
     from rm_abstract.generation.remote.engine import RemoteEngine
@@ -58,6 +60,39 @@ def remote_engine(
     kind = Vllm(settings.text("engine_options"), device)
     return RemoteEngine(
         kind,
+        watch,
+        notice,
+        settings.text("worker_log_dir"),
+        float(settings.text("stall_timeout_s")),
+    )
+
+
+def _own_generation(device: str) -> dict[str, str]:
+    """The properties of a device whose plugin generates itself; empty for any other."""
+    from rm_abstract import _core
+
+    name, _, index = device.partition(":")
+    for row in _core.backend.backends():
+        if row["name"] == name and row["available"] and not row["kernels"]:
+            at = int(index or 0)
+            found = dict(row["devices"][at]["properties"]) if at < len(row["devices"]) else {}
+            return found if found.get("generates") == "1" else {}
+    return {}
+
+
+def _plugins(
+    settings: Settings,
+    device: str,
+    properties: dict[str, str],
+    watch: Callable[[], Any],
+    notice: Callable[[str, str], None],
+) -> RemoteEngine:
+    """The generation of a plugin of anybody's."""
+    from rm_abstract.generation.plugin.engine import PluginGeneration
+    from rm_abstract.generation.remote.engine import RemoteEngine
+
+    return RemoteEngine(
+        PluginGeneration(settings, device, properties),
         watch,
         notice,
         settings.text("worker_log_dir"),

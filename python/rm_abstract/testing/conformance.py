@@ -385,6 +385,16 @@ def programs_compute_what_torch_computes(s: Subject) -> str:
     return executed(s.path, [])
 
 
+def states_stay_where_they_are(s: Subject) -> str:
+    s.device()
+    return executed(s.path, ["--states"])
+
+
+def its_generation_gives_the_tokens_of_the_model(s: Subject) -> str:
+    s.device()
+    return executed(s.path, ["--generation"])
+
+
 def kernels_compute_what_torch_computes(s: Subject) -> str:
     s.device()
     rows = [f"{row.op.text()}:{row.name.text()}" for row in rows_of(s)]
@@ -422,6 +432,8 @@ CHECKS: list[Callable[[Subject], str | None]] = [
     releasing_a_null_state_is_nothing,
     a_problem_that_makes_no_sense_is_no_crash,
     programs_compute_what_torch_computes,
+    states_stay_where_they_are,
+    its_generation_gives_the_tokens_of_the_model,
     kernels_compute_what_torch_computes,
     no_status_is_left_over,
 ]
@@ -458,18 +470,23 @@ def run_python(path: Path) -> Iterator[Outcome]:
         yield Outcome("it loads", "failed", repr(error))
         return
     yield Outcome("it loads", "passed")
-    name = programs_compute_what_torch_computes.__name__.replace("_", " ")
-    if not devices:
-        yield Outcome(name, "skipped", "it has no device here")
-        return
-    try:
-        detail = executed(path, [])
-    except Skip as reason:
-        yield Outcome(name, "skipped", str(reason))
-    except AssertionError as error:
-        yield Outcome(name, "failed", str(error))
-    else:
-        yield Outcome(name, "passed", detail)
+    for check_of, asked in (
+        (programs_compute_what_torch_computes, []),
+        (states_stay_where_they_are, ["--states"]),
+        (its_generation_gives_the_tokens_of_the_model, ["--generation"]),
+    ):
+        name = check_of.__name__.replace("_", " ")
+        if not devices:
+            yield Outcome(name, "skipped", "it has no device here")
+            continue
+        try:
+            detail = executed(path, asked)
+        except Skip as reason:
+            yield Outcome(name, "skipped", str(reason))
+        except AssertionError as error:
+            yield Outcome(name, "failed", str(error))
+        else:
+            yield Outcome(name, "passed", detail)
 
 
 def main(argv: list[str] | None = None) -> int:

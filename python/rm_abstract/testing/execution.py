@@ -9,6 +9,7 @@ plugin's rows alone, once as it chooses and once for each row it can be made to 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import torch
 
 from rm_abstract import _core, device
 from rm_abstract.base.errors import PluginError
+from rm_abstract.testing import states
 from rm_abstract.testing.programs import (
     IDS,
     KERNEL_PROGRAMS,
@@ -234,9 +236,46 @@ def _row(name: str, body: Callable[[], str]) -> Row:
     return Row(name, "skipped", why) if why else Row(name, "passed")
 
 
+STATES, GENERATION = "--states", "--generation"  # instead of kernels' names
+
+
+def _states(s: Subject) -> str:
+    if s.properties.get("states") != "1":
+        return "it keeps no states"
+    refused = _refused(s, states.PROGRAM)
+    if refused:
+        return refused
+    pool = WorkerPool(s.name, bytes(_core.backend.fingerprint(s.name, 0)))
+    try:
+        states.check(pool, lambda got, want: compare(got, want, s.tolerance))
+    finally:
+        pool.close()
+    return ""
+
+
+def _generation(s: Subject) -> Row:
+    if s.properties.get("generates") != "1":
+        return Row("generation", "skipped", "it leaves the loop to the core")
+    if importlib.util.find_spec("transformers") is None:
+        return Row("generation", "skipped", "transformers, the reference, is not installed")
+    from rm_abstract.testing import generation
+
+    told: list[str] = []
+    row = _row("generation", lambda: told.append(generation.check(s.name, s.properties)) or "")
+    return Row(f"generation of {told[0]}", "passed") if told else row
+
+
 def main(argv: list[str] | None = None) -> int:
     path, *kernels = sys.argv[1:] if argv is None else argv
     subject = Subject(Path(path).resolve())
+    if kernels in ([STATES], [GENERATION]):
+        found_one = (
+            _generation(subject)
+            if kernels == [GENERATION]
+            else _row("states", lambda: _states(subject))
+        )
+        print(json.dumps([asdict(found_one)]))
+        return 0
     rows = [(op, kernel) for op, _, kernel in (k.partition(":") for k in kernels)]
     found = kernel_programs(subject, rows) if rows else whole_programs(subject)
     print(json.dumps([asdict(row) for row in found]))

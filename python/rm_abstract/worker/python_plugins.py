@@ -133,6 +133,8 @@ class _DeviceRow:
             "program_format": plugin.program_format,
             "options": " ".join(plugin.options),
             "states": "1" if plugin.states else "0",
+            "generates": "1" if plugin.generator else "0",
+            "samples": " ".join(plugin.samples),
         }
 
 

@@ -18,7 +18,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,22 +37,12 @@ def _frame() -> Any:
     return module
 
 
-@dataclass
-class Batch:
-    """The rows of one generation, which arrive as requests of their own."""
-
-    rows: int
-    prompts: dict[int, list[int]] = field(default_factory=dict)
-    queues: dict[int, asyncio.Queue[Any]] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)  # rows nobody waits for any more
-
-
 class Optimum:
     """Implements worker_side.Engine. Everything of the vendor's runs in one thread."""
 
-    def __init__(self, scratch: str) -> None:
+    def __init__(self, scratch: str, frame: Any) -> None:
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
-        self._batches: dict[str, Batch] = {}
+        self._batches = frame.Batches(self._run, self._thread)
         self._dead = False
         self._folder = ""
         self._given: dict[str, Any] = {}
@@ -71,28 +60,8 @@ class Optimum:
     async def generate(
         self, number: int, prompt: list[int], sampling: dict[str, Any]
     ) -> AsyncIterator[tuple[list[int], list[list[tuple[int, float]]], bool]]:
-        loop = asyncio.get_running_loop()
-        name, row = sampling["group"], int(sampling["row"])
-        batch = self._batches.setdefault(name, Batch(int(sampling["rows"])))
-        queue = batch.queues[row] = asyncio.Queue()
-        batch.prompts[row] = prompt
-        if len(batch.prompts) == batch.rows:
-            del self._batches[name]
-
-            def give(to: int, item: Any) -> None:
-                loop.call_soon_threadsafe(batch.queues[to].put_nowait, item)
-
-            loop.run_in_executor(self._thread, self._run, batch, sampling, give)
-        try:
-            while True:
-                item = await queue.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if item[2]:
-                    return
-        finally:
-            batch.left.add(row)
+        async for item in self._batches.generate(prompt, sampling):
+            yield item
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"no operation {name!r}")  # the weights are in the programs
@@ -181,19 +150,17 @@ class Optimum:
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _run(
-        self, batch: Batch, sampling: dict[str, Any], give: Callable[[int, Any], None]
-    ) -> None:
+    def _run(self, batch: Any, give: Callable[[int, Any], None]) -> None:
+        """``batch``: worker_side.Batch."""
         try:
-            self._generate(batch, sampling, give)
+            self._generate(batch, batch.samplings[0], give)
         except BaseException as error:
             # Errors of the NPU and its runtime: the next generation gets another process.
             self._dead = type(error).__module__.startswith("rebel")
-            for row in range(batch.rows):
-                give(row, error)
+            raise
 
     def _generate(
-        self, batch: Batch, sampling: dict[str, Any], give: Callable[[int, Any], None]
+        self, batch: Any, sampling: dict[str, Any], give: Callable[[int, Any], None]
     ) -> None:
         import torch
         from transformers import GenerationConfig, StoppingCriteria
@@ -273,4 +240,5 @@ def _private(folder: Path) -> Path | None:
 
 if __name__ == "__main__":
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # torch-rbln would change torch
-    _frame().main(Optimum(sys.argv[2]), sys.argv[1:])
+    frame = _frame()
+    frame.main(Optimum(sys.argv[2], frame), sys.argv[1:])

@@ -148,7 +148,8 @@ class RemoteEngine:
     def repeats(self, request: GenerationRequest, error: ExecutionError) -> bool:
         """Whether transformers may generate anew what ``error`` cut off. Raises where the user's
         policy says so."""
-        if not self._kind.repeats or request.streamer is not None:
+        drawn = bool(request.config.do_sample)
+        if not self._kind.repeats or drawn or request.streamer is not None:
             return False
         self._notice(error.code or "RM331", str(error))
         return True
@@ -363,7 +364,7 @@ class RemoteEngine:
                 while not done:
                     message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
                     tokens += message["tokens"]
-                    chances += [row[0][1] for row in message["chances"]]
+                    chances += [row[0][1] for row in message["chances"]]  # where it tells them
                     done = message["done"]
                 answers.append((tokens, chances))
         except ExecutionError as error:
@@ -425,7 +426,8 @@ def _unload_idle(engine: weakref.ref[RemoteEngine], idle: float) -> None:
 
 
 def _apart(model: Any, prompt: list[int], tokens: list[int], chances: list[float]) -> float:
-    """How far log probabilities are from PyTorch's, and the tokens from the likeliest."""
+    """How far log probabilities are from PyTorch's, and the tokens from the likeliest; without
+    ``chances`` the tokens alone."""
     token = disabled_var.set("compiling")
     try:
         with torch.no_grad():
@@ -435,8 +437,10 @@ def _apart(model: Any, prompt: list[int], tokens: list[int], chances: list[float
         disabled_var.reset(token)
     own = torch.log_softmax(logits, dim=-1)
     picked = own[torch.arange(len(tokens)), torch.tensor(tokens)]
-    apart = (picked - torch.tensor(chances)).abs()
     below = own.max(dim=-1).values - picked  # PyTorch would have chosen another
+    if not chances:
+        return float(below.nan_to_num(float("inf")).max())
+    apart = (picked - torch.tensor(chances)).abs()
     return float(torch.maximum(apart, below).nan_to_num(float("inf")).max())
 
 

@@ -13,6 +13,7 @@ the other end closes, however that happened.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import faulthandler
 import json
@@ -24,7 +25,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 BEAT_S = 1.0
@@ -47,6 +49,65 @@ class Engine(Protocol):
 
     def is_dead(self) -> bool:
         """The engine cannot serve any more: the process is of no use."""
+
+
+@dataclass
+class Batch:
+    """The rows of one generation, which arrive as requests of their own."""
+
+    rows: int
+    prompts: dict[int, list[int]] = field(default_factory=dict)
+    samplings: dict[int, dict[str, Any]] = field(default_factory=dict)
+    queues: dict[int, asyncio.Queue[Any]] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)  # rows nobody waits for any more
+
+
+class Batches:
+    """Puts the rows of a generation together again, for an engine that runs a batch at a time:
+    requests say in ``sampling`` their group, row and how many rows there are."""
+
+    def __init__(
+        self,
+        run: Callable[[Batch, Callable[[int, Any], None]], None],
+        thread: concurrent.futures.Executor,
+    ) -> None:
+        """``run(batch, give)`` runs in ``thread``; ``give(row, item)`` hands over what `generate`
+        of an engine yields, or an exception."""
+        self._run, self._thread = run, thread
+        self._waiting: dict[str, Batch] = {}
+
+    async def generate(
+        self, prompt: list[int], sampling: dict[str, Any]
+    ) -> AsyncIterator[tuple[list[int], Chances, bool]]:
+        loop = asyncio.get_running_loop()
+        name, row = sampling["group"], int(sampling["row"])
+        batch = self._waiting.setdefault(name, Batch(int(sampling["rows"])))
+        queue = batch.queues[row] = asyncio.Queue()
+        batch.prompts[row], batch.samplings[row] = prompt, sampling
+        if len(batch.prompts) == batch.rows:
+            del self._waiting[name]
+
+            def give(to: int, item: Any) -> None:
+                loop.call_soon_threadsafe(batch.queues[to].put_nowait, item)
+
+            loop.run_in_executor(self._thread, self._guarded, batch, give)
+        try:
+            while True:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if item[2]:
+                    return
+        finally:
+            batch.left.add(row)
+
+    def _guarded(self, batch: Batch, give: Callable[[int, Any], None]) -> None:
+        try:
+            self._run(batch, give)
+        except BaseException as error:
+            for row in range(batch.rows):
+                give(row, error)
 
 
 def members(group: int) -> list[int]:

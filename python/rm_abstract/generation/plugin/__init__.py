@@ -1,0 +1,1 @@
+"""A plugin's own generation, as the engine of one model."""
