@@ -261,7 +261,12 @@ def _generation(s: Subject) -> Row:
     from rm_abstract.testing import generation
 
     told: list[str] = []
-    row = _row("generation", lambda: told.append(generation.check(s.name, s.properties)) or "")
+
+    def compared() -> str:
+        told.append(generation.check(s.name, s.properties))
+        return ""
+
+    row = _row("generation", compared)
     return Row(f"generation of {told[0]}", "passed") if told else row
 
 

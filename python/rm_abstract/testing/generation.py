@@ -23,26 +23,23 @@ _TOLERANCE = 1e-2  # of log probabilities
 
 def models() -> Iterator[tuple[str, Any]]:
     """(architecture, model) with all of transformers' defaults for it. Needs transformers."""
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        LlamaConfig,
-        LlamaForCausalLM,
-    )
+    import transformers
 
-    common = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
-    gpt2 = GPT2Config(n_layer=2, n_embd=32, n_head=2, n_positions=LONGEST, **common)
-    plain = {
+    common: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    gpt2 = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": LONGEST}
+    llama = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": LONGEST,
-        **common,
     }  # fmt: skip
-    for kind, config in (
-        (GPT2LMHeadModel, gpt2),
-        (LlamaForCausalLM, LlamaConfig(**plain)),
+    for name, config, sizes in (
+        ("GPT2LMHeadModel", "GPT2Config", gpt2),
+        ("LlamaForCausalLM", "LlamaConfig", llama),
     ):
         torch.manual_seed(0)
-        yield kind.__name__, kind._from_config(config).eval()
+        model = getattr(transformers, name)
+        yield name, model(getattr(transformers, config)(**sizes, **common)).eval()
 
 
 class _Served:
