@@ -42,7 +42,7 @@ target_include_directories(rm_json SYSTEM INTERFACE ${RM_JSON_INCLUDE})
 # Types and constants of its C interface; the library itself is looked for at run time.
 rm_find_header(RM_ONEDNN_INCLUDE oneapi/dnnl/dnnl.h)
 if(NOT RM_ONEDNN_INCLUDE)
-  message(FATAL_ERROR "oneDNN's header not found (oneapi/dnnl/dnnl.h): pip install onednn-devel (or torch), or "
+  message(FATAL_ERROR "oneDNN's header not found (oneapi/dnnl/dnnl.h): pip install onednn-devel-cpu-gomp (or torch), or "
     "apt-get install libdnnl-dev, or give -DRM_ONEDNN_INCLUDE=<its folder>")
 endif()
 add_library(rm_onednn_header INTERFACE)

@@ -22,7 +22,7 @@ PLACES = {
 
 
 # Header -> distributions that are no packages: they put it into the environment's own folder.
-DISTRIBUTIONS = {"oneapi/dnnl/dnnl.h": ["onednn-devel"]}
+DISTRIBUTIONS = {"oneapi/dnnl/dnnl.h": ["onednn-devel-cpu-gomp"]}
 
 
 def folder_of(header: str) -> Path | None:

@@ -56,7 +56,7 @@ def test_each_missing_header_is_named_with_the_command_that_installs_it(
     folder = headers_of(tmp_path / "json", "nlohmann/json.hpp", "#pragma once\n")
     given += [f"-DRM_JSON_INCLUDE={folder}"]
     said = configure(tmp_path, bare_python, *given)
-    assert said.startswith("rc=1") and "pip install onednn-devel" in said, said
+    assert said.startswith("rc=1") and "pip install onednn-devel-cpu-gomp" in said, said
     folder = headers_of(tmp_path / "onednn", "oneapi/dnnl/dnnl.h", "#pragma once\n")
     given += [f"-DRM_ONEDNN_INCLUDE={folder}"]
     said = configure(tmp_path, bare_python, *given, "-DRM_BUILD_TESTS=ON", NO_DOCTEST)
@@ -66,7 +66,7 @@ def test_each_missing_header_is_named_with_the_command_that_installs_it(
 
 
 def test_the_headers_that_torch_ships_serve_where_no_others_are(tmp_path: Path) -> None:
-    """A package folder with torch's headers alone: neither apache-tvm-ffi nor onednn-devel."""
+    """A package folder with torch's headers alone: neither apache-tvm-ffi nor onednn-devel-cpu-gomp."""
     torch = pytest.importorskip("torch")
     packages = tmp_path / "packages"
     include = packages / "torch" / "include" / "ATen"
