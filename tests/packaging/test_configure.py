@@ -66,7 +66,7 @@ def test_each_missing_header_is_named_with_the_command_that_installs_it(
 
 
 def test_the_headers_that_torch_ships_serve_where_no_others_are(tmp_path: Path) -> None:
-    """A package folder with torch's headers alone: neither apache-tvm-ffi nor onednn-devel-cpu-gomp."""
+    """A package folder with torch's headers alone, no package of headers."""
     torch = pytest.importorskip("torch")
     packages = tmp_path / "packages"
     include = packages / "torch" / "include" / "ATen"
