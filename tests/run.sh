@@ -76,7 +76,7 @@ if [[ ${RM_HEAVY:-0} == 1 ]]; then
   step "Thread sanitizer" sanitized tsan thread -E 'gemm|cpu_ops|selfcheck'
   step "Python tests under the thread sanitizer" sanitized_python tsan "$(g++ -print-file-name=libtsan.so)" -q \
     tests/fault/test_{concurrency,packing_stress}.py tests/integration/test_{hooks_router,owned_weights}.py \
-    tests/unit/test_together.py
+    tests/unit/test_sharing.py
 fi
 # Two test processes: most of them wait for others. Threads that wait must not spin in each other's way.
 export OMP_WAIT_POLICY=passive

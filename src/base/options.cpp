@@ -61,7 +61,7 @@ constexpr OptionSpec kTable[] = {
     {"pack_weights", "RM_PACK_WEIGHTS", kCompile, kChoice, "auto", "auto|never|first|later|spare", false,
      "when weights are copied into the memory layout that the kernels read fastest: first (before the first call), later (in the background after a shape was called twice) or never; spare is later, but only for weights stored as [inputs, outputs], which would be slow otherwise; auto is spare for models that generate text and later for all others"},
     {"batch_threads", "RM_BATCH_THREADS", kCompile, kBool, "true", "", false,
-     "true lets greedy generations that several threads run on one model at the same time share their steps as one batch"},
+     "true lets generations that several threads run on one model at the same time share their steps as one batch"},
     {"prompt_lookup", "RM_PROMPT_LOOKUP", kCompile, kChoice, "auto", "auto|on|always|off", false,
      "lets greedy generation guess the next tokens from repetitions in the text and check several at once, where that was measured to be faster: auto for float32 models, on for all models (where two tokens are nearly tied, the other one may be chosen), always without measuring, off never"},
     {"compile_mode", "RM_COMPILE_MODE", kCompile, kChoice, "sync", "sync|async", false,

@@ -115,7 +115,7 @@ def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
     draw = random.Random(seed)
     wanted = [drawn(number, draw) for number in range(40)]
     wanted += [{**wanted[0], "prompt": wanted[number]["prompt"] + [5]} for number in range(8)]
-    scheduler = Scheduler(made(), Limits(rows=8, waiting=100, prompt_chunk=16))
+    scheduler = Scheduler.of(made(), Limits(rows=8, waiting=100, prompt_chunk=16))
     lone = []
     for one in wanted:
         heard = Heard()
@@ -138,7 +138,7 @@ def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
 
 def test_greedy_tokens_are_those_of_generate(model: Any, seed: int) -> None:
     draw = random.Random(seed)
-    scheduler = Scheduler(model, Limits(rows=8, waiting=100, prompt_chunk=16))
+    scheduler = Scheduler.of(model, Limits(rows=8, waiting=100, prompt_chunk=16))
     prompts = [[draw.randrange(3, 200) for _ in range(draw.randrange(1, 90))] for _ in range(12)]
     heard = [Heard() for _ in prompts]
     for prompt, one in zip(prompts, heard, strict=True):
@@ -151,7 +151,7 @@ def test_greedy_tokens_are_those_of_generate(model: Any, seed: int) -> None:
 
 
 def test_prompts_that_begin_alike_are_computed_once(model: Any) -> None:
-    scheduler = Scheduler(model)
+    scheduler = Scheduler.of(model)
     prompt = list(range(3, 103))
     found = []
     for last in (7, 8, 7):
@@ -165,7 +165,7 @@ def test_prompts_that_begin_alike_are_computed_once(model: Any) -> None:
 
 
 def test_the_memory_of_prompts_is_bounded(model: Any) -> None:
-    scheduler = Scheduler(model, Limits(prefix_bytes=100_000))
+    scheduler = Scheduler.of(model, Limits(prefix_bytes=100_000))
     for number in range(20):
         heard = Heard()
         scheduler.submit(Job([3 + number] * 60, 1, heard, Sampling(temperature=0)))
@@ -175,7 +175,7 @@ def test_the_memory_of_prompts_is_bounded(model: Any) -> None:
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
-    scheduler = Scheduler(model, Limits(prompt_chunk=16))
+    scheduler = Scheduler.of(model, Limits(prompt_chunk=16))
     order: list[str] = []
 
     def note(name: str) -> Any:
@@ -192,7 +192,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
 
 
 def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
-    scheduler = Scheduler(model, Limits(rows=2, waiting=4))
+    scheduler = Scheduler.of(model, Limits(rows=2, waiting=4))
     heard = [Heard() for _ in range(4)]
     jobs = [Job([5], WITHOUT_END, one, Sampling(seed=1)) for one in heard]
     jobs[1].deadline = time.monotonic() + 0.2
@@ -210,7 +210,7 @@ def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
 
 
 def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
-    scheduler = Scheduler(model, Limits(rows=1, waiting=2))
+    scheduler = Scheduler.of(model, Limits(rows=1, waiting=2))
     heard = Heard()
     first = Job([5], WITHOUT_END, heard, Sampling(seed=1))
     scheduler.submit(first)
@@ -227,7 +227,7 @@ def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
 
 
 def test_a_smaller_priority_goes_first(model: Any) -> None:
-    scheduler = Scheduler(model, Limits(rows=1, waiting=8))
+    scheduler = Scheduler.of(model, Limits(rows=1, waiting=8))
     first, order, done = Heard(), [], threading.Semaphore(0)
 
     def note(name: int) -> Any:
@@ -246,7 +246,7 @@ def test_a_smaller_priority_goes_first(model: Any) -> None:
 
 def test_an_error_of_the_model_ends_its_rows_and_the_next_request_is_served() -> None:
     model = llama()
-    scheduler = Scheduler(model)
+    scheduler = Scheduler.of(model)
     real, broken = model.forward, threading.Event()
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -270,7 +270,7 @@ def test_an_error_of_the_model_ends_its_rows_and_the_next_request_is_served() ->
 
 def test_logits_that_are_no_numbers_end_one_request() -> None:
     model = llama()
-    scheduler = Scheduler(model)
+    scheduler = Scheduler.of(model)
     with torch.no_grad():
         model.get_input_embeddings().weight[150] = torch.nan
     good, bad = Heard(), Heard()
@@ -284,4 +284,4 @@ def test_logits_that_are_no_numbers_end_one_request() -> None:
 def test_a_model_without_keys_and_values_is_refused() -> None:
     config = MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1)
     with pytest.raises(Error, match="keys and values"):
-        Scheduler(MambaForCausalLM(config).eval())
+        Scheduler.of(MambaForCausalLM(config).eval())

@@ -124,6 +124,18 @@ class GreedyStep:
         logits: torch.Tensor = results[self._roles["logits"]]
         return logits
 
+    def place(self, positions: list[int]) -> None:
+        """The position of every row's next token, where the program has one a row."""
+        number = self._roles.get("positions")
+        if number is not None and self.tensors[number].numel() == len(positions):
+            self.tensors[number].copy_(torch.tensor(positions).view_as(self.tensors[number]))
+
+    def hide(self, rows: list[int], at: int) -> None:
+        """What was appended to these rows at position `at` is not attended to."""
+        number = self._roles.get("mask")
+        if number is not None:
+            self.tensors[number][rows, at] = 0
+
     def length(self) -> int:
         """Positions the cache holds now."""
         return int(self.tensors[self._roles["length"]])

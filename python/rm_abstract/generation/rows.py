@@ -1,72 +1,122 @@
-"""The rows that decode together: slots of common buffers, right-aligned, masked on the left.
+"""The rows that decode together: slots of common buffers, one position a step, masked by row.
 
-This is a left-padded batch as transformers makes it, so the program is the ordinary one for several
-rows. A row joins by being copied into a free slot and leaves by being forgotten; the buffers are
-made anew only when slots or positions run out. Sizes are few: slots and capacities are powers of
-two, so that few shapes are ever planned. Invariant: of slot s, the last ``lengths[s]`` positions
-before ``cache.length`` are its row's keys and values.
+A step appends at one place for all slots, so the program is the ordinary one of a left-padded
+batch. A row joins by being copied into a free slot, ending where the others end, and leaves by
+being forgotten; a row that has no token to go on with sits a step out, and its mask hides what was
+appended then. Buffers are made anew only when slots or positions run out. Sizes are few: slots and
+capacities are powers of two, so that few shapes are ever planned. Invariant: of slot s, the first
+``held`` positions that its mask shows are its row's keys and values, in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from rm_abstract.generation.jobs import Job
-from rm_abstract.generation.sampling import Sampler
 from rm_abstract.kv.device_cache import DeviceCache
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.greedy_step import GreedyStep
 
 _ROOM = 192  # positions to make room for beyond the longest row
 
 
-class Row:
-    """One job that decodes. `last` is the token whose keys and values are not made yet."""
+class Row(Protocol):
+    """One text that decodes."""
 
-    def __init__(self, job: Job, sampler: Sampler, last: int) -> None:
-        self.job, self.sampler, self.last = job, sampler, last
+    last: int | None  # the token to go on with; None: not known yet
+    position: int  # of that token
+
+    @property
+    def ended(self) -> bool: ...
+
+    def left(self) -> int:
+        """Tokens that may still come."""
+
+    def take(self, logits: torch.Tensor, largest: int) -> None:
+        """The next token's `logits` ``[vocabulary]`` in float32, and the first largest of them."""
+
+    def failed(self, error: Exception) -> None:
+        """A step that the row shared did not work; the row's keys and values are as before it."""
+
+
+class Calls(Protocol):
+    """The model, as rows need it."""
+
+    def new_cache(self) -> DeviceCache:
+        """An empty one."""
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: DeviceCache
+    ) -> torch.Tensor:
+        """One call of the model: ``[rows, 1 or more, vocabulary]``. The cache is as before when
+        this raises."""
+
+    def program(
+        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: DeviceCache
+    ) -> GreedyStep | None:
+        """The program that serves such a call, to be run directly; None when there is none."""
 
 
 class Rows:
-    """For one thread. `forward` is one call of the model: ``[slots, 1]`` tokens to logits."""
+    """For one thread."""
 
-    def __init__(
-        self,
-        new_cache: Callable[[], DeviceCache],
-        forward: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, DeviceCache], torch.Tensor],
-    ) -> None:
-        self._new_cache, self._forward = new_cache, forward
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self._slots: list[Row | None] = []
-        self._lengths: list[int] = []
+        self._held: list[int] = []
         self._cache: DeviceCache | None = None
         self._mask = torch.zeros(0, 0, dtype=torch.long)
+        self._program: GreedyStep | None = None  # for the slots as they are
 
     def live(self) -> list[Row]:
         return [row for row in self._slots if row is not None]
 
-    def join(self, row: Row, held: DeviceCache, to_follow: int = 0) -> None:
+    def by_slot(self) -> list[tuple[int, Row]]:
+        return [(slot, row) for slot, row in enumerate(self._slots) if row is not None]
+
+    def join(
+        self, row: Row, held: DeviceCache, shown: torch.Tensor | None = None, to_follow: int = 0
+    ) -> None:
         """`held` has the row's keys and values in its only row; it is read, not kept.
 
-        `to_follow` more rows will join soon: new buffers have slots for them.
+        `shown` are the numbers of the positions that count, all without it. `to_follow` more rows
+        will join soon: new buffers have slots for them.
         """
-        length = held.length
+        length = held.length if shown is None else len(shown)
         if self._cache is None or None not in self._slots or length > self._cache.length:
-            self._remake(len(self.live()) + 1 + to_follow, length, row.job.limit)
+            self._remake(len(self.live()) + 1 + to_follow, length, row.left() + 1)
         assert self._cache is not None
         slot, end = self._slots.index(None), self._cache.length
         span = slice(end - length, end)
+        taken: Any = slice(0, length) if shown is None else shown
         for mine, given in zip(self._cache.layers, held.layers, strict=True):
-            mine.key_buffer[slot, :, span] = given.key_buffer[0, :, :length]
-            mine.value_buffer[slot, :, span] = given.value_buffer[0, :, :length]
+            mine.key_buffer[slot, :, span] = given.key_buffer[0, :, taken]
+            mine.value_buffer[slot, :, span] = given.value_buffer[0, :, taken]
         self._mask[slot] = 0
         self._mask[slot, span] = 1
-        self._slots[slot], self._lengths[slot] = row, length
+        self._slots[slot], self._held[slot] = row, length
+        self._program = None
+
+    def give_back(self, row: Row, cache: DeviceCache, count: int) -> None:
+        """Appends to `cache` the keys and values of the row's last `count` positions."""
+        source, slot = self._cache, self._slots.index(row)
+        assert source is not None
+        places = self._places(slot)[self._held[slot] - count :]
+        begin, end = cache.length, cache.length + count
+        for mine, theirs in zip(source.layers, cache.layers, strict=True):
+            theirs.grow(end)
+            theirs.key_buffer[0, :, begin:end] = mine.key_buffer[slot, :, places]
+            theirs.value_buffer[0, :, begin:end] = mine.value_buffer[slot, :, places]
+        cache.advance(end)
 
     def drop_ended(self) -> None:
         for slot, row in enumerate(self._slots):
-            if row is not None and row.job.ended:
-                self._slots[slot], self._lengths[slot] = None, 0
+            if row is not None and row.ended:
+                self._slots[slot], self._held[slot] = None, 0
+                self._mask[slot], self._program = 0, None
         live = len(self.live())
         if not live:
             self.clear()
@@ -74,55 +124,78 @@ class Rows:
             self._remake(live, 0, 0)
 
     def clear(self) -> None:
-        self._slots, self._lengths, self._cache = [], [], None
+        self._slots, self._held, self._cache, self._program = [], [], None, None
 
-    def step(self) -> torch.Tensor:
-        """The logits ``[slots, vocabulary]`` of every row's next token, in float32.
+    def step(self) -> tuple[torch.Tensor, list[tuple[int, Row]]]:
+        """(logits ``[slots, vocabulary]`` of the next tokens, the rows that have one now).
 
-        When the call fails no row has changed.
+        Rows that know no token sit out. When the call fails no row has changed.
         """
         assert self._cache is not None
         if self._cache.length >= self._cache.capacity:
             self._remake(len(self.live()), 0, 0)
-        cache, at = self._cache, self._cache.length
-        tokens = [[0 if row is None else row.last] for row in self._slots]
-        positions = [[length] for length in self._lengths]
-        # A free slot sees its own token only: a row of nothing but masked positions has no softmax.
-        self._mask[:, at] = 1
-        mask = self._mask[:, : at + 1]
-        logits = self._forward(torch.tensor(tokens), torch.tensor(positions), mask, cache)
-        for slot, row in enumerate(self._slots):
-            if row is not None:
-                self._lengths[slot] += 1
-        return logits[:, -1].float()
+        ready = [(slot, row) for slot, row in self.by_slot() if row.last is not None]
+        logits = self._run([row for _, row in ready], [slot for slot, _ in ready])
+        for slot, row in ready:
+            self._held[slot] += 1
+            row.position += 1
+            row.last = None
+        return logits[:, -1].float(), ready
 
-    def by_slot(self) -> list[tuple[int, Row]]:
-        return [(slot, row) for slot, row in enumerate(self._slots) if row is not None]
+    def _run(self, rows: Sequence[Row], slots: Sequence[int]) -> torch.Tensor:
+        cache = self._cache
+        assert cache is not None
+        at, resting = cache.length, self._resting(slots)
+        tokens = [0] * len(self._slots)
+        positions = [0] * len(self._slots)
+        for slot, row in zip(slots, rows, strict=True):
+            tokens[slot], positions[slot] = row.last or 0, row.position
+        # Who rests sees its own token at least: nothing but masked positions has no softmax.
+        self._mask[:, at] = 1
+        try:
+            given = torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None]
+            if self._program is None:
+                self._program = self._calls.program(*given, self._mask[:, : at + 1], cache)
+            if self._program is None:
+                return self._calls.logits(*given, self._mask[:, : at + 1], cache)
+            self._program.place(positions)
+            logits = self._program.one(tokens)
+            cache.advance(self._program.length())
+            if resting:
+                self._program.hide(resting, at)
+            return logits
+        finally:
+            if resting:
+                self._mask[resting, at] = 0
+
+    def _resting(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in range(len(self._slots)) if slot not in slots]
+
+    def _places(self, slot: int) -> torch.Tensor:
+        """Where the keys and values of a slot lie."""
+        return self._mask[slot].nonzero()[: self._held[slot], 0]
 
     def _remake(self, count: int, least: int, to_come: int) -> None:
         """New buffers with slots for `count` rows, the longest of at least `least` positions."""
-        lengths, before = self._lengths, self._cache
-        live = self.by_slot()
-        longest = max([least, *(lengths[slot] for slot, _ in live)])
-        left = [row.job.limit - len(row.job.made) + 1 for _, row in live]
-        room = longest + min(max([to_come, 1, *left]), _ROOM)
+        held, before, live = self._held, self._cache, self.by_slot()
+        longest = max([least, *(held[slot] for slot, _ in live)])
+        room = longest + min(max([to_come, 1, *(row.left() + 1 for _, row in live)]), _ROOM)
         slots = 1
         while slots < count:
             slots *= 2
-        cache = self._new_cache()
+        cache = self._calls.new_cache()
+        places = [self._places(slot) for slot, _ in live]
         for number, layer in enumerate(cache.layers):
             source: Any = before.layers[number] if before is not None else None
             layer.make_room(slots, cache.expected[number], room)
             for new, (slot, _) in enumerate(live):
-                end = before.length if before is not None else 0
-                taken = slice(end - lengths[slot], end)
-                span = slice(longest - lengths[slot], longest)
-                layer.key_buffer[new, :, span] = source.key_buffer[slot, :, taken]
-                layer.value_buffer[new, :, span] = source.value_buffer[slot, :, taken]
+                span = slice(longest - held[slot], longest)
+                layer.key_buffer[new, :, span] = source.key_buffer[slot, :, places[new]]
+                layer.value_buffer[new, :, span] = source.value_buffer[slot, :, places[new]]
         cache.advance(longest)
         self._mask = torch.zeros(slots, cache.capacity, dtype=torch.long)
-        self._slots, self._lengths = [None] * slots, [0] * slots
+        self._slots, self._held = [None] * slots, [0] * slots
         for new, (slot, row) in enumerate(live):
-            self._slots[new], self._lengths[new] = row, lengths[slot]
-            self._mask[new, longest - lengths[slot] : longest] = 1
-        self._cache = cache
+            self._slots[new], self._held[new] = row, held[slot]
+            self._mask[new, longest - held[slot] : longest] = 1
+        self._cache, self._program = cache, None

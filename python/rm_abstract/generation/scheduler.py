@@ -1,27 +1,31 @@
-"""Continuous batching: one thread owns a model and makes the tokens of all requests.
+"""Continuous batching: one thread makes the tokens of all requests of a model.
 
 Between two steps requests are taken in, cancelled and ended. Prompts are computed in chunks beside
 the steps, the shortest rest first, so that a long prompt holds up neither rows nor short prompts.
-Invariant: only the scheduler's thread calls the model or touches a cache; every job that was
-submitted gets exactly one End.
+Guests bring their prompts' keys and values along and may choose their tokens themselves.
+Invariant: only the scheduler's thread touches the common buffers; every job that was submitted gets
+exactly one End, and every guest that joined leaves, whatever happens.
 """
 
 from __future__ import annotations
 
-import inspect
 import threading
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import DynamicCache
 
-from rm_abstract.base.errors import Error
+from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.jobs import Closed, Job, QueueFull, Token
+from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
 from rm_abstract.generation.prefixes import Prefixes
-from rm_abstract.generation.rows import Row, Rows
+from rm_abstract.generation.rows import Calls, Row, Rows
 from rm_abstract.generation.sampling import Sampler
-from rm_abstract.kv.device_cache import CacheNotes, DeviceCache, expected_shape, from_dynamic
+from rm_abstract.kv.device_cache import DeviceCache
+
+_LONGEST_WAIT_S = 0.05  # for a guest's choice, before others go on without it
 
 
 @dataclass(frozen=True)
@@ -51,45 +55,75 @@ class _Prompt:
 
     job: Job
     cache: DeviceCache
-    sampler: Sampler
+    row: _Text
 
     def left(self) -> int:
         return len(self.job.prompt) - self.cache.length
 
 
-@dataclass
-class _Names:
-    """What the model's forward calls its optional arguments."""
+class _Text:
+    """Implements rows.Row for a job."""
 
-    positions: bool = True
-    keep: bool = True
+    def __init__(self, job: Job, sampler: Sampler, counts: Counts) -> None:
+        self.job, self._sampler, self._counts = job, sampler, counts
+        self.last: int | None = None
+        self.position = len(job.prompt)
 
-    @staticmethod
-    def of(model: Any) -> _Names:
-        found = inspect.signature(model.forward).parameters
-        return _Names("position_ids" in found, "logits_to_keep" in found)
+    @property
+    def ended(self) -> bool:
+        return self.job.ended
+
+    def left(self) -> int:
+        return self.job.limit - len(self.job.made)
+
+    def take(self, logits: torch.Tensor, largest: int) -> None:
+        """What cannot be drawn from, such as NaN, ends this job alone."""
+        sampler = self._sampler
+        try:
+            token = Token(largest) if sampler.takes_largest else sampler.choose(logits)
+        except (RuntimeError, IndexError) as error:
+            self.job.end("error", f"no token can be drawn: {error}")
+            return
+        self._counts.generated_tokens += 1
+        self.job.add(token)
+        self.last = token.id
+
+    def failed(self, error: Exception) -> None:
+        self.job.end("error", f"{type(error).__name__}: {error}")
 
 
-@dataclass
 class Scheduler:
-    """Any thread may call submit, cancel and close."""
+    """Any thread may call submit, join, cancel and close.
 
-    model: Any  # a causal language model of transformers, on the CPU
-    limits: Limits = field(default_factory=Limits)
-    counts: Counts = field(default_factory=Counts)
+    The thread starts with the first request. Without `company` it stays until `close`. `company`
+    says how many guests are about: one that is alone is sent home, and the thread ends with the
+    last one; `failed` then hears of errors of common steps.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        limits: Limits | None = None,
+        company: Callable[[], int] | None = None,
+        failed: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.limits, self.counts = limits or Limits(), Counts()
+        self._calls, self._company, self._failed = calls, company, failed
         self._changed = threading.Condition()
         self._waiting: list[Job] = []
+        self._joining: list[Guest] = []
         self._prompts: list[_Prompt] = []
         self._closed = False
-        self._notes = CacheNotes()
-        self._names = _Names.of(self.model)
         self._prefixes = Prefixes(self.limits.prefix_bytes)
-        self._rows = Rows(self._new_cache, self._forward)
-        self._new_cache()  # raises for a model this cannot batch
-        self._thread = threading.Thread(target=self._run, name="rm-scheduler", daemon=True)
-        self._thread.start()
+        self._rows = Rows(calls)
+        self._step_s = _LONGEST_WAIT_S
+        self._thread: threading.Thread | None = None
+
+    @staticmethod
+    def of(model: Any, limits: Limits | None = None, programs: Programs = no_program) -> Scheduler:
+        """For a causal language model of transformers, on the CPU. Raises Error for one that this
+        cannot batch."""
+        return Scheduler(ModelCalls.of_model(model, programs), limits)
 
     def submit(self, *jobs: Job) -> None:
         """All of them or none. Raises QueueFull or Closed."""
@@ -101,7 +135,7 @@ class Scheduler:
                 raise QueueFull(f"{len(self._waiting)} requests are waiting")
             self._waiting += jobs
             self.counts.waiting = len(self._waiting)
-            self._changed.notify_all()
+            self._go()
 
     def cancel(self, job: Job) -> None:
         """The job gets its End before the next step; one that ended is left alone."""
@@ -109,37 +143,93 @@ class Scheduler:
             job.cancelled = True
             self._changed.notify_all()
 
+    def join(self, guest: Guest) -> bool:
+        """Its next steps are made here, until it leaves. False: no more are made here."""
+        with self._changed:
+            if self._closed:
+                return False
+            self._joining.append(guest)
+            self._go()
+            return True
+
+    def answer(self, guest: Guest, token: int) -> None:
+        """What the guest goes on with after the logits it got."""
+        with self._changed:
+            guest.last = token
+            self._changed.notify_all()
+
     def close(self) -> None:
-        """Ends every job as cancelled and waits for the thread."""
+        """Ends every job as cancelled, sends guests home, and waits for the thread."""
         with self._changed:
             self._closed = True
+            thread = self._thread
             self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if thread is not None and threading.current_thread() is not thread:
+            thread.join()
+
+    def forked(self) -> None:
+        """In a child made by fork, which the thread is not part of."""
+        self._changed = threading.Condition()
+        self._closed = True
+        for guest in self._guests():
+            guest.forked()
+
+    def _go(self) -> None:
+        """Under the lock: something is to be done."""
+        if self._thread is None:
+            # One that ends with its guests is waited for when Python ends, as they are.
+            stays = self._company is None
+            self._thread = threading.Thread(target=self._run, name="rm-scheduler", daemon=stays)
+            self._thread.start()
+        self._changed.notify_all()
 
     # ---- the scheduler's thread ------------------------------------------------------------------
 
     def _run(self) -> None:
-        with torch.no_grad():
-            while self._wait():
-                self._sweep()
-                self._admit()
-                self._advance_prompts()
-                self._advance_rows()
-        for job in self._everybody():
-            job.end("cancelled", "the server ends")
+        try:
+            with torch.no_grad():
+                while self._wait():
+                    self._sweep()
+                    self._admit()
+                    self._advance_prompts()
+                    self._advance_rows()
+        finally:
+            with self._changed:
+                self._closed = True
+            if not self._abandoned():  # else nobody may start to compute now: they wait on
+                self._send_home()
+            for job in self._everybody():
+                job.end("cancelled", "the server ends")
 
     def _wait(self) -> bool:
         """Until there is something to do. False: no more."""
         with self._changed:
-            while not self._closed and not (self._waiting or self._prompts or self._rows.live()):
-                self._changed.wait()
+            while not self._closed and not self._due():
+                if self._company is not None and not self._rows.live():
+                    self._closed = True  # nobody joins from here on
+                else:
+                    self._changed.wait(None if self._company is None else 1.0)
+                    self._closed = self._closed or self._abandoned()
             return not self._closed
+
+    def _due(self) -> bool:
+        rows = any(row.ended or row.last is not None for row in self._rows.live())
+        return bool(self._waiting or self._joining or self._prompts or rows)
+
+    def _abandoned(self) -> bool:
+        """Python ends, and does not wait for any guest."""
+        if self._company is None or threading.main_thread().is_alive():
+            return False
+        return all(guest.daemon for guest in self._guests())
+
+    def _guests(self) -> list[Guest]:
+        return [*self._joining, *(row for row in self._rows.live() if isinstance(row, Guest))]
 
     def _everybody(self) -> list[Job]:
         with self._changed:
             jobs = list(self._waiting)
-        return jobs + [p.job for p in self._prompts] + [r.job for r in self._rows.live()]
+        rows = [row.job for row in self._rows.live() if isinstance(row, _Text)]
+        return jobs + [p.job for p in self._prompts] + rows
 
     def _sweep(self) -> None:
         """Ends what was cancelled or is late, and forgets what ended."""
@@ -149,6 +239,8 @@ class Scheduler:
                 job.end(reason)
         with self._changed:
             self._waiting = [job for job in self._waiting if not job.ended]
+            self._joining = [guest for guest in self._joining if not guest.gone]
+            self._closed = self._closed or self._abandoned()
         self._prompts = [p for p in self._prompts if not p.job.ended]
         self._rows.drop_ended()
         self._count()
@@ -160,12 +252,43 @@ class Scheduler:
 
     def _admit(self) -> None:
         with self._changed:
-            free = self.limits.rows - len(self._prompts) - len(self._rows.live())
+            free = max(self.limits.rows - len(self._prompts) - len(self._rows.live()), 0)
+            guests, self._joining = self._joining[:free], self._joining[free:]
+            free -= len(guests)
             self._waiting.sort(key=lambda job: job.priority)  # stable: first come, first served
-            admitted, self._waiting = self._waiting[: max(free, 0)], self._waiting[max(free, 0) :]
+            admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+        for guest in guests:
+            self._enter(guest)
         for job in admitted:
-            self._prompts.append(_Prompt(job, self._new_cache(), Sampler(job.sampling)))
+            cache = self._calls.new_cache()
+            self._prompts.append(
+                _Prompt(job, cache, _Text(job, Sampler(job.sampling), self.counts))
+            )
         self._count()
+        if self._company is not None and len(self._rows.live()) == 1 and self._company() < 2:
+            self._send_home()
+
+    # ---- guests ----------------------------------------------------------------------------------
+
+    def _enter(self, guest: Guest) -> None:
+        live = len(self._rows.live())
+        about = min(self._company() if self._company is not None else 1, self.limits.rows)
+        try:
+            self._rows.join(guest, guest.cache, guest.shown(), max(about - live - 1, 0))
+            guest.home = False
+        except Exception as error:  # no memory, say: it goes on where it was
+            guest.failed(error)
+
+    def _send_home(self) -> None:
+        """Guests get what was appended for them, and go on alone."""
+        for guest in self._guests():
+            if not guest.gone and not guest.home:
+                self._rows.give_back(guest, guest.cache, guest.steps)
+                guest.home = True
+            guest.leave()
+        with self._changed:
+            self._joining = []
+        self._rows.drop_ended()
 
     # ---- prompts ---------------------------------------------------------------------------------
 
@@ -192,84 +315,63 @@ class Scheduler:
         ids = job.prompt[at : at + self.limits.prompt_chunk]
         end = at + len(ids)
         try:
-            logits = self._forward(
+            logits = self._calls.logits(
                 torch.tensor([ids]),
                 torch.arange(at, end)[None],
                 torch.ones(1, end, dtype=torch.long),
                 prompt.cache,
             )
         except Exception as error:  # the model's own: only this request hears of it
-            job.end("error", f"{type(error).__name__}: {error}")
+            prompt.row.failed(error)
             self._prompts.remove(prompt)
             return len(ids)
         self.counts.prompt_tokens += len(ids)
         if end == len(job.prompt):
             self._prompts.remove(prompt)
-            self._take(job, prompt.sampler, logits[0, -1].float(), None)
+            last = logits[0, -1].float()
+            prompt.row.take(last, int(last.argmax()))
             if not job.ended:
-                row = Row(job, prompt.sampler, job.made[-1])
-                self._rows.join(row, prompt.cache, to_follow=len(self._prompts))
+                self._rows.join(prompt.row, prompt.cache, to_follow=len(self._prompts))
             self._prefixes.keep(job.prompt, prompt.cache)
         return len(ids)
 
     # ---- rows ------------------------------------------------------------------------------------
 
     def _advance_rows(self) -> None:
-        live = self._rows.by_slot()
-        if not live:
+        if not self._gathered():
             return
+        started = time.monotonic()
         try:
-            logits = self._rows.step()
+            logits, rows = self._rows.step()
         except Exception as error:  # the rows share the step, and so the failure
-            for _, row in live:
-                row.job.end("error", f"{type(error).__name__}: {error}")
-            self._rows.clear()
+            self._fail(error)
             return
+        self._step_s = time.monotonic() - started
         self.counts.steps += 1
-        live = self._rows.by_slot()
-        self.counts.step_rows += len(live)
+        self.counts.step_rows += len(rows)
         largest = logits.argmax(-1).tolist()
-        for slot, row in live:
-            self._take(row.job, row.sampler, logits[slot], largest[slot])
-            row.last = row.job.made[-1]
+        for slot, row in rows:
+            row.take(logits[slot], largest[slot])
 
-    def _take(self, job: Job, sampler: Sampler, logits: torch.Tensor, largest: int | None) -> None:
-        """The job's next token. What cannot be drawn from, such as NaN, ends this job alone."""
-        try:
-            known = largest is not None and sampler.takes_largest
-            token = Token(largest) if known and largest is not None else sampler.choose(logits)
-        except (RuntimeError, IndexError) as error:
-            job.end("error", f"no token can be drawn: {error}")
-            return
-        self.counts.generated_tokens += 1
-        job.add(token)
+    def _gathered(self) -> bool:
+        """Some rows can go on. Waits a while for those whose choice is on its way."""
+        rows = self._rows.live()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._closed or all(_settled(row) for row in rows),
+                min(self._step_s, _LONGEST_WAIT_S),
+            )
+        return any(row.last is not None and not row.ended for row in rows)
 
-    # ---- the model -------------------------------------------------------------------------------
+    def _fail(self, error: Exception) -> None:
+        rows = self._rows.live()
+        self._send_home()
+        for row in rows:
+            row.failed(error)
+        self._rows.clear()
+        if self._failed is not None:
+            self._failed(error)
 
-    def _new_cache(self) -> DeviceCache:
-        shape = expected_shape(self.model)
-        plain: Any = DynamicCache(config=self.model.config)
-        cache = None if shape is None else from_dynamic(plain, shape, 0, self._notes)
-        if cache is None:
-            name = type(self.model).__name__
-            raise Error(f"[serve] {name} keeps no keys and values that rows can share")
-        return cache
 
-    def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: DeviceCache
-    ) -> torch.Tensor:
-        """The logits of the last token of every row, ``[rows, 1 or more, vocabulary]``."""
-        given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, "use_cache": True}
-        if self._names.positions:
-            given["position_ids"] = positions
-        if self._names.keep:
-            given["logits_to_keep"] = 1
-        before = cache.length
-        try:
-            outputs = self.model(**given, past_key_values=cache, return_dict=True)
-        except BaseException:
-            if cache.length > before:
-                cache.advance(before)
-            raise
-        logits: torch.Tensor = outputs.logits
-        return logits
+def _settled(row: Row) -> bool:
+    return row.ended or row.last is not None

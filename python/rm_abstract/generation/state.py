@@ -11,7 +11,7 @@ from rm_abstract.engines.base import Engine
 from rm_abstract.engines.context import Events
 from rm_abstract.generation.drafts import Drafts
 from rm_abstract.generation.remote.engine import RemoteEngine
-from rm_abstract.generation.together import Together
+from rm_abstract.generation.sharing import Sharing
 
 
 class GenerationState:
@@ -20,7 +20,7 @@ class GenerationState:
     def __init__(self, settings: Settings, remote: RemoteEngine | None = None) -> None:
         self.remote = remote  # asked first
         self.drafts = Drafts(settings.text("prompt_lookup"))
-        self.together = Together() if settings.flag("batch_threads") else None
+        self.sharing = Sharing() if settings.flag("batch_threads") else None
 
         self._declined: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -36,7 +36,9 @@ class GenerationState:
             return dict(self._declined)
 
     def close(self) -> None:
-        """Ends what runs outside of this process."""
+        """Ends what runs in threads and processes of its own."""
+        if self.sharing is not None:
+            self.sharing.close()
         if self.remote is not None:
             self.remote.close()
 

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from rm_abstract.base.decline import Decline
-from rm_abstract.engines.call_parts import reported
-from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.deferrals import unhurried
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
-from rm_abstract.generation.together import Request, Together, release_workers
+from rm_abstract.generation.guests import Guest
+from rm_abstract.generation.served import ServedModel, served
+from rm_abstract.generation.sharing import Sharing, release_workers
 from rm_abstract.kv import kv_cache
 
 if TYPE_CHECKING:
@@ -207,7 +206,7 @@ class TokenLoop:
 
     def _steps(self, inputs: dict[str, Any]) -> bool:
         """Tokens from the program that served `inputs`, while there is room. True: all ended."""
-        found = _served(self._armed, {**inputs, "return_dict": True})
+        found = served(self._armed, {**inputs, "return_dict": True})
         if found is None:
             return False
         entry, leaves = found
@@ -221,6 +220,7 @@ class TokenLoop:
             if self._with_others(shared, following):
                 return all(self._finished)
             shared = None  # nobody to share with: not asked again before the buffers are full
+        crowded = shared.crowded if shared is not None else None
         step = GreedyStep.serving(entry, leaves)
         if step is None:
             return False
@@ -231,12 +231,11 @@ class TokenLoop:
             if not here:
                 self._one_by_one(step, cache.capacity)
             elif self._plain():
-                stop = shared.crowded if shared else None
-                self._in_core(step, cache.capacity, stop, drafting)
+                self._in_core(step, cache.capacity, crowded, drafting)
             elif self._tokens_only() and self._ids.shape[0] == 1:
-                self._handed_over(step, cache.capacity, drafting)
+                self._handed_over(step, cache.capacity, crowded, drafting)
             else:
-                self._one_by_one(step, cache.capacity)
+                self._one_by_one(step, cache.capacity, crowded)
         finally:
             cache.advance(step.length())
             self._armed.loop_tokens += (step.length() - before) * self._ids.shape[0]
@@ -247,9 +246,11 @@ class TokenLoop:
             self._make_checks()
         return over
 
-    def _one_by_one(self, step: GreedyStep, capacity: int) -> None:
+    def _one_by_one(
+        self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None = None
+    ) -> None:
         for _ in range(min(capacity - step.length(), self._chunk)):
-            if self._accept(step.one(self._last)):
+            if self._accept(step.one(self._last)) or (stop is not None and stop()):
                 return
 
     def _in_core(
@@ -272,7 +273,11 @@ class TokenLoop:
         return min(min(self._length, self._longest) - self._ids.shape[1], self._chunk)
 
     def _handed_over(
-        self, step: GreedyStep, capacity: int, drafting: _core.Drafting | None
+        self,
+        step: GreedyStep,
+        capacity: int,
+        stop: Callable[[], bool] | None,
+        drafting: _core.Drafting | None,
     ) -> None:
         """Tokens of one row from the core, each streamed and asked about before the next counts."""
         raised: list[BaseException] = []
@@ -287,7 +292,7 @@ class TokenLoop:
                     return number
             return -1
 
-        step.run(self._room(), capacity, [[]], 0, [False], drafting=drafting, take=take)
+        step.run(self._room(), capacity, [[]], 0, [False], stop=stop, drafting=drafting, take=take)
         if raised:
             raise raised[0]
 
@@ -346,42 +351,47 @@ class TokenLoop:
             self._last = tokens[-rows:]
             self._end_rows()
 
-    def _shareable(self, inputs: dict[str, Any]) -> Together | None:
-        """Where this generation may decode together with others; it is a guest there then."""
+    # ---- with others -----------------------------------------------------------------------------
+
+    def _shareable(self, inputs: dict[str, Any]) -> Sharing | None:
+        """Where this generation may share its steps with others; it is a guest there then."""
         cache = self._kwargs["past_key_values"]
-        if not self._plain() or self._length >= 2**62 or not Request.fits(inputs, cache):
+        if self._chunk < 2**62 or self._longest >= 2**62 or not Guest.fits(inputs, cache):
             return None
         if self._dict or getattr(cache, "_is_user_defined", False):
             return None  # its content is looked at afterwards
-        together = self._armed.generation.together
-        if together is not None and not self._guest:
+        if torch.is_autocast_enabled("cpu"):
+            return None  # the scheduler's thread has settings of its own
+        if not self._plain() and any(layer.sliding_window for layer in cache.layers):
+            return None  # who chooses may miss steps, and windows count positions of the buffers
+        sharing = self._armed.generation.sharing
+        if sharing is not None and not self._guest:
             self._guest = True
             self._stay.callback(release_workers)
-            self._stay.enter_context(together.guest())
-        return together
+            self._stay.enter_context(sharing.guest())
+        return sharing
 
-    def _with_others(self, together: Together, inputs: dict[str, Any]) -> bool:
+    def _with_others(self, sharing: Sharing, inputs: dict[str, Any]) -> bool:
         """True when that gave tokens."""
-        limit = self._length - self._ids.shape[1]
-        request = Request(inputs, self._kwargs["past_key_values"], limit, list(self._eos))
-        tokens = together.decode(request, self)
-        self._armed.loop_tokens += len(tokens)
-        self._append(tokens)
-        if tokens:
-            self._advance({}, len(tokens))
-        return bool(tokens)
+        limit = min(self._length, self._longest) - self._ids.shape[1]
+        guest = Guest(inputs, limit, list(self._eos), chooses=not self._plain())
+        host = ServedModel(self._model, self._armed)
 
-    # ---- together.Host ---------------------------------------------------------------------------
+        def choose(logits: torch.Tensor) -> int | None:
+            return None if self._accept(logits[None, None]) else self._last[0]
+
+        sharing.decode(guest, host, choose)
+        self._armed.loop_tokens += guest.steps
+        self._append(guest.tokens)
+        if guest.steps:
+            self._advance({}, guest.steps)
+        return guest.steps > 0
+
+    # ---- programs --------------------------------------------------------------------------------
 
     def step(self, inputs: dict[str, Any], width: int = 1) -> GreedyStep | None:
-        found = _served(self._armed, {**inputs, "return_dict": True})
+        found = served(self._armed, {**inputs, "return_dict": True})
         return None if found is None else GreedyStep.serving(*found, width)
-
-    def call(self, inputs: dict[str, Any]) -> Any:
-        return self._model(**inputs, return_dict=True)
-
-    def failed(self, error: Exception) -> None:
-        self._armed.events.failed(reported(error))
 
     def _output(self) -> Any:
         parts = {
@@ -393,14 +403,3 @@ class TokenLoop:
         if self._model.config.is_encoder_decoder:
             return GenerateEncoderDecoderOutput(**parts)
         return GenerateDecoderOnlyOutput(**parts)
-
-
-def _served(armed: RoutedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
-    engine = armed.engine
-    if not isinstance(engine, NativeEngine):
-        return None
-    call = engine.flatten(kwargs)
-    if isinstance(call, Decline):
-        return None
-    entry = engine.entry(call.spec)
-    return None if entry is None else (entry, call.leaves)
