@@ -55,6 +55,9 @@ class Host:
     def program(self, inputs: dict[str, Any]) -> Any:
         return None
 
+    def waits(self) -> int:
+        return 0
+
     def failed(self, error: Exception) -> None:
         self.errors.append(error)
 

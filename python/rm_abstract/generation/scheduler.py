@@ -251,14 +251,15 @@ class Scheduler:
             self.counts.running = len(self._prompts) + len(self._rows.live())
 
     def _admit(self) -> None:
+        free = max(self.limits.rows - len(self._prompts) - len(self._rows.live()), 0)
+        while free and self._joining:
+            self._enter(self._joining[0])  # it stays there until it is a row: nobody is forgotten
+            with self._changed:
+                self._joining.pop(0)
+            free -= 1
         with self._changed:
-            free = max(self.limits.rows - len(self._prompts) - len(self._rows.live()), 0)
-            guests, self._joining = self._joining[:free], self._joining[free:]
-            free -= len(guests)
             self._waiting.sort(key=lambda job: job.priority)  # stable: first come, first served
             admitted, self._waiting = self._waiting[:free], self._waiting[free:]
-        for guest in guests:
-            self._enter(guest)
         for job in admitted:
             cache = self._calls.new_cache()
             self._prompts.append(
@@ -281,13 +282,13 @@ class Scheduler:
 
     def _send_home(self) -> None:
         """Guests get what was appended for them, and go on alone."""
-        for guest in self._guests():
+        with self._changed:
+            guests, self._joining = self._guests(), []
+        for guest in guests:
             if not guest.gone and not guest.home:
                 self._rows.give_back(guest, guest.cache, guest.steps)
                 guest.home = True
             guest.leave()
-        with self._changed:
-            self._joining = []
         self._rows.drop_ended()
 
     # ---- prompts ---------------------------------------------------------------------------------

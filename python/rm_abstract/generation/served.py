@@ -24,6 +24,9 @@ class ServedModel:
         found = served(self._armed, inputs)
         return None if found is None else GreedyStep.serving(*found)
 
+    def waits(self) -> int:
+        return self._armed.waiting_calls
+
     def failed(self, error: Exception) -> None:
         self._armed.events.failed(reported(error))
 

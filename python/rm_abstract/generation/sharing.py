@@ -54,6 +54,9 @@ class Host(Protocol):
     def program(self, inputs: dict[str, Any]) -> GreedyStep | None:
         """The program that serves a call with these arguments; None when there is none."""
 
+    def waits(self) -> int:
+        """Calls so far whose program was being made elsewhere."""
+
     def failed(self, error: Exception) -> None:
         """Hears of an error in a common step."""
 
@@ -69,6 +72,7 @@ class Sharing:
         self._off = False  # after an error that would come again
         self.tokens = 0  # that were made in common steps
         self._misses = 0  # common steps in a row that no program served
+        self._waits = 0
         _all.add(self)
 
     @contextmanager
@@ -155,8 +159,9 @@ class Sharing:
 
     def _made(self, guest: Guest, host: Host) -> Scheduler:
         def program(inputs: dict[str, Any]) -> GreedyStep | None:
-            step = host.program(inputs)
-            self._misses = 0 if step is not None else self._misses + 1
+            step, waits = host.program(inputs), host.waits()
+            missing = step is None and waits == self._waits  # else it may come any moment
+            self._misses, self._waits = self._misses + 1 if missing else 0, waits
             if self._misses > _MISSES:
                 raise Decline("RM105", "no program for several rows")
             return step

@@ -65,3 +65,7 @@ class RoutedModel(Protocol):
     @property
     def routed_calls(self) -> int:
         """Calls that were served by compiled programs so far."""
+
+    @property
+    def waiting_calls(self) -> int:
+        """Calls that PyTorch served so far because a program for them was being made."""

@@ -225,6 +225,11 @@ class ArmedModel:
     def routed_calls(self) -> int:
         return int(self.route.stats()["routed"])
 
+    @property
+    def waiting_calls(self) -> int:
+        declined = self.route.stats()["declined"]
+        return int(declined["RM112"][0]) if "RM112" in declined else 0
+
     def record(self) -> dict[str, Any]:
         """What happened so far, as data for the report."""
         stats = self.route.stats()
