@@ -6,9 +6,11 @@ its files of external data, are used where they lie. The files must not change w
 
 from __future__ import annotations
 
+import collections
 import os
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rm_abstract.base.errors import CompileError, ConfigError, ExecutionError, from_core
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = {"precision": "auto"}
 _ALIGNED = 64  # bytes: what kernels may load at once
+_PROGRAMS = 16  # kept of a file that needs one for each set of sizes or values
 
 
 class OnnxExecutable:
@@ -26,10 +29,13 @@ class OnnxExecutable:
 
     Inputs are torch tensors on the CPU or numpy arrays; outputs are numpy arrays when all inputs
     are. Raises ConfigError for other names, ExecutionError for other types or sizes.
+
+    Where shapes depend on the values of inputs (axes, repeats, ...), or an operator needs sizes as
+    numbers, a call makes the program for these values or sizes, and the last 16 are kept; such a
+    call may raise CompileError.
     """
 
     def __init__(self, path: str | os.PathLike[str], session: Session) -> None:
-        from rm_abstract import _core
 
         if session.device != "cpu":
             raise ConfigError(
@@ -38,21 +44,90 @@ class OnnxExecutable:
             )
         self.path = Path(path)
         self._session = session
-        mapped = _map(self.path, str(self.path))
+        self._mapped = _map(self.path, str(self.path))
+        self._values: set[str] = set()  # inputs whose values the program needs
+        self._sizes = False
+        self._programs: collections.OrderedDict[Any, _Made] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        made = self._import({})
+        self.input_names: list[str] = list(made["inputs"])
+        self.output_names: list[str] = list(made["outputs"])
+        self._ports = made["ports"]
+        self._only = self._program(made) if self._is_whole(made) else None
+
+    def _import(self, given: dict[str, Any]) -> dict[str, Any]:
+        from rm_abstract import _core
+
         try:
-            made = _core.onnx.import_model(mapped.numpy())
-            self.input_names: list[str] = list(made["inputs"])
-            self.output_names: list[str] = list(made["outputs"])
-            weights = _weights(self.path, mapped, made["weights"])
-            self._program = _core.Program(
+            made: dict[str, Any] = _core.onnx.import_model(self._mapped.numpy(), given)
+            return made
+        except _core.CoreError as error:
+            raise from_core(error, CompileError) from None
+
+    def _is_whole(self, made: dict[str, Any]) -> bool:
+        """Whether there is a program; takes over what another import has to be told."""
+        self._values.update(made["needed_values"])
+        self._sizes = self._sizes or made["needs_sizes"]
+        return not made["needed_values"] and not made["needs_sizes"]
+
+    def _program(self, made: dict[str, Any]) -> _Made:
+        from rm_abstract import _core
+
+        try:
+            weights = _weights(self.path, self._mapped, made["weights"])
+            program = _core.Program(
                 self._optimised(made["text"]),
                 weights,
                 ["cpu"],
-                session.settings.text("force_kernel"),
-                checks=session.kernel_checks(),
+                self._session.settings.text("force_kernel"),
+                checks=self._session.kernel_checks(),
             )
         except _core.CoreError as error:
             raise from_core(error, CompileError) from None
+        return _Made(
+            program, [k for k, name in enumerate(self.input_names) if name not in self._values]
+        )
+
+    def _check(self, tensors: list[torch.Tensor]) -> None:
+        from rm_abstract.worker.dtypes import DTYPES
+
+        for name, (dtype, sizes), t in zip(self.input_names, self._ports, tensors, strict=True):
+            fits = sizes is None or (
+                len(sizes) == t.dim()
+                and all(n in (-1, d) for n, d in zip(sizes, t.shape, strict=True))
+            )
+            if t.dtype != DTYPES[dtype] or t.device.type != "cpu" or not fits:
+                raise ExecutionError(
+                    f"[{self.path.name}] expected '{name}' as {dtype} of the sizes {sizes} (-1: "
+                    f"any) on the CPU, got {t.dtype} {list(t.shape)} on {t.device}"
+                )
+
+    def _for(self, tensors: list[torch.Tensor]) -> _Made:
+        """The program for these inputs: the only one, one of those kept, or made now."""
+        if self._only is not None:
+            return self._only
+        self._check(tensors)
+        with self._lock:
+            for _ in range(len(self.input_names) + 2):
+                given = {
+                    name: (list(t.shape), _bytes(t) if name in self._values else None)
+                    for name, t in zip(self.input_names, tensors, strict=True)
+                    if self._sizes or name in self._values
+                }
+                key = tuple((tuple(sizes), content) for sizes, content in given.values())
+                if key in self._programs:
+                    self._programs.move_to_end(key)
+                    return self._programs[key]
+                made = self._import(given)
+                if self._is_whole(made):
+                    self._programs[key] = self._program(made)
+                    if len(self._programs) > _PROGRAMS:
+                        self._programs.popitem(last=False)
+                    return self._programs[key]
+        raise CompileError(
+            f"[onnx] expected an import that ends, got {self.path.name} that asks for more",
+            code="RM342",
+        )
 
     @property
     def device(self) -> str:
@@ -78,9 +153,10 @@ class OnnxExecutable:
         from rm_abstract import _core
 
         given = self._in_order(args, kwargs)
-        tensors = [x if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in given]
+        tensors = [x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in given]
+        made = self._for(tensors)
         try:
-            results = list(self._program.run([t.detach() for t in tensors]))
+            results = list(made.program.run([tensors[k] for k in made.inputs]))
         except _core.CoreError as error:
             raise from_core(error, ExecutionError) from None
         if given and not any(isinstance(x, torch.Tensor) for x in given):
@@ -95,6 +171,17 @@ class OnnxExecutable:
                 f"position and {sorted(kwargs)} by name"
             )
         return [*args, *(kwargs[name] for name in names)]
+
+
+class _Made(NamedTuple):
+    program: Any
+    inputs: list[int]  # those whose values it was not made for
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _map(path: Path, said: str) -> torch.Tensor:

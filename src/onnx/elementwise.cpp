@@ -1,5 +1,6 @@
-// Element-wise operators, casts and reductions.
+// Element-wise operators and casts.
 #include <cmath>
+#include <limits>
 
 #include "onnx/importer.hpp"
 
@@ -68,9 +69,11 @@ void convert_equal(Importer& m) {
     std::string bits;
     for (size_t k = 0; k < a->size(); ++k) {  // a symbolic size is never negative
       const Dim &x = (*a)[k], &y = (*b)[k];
-      if (x == y) bits.push_back(1);
+      if (x == y)
+        bits.push_back(1);
       else if ((x.is_static() && (y.is_static() || x.value() < 0)) ||
-               (y.is_static() && y.value() < 0)) bits.push_back(0);
+               (y.is_static() && y.value() < 0))
+        bits.push_back(0);
     }
     if (bits.size() == a->size()) {
       const auto n = static_cast<int64_t>(bits.size());
@@ -137,56 +140,130 @@ void convert_leaky(Importer& m) {
   m.out(m.op("where", {m.op("lt", {x, m.number(x, 0)}), m.op("mul", {x, slope}), x}));
 }
 
+// With fmod=1 the result has the sign of the dividend.
 void convert_mod(Importer& m) {
-  if (m.i("fmod", 0) != 0) m.refuse("the sign of the divisor", "fmod=1");
-  m.out(m.op("remainder", {m.in(0), m.in(1)}));
+  ValueId a = m.in(0), b = m.in(1);
+  if (m.i("fmod", 0) == 0) return m.out(m.op("remainder", {a, b}));
+  ValueId size = m.op("remainder", {m.op("abs", {a}), m.op("abs", {b})});
+  m.out(m.op("mul", {size, m.op("sign", {a})}));
 }
 
-Converter reduction(std::string kind) {
-  return [kind](Importer& m) {
-    const std::string& name = m.node().op;
-    ValueId x = m.in(0);
-    const ir::DType dtype = m.type(x).dtype;
-    Ints axes = m.axes(1, m.rank(x)).value_or(Ints{});
-    if (axes.empty()) {
-      if (m.i("noop_with_empty_axes", 0) != 0) return m.out(x);
-      for (size_t k = 0; k < m.rank(x); ++k) axes.push_back(static_cast<int64_t>(k));
-    }
-    if (kind == "mean" && !ir::is_floating(dtype)) m.refuse("floats", m.type(x).str());
-    if (name == "ReduceL1") x = m.op("abs", {x});
-    if (name == "ReduceL2" || name == "ReduceSumSquare") x = m.op("mul", {x, x});
-    if (name == "ReduceLogSumExp") x = m.op("exp", {x});
-    ValueId y = m.cast(m.reduce(kind, x, axes, m.i("keepdims", 1) != 0), dtype);
-    if (name == "ReduceL2") y = m.op("sqrt", {y});
-    if (name == "ReduceLogSum" || name == "ReduceLogSumExp") y = m.op("log", {y});
-    m.out(y);
+// Shifts are products and quotients with powers of two; quotients round down as shifts do.
+void convert_shift(Importer& m) {
+  ValueId by = m.in(1);
+  const std::string direction = m.s("direction", "");
+  if (direction != "LEFT" && direction != "RIGHT") m.refuse("LEFT or RIGHT", direction);
+  if (direction == "LEFT") {
+    return m.out(m.op("mul", {m.in(0), m.op("pow", {m.number(by, 2), by})}));
+  }
+  // 2^7 is no i8, so the quotient is of a wider type; 2^62 leaves nothing but the sign.
+  const ir::DType wide = ir::DType::kI64, dtype = m.dtype(by);
+  ValueId w = m.cast(by, wide);
+  // By ONNX a shift below zero is one past the width.
+  w = m.op("where", {m.op("lt", {w, m.number(w, 0)}), m.number(w, 62), w});
+  w = m.op("maximum", {m.op("minimum", {w, m.number(w, 62)}), m.number(w, 0)});
+  ValueId y = m.op("floor_div", {m.cast(m.in(0), wide), m.op("pow", {m.number(w, 2), w})});
+  m.out(m.cast(y, dtype));
+}
+
+void convert_is_inf(Importer& m) {
+  ValueId x = m.in(0);
+  const double inf = std::numeric_limits<double>::infinity();
+  const bool up = m.i("detect_positive", 1) != 0, down = m.i("detect_negative", 1) != 0;
+  if (up && down) return m.out(m.op("eq", {m.op("abs", {x}), m.number(x, inf)}));
+  if (!up && !down) return m.out(m.op("ne", {m.op("eq", {x, x}), m.op("eq", {x, x})}));
+  m.out(m.op("eq", {x, m.number(x, up ? inf : -inf)}));
+}
+
+void convert_celu(Importer& m) {
+  ValueId x = m.in(0), zero = m.number(x, 0);
+  const double alpha = m.f("alpha", 1);
+  ValueId below = m.op("expm1", {m.op("div", {m.op("minimum", {x, zero}), m.number(x, alpha)})});
+  m.out(m.op("add", {m.op("maximum", {x, zero}), m.op("mul", {below, m.number(x, alpha)})}));
+}
+
+void convert_shrink(Importer& m) {
+  ValueId x = m.in(0), zero = m.number(x, 0);
+  const double lambd = m.f("lambd", 0.5), bias = m.f("bias", 0);
+  ValueId up = m.op(
+      "where", {m.op("gt", {x, m.number(x, lambd)}), m.op("sub", {x, m.number(x, bias)}), zero});
+  m.out(m.op("where",
+             {m.op("lt", {x, m.number(x, -lambd)}), m.op("add", {x, m.number(x, bias)}), up}));
+}
+
+// (e^x ± e^-x) / 2; sinh by expm1, which keeps the digits of small x.
+Converter hyperbolic(bool is_sinh) {
+  return [is_sinh](Importer& m) {
+    ValueId x = m.in(0), half = m.number(x, 0.5);
+    if (!is_sinh)
+      return m.out(
+          m.op("mul", {m.op("add", {m.op("exp", {x}), m.op("exp", {m.op("neg", {x})})}), half}));
+    m.out(
+        m.op("mul", {m.op("sub", {m.op("expm1", {x}), m.op("expm1", {m.op("neg", {x})})}), half}));
   };
 }
 
-Converter arg_reduction(std::string kind) {
-  return [kind](Importer& m) {
-    if (m.i("select_last_index", 0) != 0) m.refuse("the first of equals", "select_last_index=1");
-    ValueId x = m.in(0);
-    m.out(m.reduce(kind, x, {m.axis(m.i("axis", 0), m.rank(x))}, m.i("keepdims", 1) != 0));
-  };
+void convert_asinh(Importer& m) {  // sign(x) log1p(|x| + x²/(1 + sqrt(x² + 1)))
+  ValueId x = m.in(0), a = m.op("abs", {x}), one = m.number(x, 1), square = m.op("mul", {x, x});
+  ValueId root = m.op("sqrt", {m.op("add", {square, one})});
+  ValueId inner = m.op("add", {a, m.op("div", {square, m.op("add", {root, one})})});
+  m.out(m.op("mul", {m.op("sign", {x}), m.op("log1p", {inner})}));
+}
+
+void convert_acosh(Importer& m) {  // log1p(t + sqrt(2t + t²)) for t = x - 1
+  ValueId x = m.in(0), t = m.op("sub", {x, m.number(x, 1)});
+  ValueId root = m.op("sqrt", {m.op("mul", {t, m.op("add", {t, m.number(x, 2)})})});
+  m.out(m.op("log1p", {m.op("add", {t, root})}));
+}
+
+void convert_atanh(Importer& m) {  // (log1p(x) - log1p(-x)) / 2
+  ValueId x = m.in(0);
+  ValueId d = m.op("sub", {m.op("log1p", {x}), m.op("log1p", {m.op("neg", {x})})});
+  m.out(m.op("mul", {d, m.number(x, 0.5)}));
 }
 
 }  // namespace
 
 void add_elementwise(Table* table) {
   Table& t = *table;
-  for (auto [theirs, ours] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"Neg", "neg"}, {"Abs", "abs"}, {"Exp", "exp"}, {"Log", "log"}, {"Sqrt", "sqrt"},
-           {"Sin", "sin"}, {"Cos", "cos"}, {"Tanh", "tanh"}, {"Erf", "erf"}, {"Relu", "relu"},
-           {"Sigmoid", "sigmoid"}, {"Not", "logical_not"}, {"Reciprocal", "reciprocal"},
-           {"Floor", "floor"}, {"Ceil", "ceil"}, {"Round", "round"}, {"Sign", "sign"},
-           {"Softplus", "softplus"}, {"IsNaN", "isnan"}}) {
+  for (auto [theirs, ours] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"Neg", "neg"},
+                                                                  {"Abs", "abs"},
+                                                                  {"Exp", "exp"},
+                                                                  {"Log", "log"},
+                                                                  {"Sqrt", "sqrt"},
+                                                                  {"Sin", "sin"},
+                                                                  {"Cos", "cos"},
+                                                                  {"Tanh", "tanh"},
+                                                                  {"Erf", "erf"},
+                                                                  {"Relu", "relu"},
+                                                                  {"Sigmoid", "sigmoid"},
+                                                                  {"Not", "logical_not"},
+                                                                  {"Reciprocal", "reciprocal"},
+                                                                  {"Floor", "floor"},
+                                                                  {"Ceil", "ceil"},
+                                                                  {"Round", "round"},
+                                                                  {"Sign", "sign"},
+                                                                  {"Softplus", "softplus"},
+                                                                  {"IsNaN", "isnan"}}) {
     t[theirs] = unary(ours);
   }
-  for (auto [theirs, ours] : std::initializer_list<std::pair<const char*, const char*>>{
-           {"Add", "add"}, {"Sub", "sub"}, {"Mul", "mul"}, {"Div", "div"}, {"Pow", "pow"},
-           {"Greater", "gt"}, {"Less", "lt"}, {"GreaterOrEqual", "ge"}, {"LessOrEqual", "le"},
-           {"BitwiseAnd", "and"}, {"BitwiseOr", "or"}, {"BitwiseXor", "xor"}, {"And", "and"}, {"Or", "or"}, {"Xor", "xor"}}) {
+  for (auto [theirs, ours] :
+       std::initializer_list<std::pair<const char*, const char*>>{{"Add", "add"},
+                                                                  {"Sub", "sub"},
+                                                                  {"Mul", "mul"},
+                                                                  {"Div", "div"},
+                                                                  {"Pow", "pow"},
+                                                                  {"Greater", "gt"},
+                                                                  {"Less", "lt"},
+                                                                  {"GreaterOrEqual", "ge"},
+                                                                  {"LessOrEqual", "le"},
+                                                                  {"BitwiseAnd", "and"},
+                                                                  {"BitwiseOr", "or"},
+                                                                  {"BitwiseXor", "xor"},
+                                                                  {"And", "and"},
+                                                                  {"Or", "or"},
+                                                                  {"Xor", "xor"}}) {
     t[theirs] = binary(ours);
   }
   for (const char* name : {"Sum", "Mean"}) t[name] = folded_over("add");
@@ -199,6 +276,22 @@ void add_elementwise(Table* table) {
   t["Elu"] = t["Selu"] = convert_elu;
   t["LeakyRelu"] = t["PRelu"] = convert_leaky;
   t["Mod"] = convert_mod;
+  t["BitShift"] = convert_shift;
+  t["IsInf"] = convert_is_inf;
+  t["Celu"] = convert_celu;
+  t["Shrink"] = convert_shrink;
+  t["Sinh"] = hyperbolic(true);
+  t["Cosh"] = hyperbolic(false);
+  t["Asinh"] = convert_asinh;
+  t["Acosh"] = convert_acosh;
+  t["Atanh"] = convert_atanh;
+  t["Tan"] = [](Importer& m) {
+    m.out(m.op("div", {m.op("sin", {m.in(0)}), m.op("cos", {m.in(0)})}));
+  };
+  t["BitwiseNot"] = [](Importer& m) {
+    ValueId x = m.in(0);
+    m.out(m.op("xor", {x, m.cast(ir::add_scalar(m.graph(), ir::DType::kI64, -1), m.dtype(x))}));
+  };
   t["HardSigmoid"] = [](Importer& m) {
     m.out(clamped_line(m, m.in(0), m.f("alpha", 0.2), m.f("beta", 0.5)));
   };
@@ -226,16 +319,6 @@ void add_elementwise(Table* table) {
     ValueId x = m.in(0);
     m.out(m.op("div", {x, m.op("add", {m.op("abs", {x}), m.number(x, 1)})}));
   };
-  for (const char* name : {"ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum",
-                           "ReduceLogSumExp"}) {
-    t[name] = reduction("sum");
-  }
-  t["ReduceMean"] = reduction("mean");
-  t["ReduceMax"] = reduction("max");
-  t["ReduceMin"] = reduction("min");
-  t["ReduceProd"] = reduction("prod");
-  t["ArgMax"] = arg_reduction("argmax");
-  t["ArgMin"] = arg_reduction("argmin");
 }
 
 }  // namespace rm::onnx

@@ -15,9 +15,60 @@ ValueId block(Importer& m, ValueId value, const Dims& shape) {
   return m.op("expand", {m.reshape(value, {})}, {{"shape", shape}});
 }
 
+// The elements that lie around an axis of n, `before` in front and `after` behind.
+Ints around(const Importer& m, const std::string& mode, int64_t n, int64_t before, int64_t after) {
+  const int64_t limit = int64_t{1} << 20;
+  if (n < 1 || n > limit || before > limit || after > limit)
+    m.refuse("an axis to repeat", std::to_string(n));
+  Ints out;
+  for (int64_t k = -before; k < n + after; ++k) {
+    int64_t at = std::clamp<int64_t>(k, 0, n - 1);  // edge
+    if (mode == "wrap") at = (k % n + n) % n;
+    if (mode == "reflect" && n > 1) {
+      const int64_t turn = 2 * (n - 1), off = (k % turn + turn) % turn;
+      at = std::min(off, turn - off);
+    }
+    out.push_back(at);
+  }
+  return out;
+}
+
+// Elements are dropped first where a pad is below zero.
+ValueId padded(Importer& m, ValueId y, int64_t axis, int64_t before, int64_t after,
+               const std::string& mode, ValueId value) {
+  const auto a = static_cast<size_t>(axis);
+  if (before < 0 || after < 0) {
+    const int64_t n = m.fixed(m.dims(y)[a]);
+    const int64_t start = std::clamp<int64_t>(-before, 0, n),
+                  stop = std::clamp<int64_t>(n + std::min<int64_t>(after, 0), start, n);
+    y = m.slice(y, axis, Dim(start), Dim(stop), 1);
+    before = std::max<int64_t>(before, 0);
+    after = std::max<int64_t>(after, 0);
+  }
+  if (before == 0 && after == 0) return y;
+  if (mode != "constant") {
+    return m.take(y, axis, m.integers(around(m, mode, m.fixed(m.dims(y)[a]), before, after)));
+  }
+  const int64_t limit = int64_t{1} << 30;
+  if (before > limit || after > limit)
+    m.refuse("pads that memory can hold", std::to_string(std::max(before, after)));
+  std::vector<ValueId> parts{y};
+  Dims shape = m.dims(y);
+  auto add = [&](int64_t size, bool in_front) {
+    if (size == 0) return;
+    shape[a] = Dim(size);
+    parts.insert(in_front ? parts.begin() : parts.end(), block(m, value, shape));
+  };
+  add(before, true);
+  add(after, false);
+  return m.concat(parts, axis);
+}
+
 void convert_pad(Importer& m) {
   ValueId y = m.in(0);
-  if (m.s("mode", "constant") != "constant") m.refuse("a constant", m.s("mode", ""));
+  const std::string mode = m.s("mode", "constant");
+  if (mode != "constant" && mode != "edge" && mode != "reflect" && mode != "wrap")
+    m.refuse("constant, edge, reflect or wrap", mode);
   const size_t n = m.rank(y);
   Ints pads = m.opset() < 11 ? m.ints("pads").value_or(Ints{}) : m.integers(1, "pads"), axes;
   if (m.has(3)) axes = m.integers(3, "axes");
@@ -28,21 +79,26 @@ void convert_pad(Importer& m) {
   ValueId value = m.opset() >= 11 && m.has(2) ? m.in(2) : m.number(y, m.f("value", 0));
   if (m.type(value).dtype != m.type(y).dtype) m.refuse("a value of the operand's type", "another");
   for (size_t k = 0; k < axes.size(); ++k) {
-    const int64_t axis = m.axis(axes[k], n), before = pads[k], after = pads[k + axes.size()];
-    const int64_t limit = int64_t{1} << 30;
-    if (before < 0 || after < 0 || before > limit || after > limit) {
-      m.refuse("pads of at least 0", std::to_string(std::min(before, after)));
-    }
-    std::vector<ValueId> parts{y};
-    Dims shape = m.dims(y);
-    auto add = [&](int64_t size, bool in_front) {
-      if (size == 0) return;
-      shape[static_cast<size_t>(axis)] = Dim(size);
-      parts.insert(in_front ? parts.begin() : parts.end(), block(m, value, shape));
-    };
-    add(before, true);
-    add(after, false);
-    if (parts.size() > 1) y = m.op("concat", parts, {{"axis", axis}});
+    y = padded(m, y, m.axis(axes[k], n), pads[k], pads[k + axes.size()], mode, value);
+  }
+  m.out(y);
+}
+
+// Around the middle; of an odd number the smaller half goes in front.
+void convert_center(Importer& m) {
+  ValueId y = m.in(0), zero = m.number(y, 0);
+  const Ints wanted = m.integers(1, "a shape");
+  Ints axes = m.ints("axes").value_or(Ints{});
+  if (axes.empty()) {
+    for (size_t k = 0; k < m.rank(y); ++k) axes.push_back(static_cast<int64_t>(k));
+  }
+  if (wanted.size() != axes.size()) m.refuse("a size for each axis", std::to_string(wanted.size()));
+  for (size_t k = 0; k < axes.size(); ++k) {
+    const int64_t axis = m.axis(axes[k], m.rank(y)),
+                  size = m.fixed(m.dims(y)[static_cast<size_t>(axis)]);
+    if (wanted[k] < 0) m.refuse("sizes of at least 0", std::to_string(wanted[k]));
+    const int64_t gap = wanted[k] - size, before = gap >= 0 ? gap / 2 : -(-gap / 2);
+    y = padded(m, y, axis, before, gap - before, "constant", zero);
   }
   m.out(y);
 }
@@ -73,8 +129,8 @@ void convert_blocks(Importer& m) {
     const bool crd = m.s("mode", "DCR") == "CRD";
     const Dims split = crd ? Dims{d[0], Dim(c / b / b), Dim(b), Dim(b), d[2], d[3]}
                            : Dims{d[0], Dim(b), Dim(b), Dim(c / b / b), d[2], d[3]};
-    ValueId y = m.permute(m.reshape(x, split),
-                          crd ? Ints{0, 1, 4, 2, 5, 3} : Ints{0, 3, 4, 1, 5, 2});
+    ValueId y =
+        m.permute(m.reshape(x, split), crd ? Ints{0, 1, 4, 2, 5, 3} : Ints{0, 3, 4, 1, 5, 2});
     return m.out(m.reshape(y, {d[0], Dim(c / b / b), d[2] * Dim(b), d[3] * Dim(b)}));
   }
   const int64_t h = fixed(m, d[2]), w = fixed(m, d[3]);
@@ -106,6 +162,7 @@ void convert_trilu(Importer& m) {
 void add_layouts(Table* table) {
   Table& t = *table;
   t["Pad"] = convert_pad;
+  t["CenterCropPad"] = convert_center;
   t["Tile"] = convert_tile;
   t["DepthToSpace"] = t["SpaceToDepth"] = convert_blocks;
   t["Trilu"] = convert_trilu;

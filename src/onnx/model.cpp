@@ -29,16 +29,37 @@ Tensor read_tensor(std::string_view bytes) {
   Field f;
   for (Message m(bytes); m.next(&f);) {
     switch (f.number) {
-      case 1: append_integers(f, &t.dims); break;
-      case 2: t.dtype = f.integer(); break;
-      case 4: append_floats(f, &t.reals); break;
-      case 5: case 7: case 11: append_integers(f, &t.integers); break;
-      case 8: t.name = f.name(); break;
-      case 9: t.raw = f.text(); break;
-      case 10: append_doubles(f, &t.reals); break;
-      case 13: read_external(f.text(), &t); break;
-      case 14: t.is_external = f.integer() == 1; break;
-      default: break;
+      case 1:
+        append_integers(f, &t.dims);
+        break;
+      case 2:
+        t.dtype = f.integer();
+        break;
+      case 4:
+        append_floats(f, &t.reals);
+        break;
+      case 5:
+      case 7:
+      case 11:
+        append_integers(f, &t.integers);
+        break;
+      case 8:
+        t.name = f.name();
+        break;
+      case 9:
+        t.raw = f.text();
+        break;
+      case 10:
+        append_doubles(f, &t.reals);
+        break;
+      case 13:
+        read_external(f.text(), &t);
+        break;
+      case 14:
+        t.is_external = f.integer() == 1;
+        break;
+      default:
+        break;
     }
   }
   return t;
@@ -49,15 +70,39 @@ Attribute read_attribute(std::string_view bytes, std::string* name) {
   Field f;
   for (Message m(bytes); m.next(&f);) {
     switch (f.number) {
-      case 1: *name = f.name(); break;
-      case 2: a.real = static_cast<double>(f.real()); break;
-      case 3: a.integer = f.integer(); break;
-      case 4: a.text = f.name(); break;
-      case 5: a.tensor = read_tensor(f.text()); break;
-      case 7: append_floats(f, &a.reals); break;
-      case 8: append_integers(f, &a.integers); break;
-      case 20: a.kind = f.integer(); break;
-      default: break;
+      case 1:
+        *name = f.name();
+        break;
+      case 2:
+        a.real = static_cast<double>(f.real());
+        break;
+      case 3:
+        a.integer = f.integer();
+        break;
+      case 4:
+        a.text = f.name();
+        break;
+      case 5:
+        a.tensor = read_tensor(f.text());
+        break;
+      case 6:
+        a.graph = f.text();
+        a.has_graph = true;
+        break;
+      case 7:
+        append_floats(f, &a.reals);
+        break;
+      case 8:
+        append_integers(f, &a.integers);
+        break;
+      case 20:
+        a.kind = f.integer();
+        break;
+      case 21:
+        a.reference = f.name();
+        break;
+      default:
+        break;
     }
   }
   return a;
@@ -68,18 +113,29 @@ Node read_node(std::string_view bytes) {
   Field f;
   for (Message m(bytes); m.next(&f);) {
     switch (f.number) {
-      case 1: n.inputs.push_back(f.name()); break;
-      case 2: n.outputs.push_back(f.name()); break;
-      case 3: n.name = f.name(); break;
-      case 4: n.op = f.name(); break;
+      case 1:
+        n.inputs.push_back(f.name());
+        break;
+      case 2:
+        n.outputs.push_back(f.name());
+        break;
+      case 3:
+        n.name = f.name();
+        break;
+      case 4:
+        n.op = f.name();
+        break;
       case 5: {
         std::string name;
         Attribute a = read_attribute(f.text(), &name);
         n.attributes[name] = std::move(a);
         break;
       }
-      case 7: n.domain = f.name(); break;
-      default: break;
+      case 7:
+        n.domain = f.name();
+        break;
+      default:
+        break;
     }
   }
   return n;
@@ -120,20 +176,29 @@ Port read_port(std::string_view bytes) {
   return p;
 }
 
-void read_graph(std::string_view bytes, Model* model) {
+void read_into(std::string_view bytes, Graph* graph) {
   Field f;
   for (Message m(bytes); m.next(&f);) {
     switch (f.number) {
-      case 1: model->nodes.push_back(read_node(f.text())); break;
-      case 5: model->initializers.push_back(read_tensor(f.text())); break;
-      case 11: model->inputs.push_back(read_port(f.text())); break;
-      case 12: model->outputs.push_back(read_port(f.text())); break;
-      default: break;
+      case 1:
+        graph->nodes.push_back(read_node(f.text()));
+        break;
+      case 5:
+        graph->initializers.push_back(read_tensor(f.text()));
+        break;
+      case 11:
+        graph->inputs.push_back(read_port(f.text()));
+        break;
+      case 12:
+        graph->outputs.push_back(read_port(f.text()));
+        break;
+      default:
+        break;
     }
   }
 }
 
-void read_opset(std::string_view bytes, Model* model) {
+void read_opset(std::string_view bytes, int64_t* opset) {
   std::string domain;
   int64_t version = 0;
   Field f;
@@ -141,36 +206,90 @@ void read_opset(std::string_view bytes, Model* model) {
     if (f.number == 1) domain = f.name();
     if (f.number == 2) version = f.integer();
   }
-  if (domain.empty() || domain == "ai.onnx") model->opset = version;
+  if (domain.empty() || domain == "ai.onnx") *opset = version;
+}
+
+Function read_function(std::string_view bytes) {
+  Function made;
+  Field f;
+  for (Message m(bytes); m.next(&f);) {
+    switch (f.number) {
+      case 1:
+        made.name = f.name();
+        break;
+      case 4:
+        made.inputs.push_back(f.name());
+        break;
+      case 5:
+        made.outputs.push_back(f.name());
+        break;
+      case 7:
+        made.nodes.push_back(read_node(f.text()));
+        break;
+      case 9:
+        read_opset(f.text(), &made.opset);
+        break;
+      case 10:
+        made.domain = f.name();
+        break;
+      case 11: {
+        std::string name;
+        Attribute a = read_attribute(f.text(), &name);
+        made.defaults[name] = std::move(a);
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  return made;
 }
 
 }  // namespace
+
+Graph read_graph(std::string_view bytes) {
+  Graph graph;
+  read_into(bytes, &graph);
+  return graph;
+}
 
 Model read_model(std::string_view bytes) {
   Model model;
   Field f;
   for (Message m(bytes); m.next(&f);) {
-    if (f.number == 7) read_graph(f.text(), &model);
-    if (f.number == 8) read_opset(f.text(), &model);
+    if (f.number == 7) read_into(f.text(), &model.graph);
+    if (f.number == 8) read_opset(f.text(), &model.opset);
+    if (f.number == 25) model.functions.push_back(read_function(f.text()));
   }
-  if (model.outputs.empty()) damaged("a graph with outputs, got none");
+  if (model.graph.outputs.empty()) damaged("a graph with outputs, got none");
   return model;
 }
 
 ir::DType dtype_of(int64_t onnx_dtype, const std::string& where) {
   using ir::DType;
   switch (onnx_dtype) {
-    case 1: return DType::kF32;
-    case 2: return DType::kU8;
-    case 3: return DType::kI8;
-    case 5: return DType::kI16;
-    case 6: return DType::kI32;
-    case 7: return DType::kI64;
-    case 9: return DType::kBool;
-    case 10: return DType::kF16;
-    case 11: return DType::kF64;
-    case 16: return DType::kBF16;
-    default: break;
+    case 1:
+      return DType::kF32;
+    case 2:
+      return DType::kU8;
+    case 3:
+      return DType::kI8;
+    case 5:
+      return DType::kI16;
+    case 6:
+      return DType::kI32;
+    case 7:
+      return DType::kI64;
+    case 9:
+      return DType::kBool;
+    case 10:
+      return DType::kF16;
+    case 11:
+      return DType::kF64;
+    case 16:
+      return DType::kBF16;
+    default:
+      break;
   }
   throw Error(RM_UNIMPLEMENTED,
               "[onnx] expected tensors of an element type that programs have, got ONNX type " +

@@ -1,6 +1,6 @@
 // What an ONNX file says, as plain data: views into the file's bytes, which must outlive it.
 //
-// Subgraphs and functions are not read: an operator that needs them is refused by its name.
+// Subgraphs stay bytes until an operator is converted that runs them, so reading never nests.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,9 @@ struct Attribute {
   Ints integers;
   std::vector<double> reals;
   Tensor tensor;
+  bool has_graph = false;
+  std::string_view graph;  // a subgraph, read by read_graph
+  std::string reference;   // within a function: the attribute of the call that it stands for
 };
 
 struct Node {
@@ -54,15 +57,31 @@ struct Port {
   std::vector<Size> dims;
 };
 
-struct Model {
-  int64_t opset = 0;
+struct Graph {
   std::vector<Node> nodes;
   std::vector<Tensor> initializers;
   std::vector<Port> inputs, outputs;
 };
 
+/// Nodes that stand for one operator; inputs and outputs are names.
+struct Function {
+  std::string name, domain;
+  int64_t opset = 0;  // 0: the model's
+  std::vector<std::string> inputs, outputs;
+  std::map<std::string, Attribute, std::less<>> defaults;
+  std::vector<Node> nodes;
+};
+
+struct Model {
+  int64_t opset = 0;
+  Graph graph;
+  std::vector<Function> functions;
+};
+
 /// Throws rm::Error RM340 for bytes that are no ONNX file.
 Model read_model(std::string_view bytes);
+/// A subgraph of an attribute.
+Graph read_graph(std::string_view bytes);
 
 /// The IR's element type. Throws RM341 naming `where` for a type that it has not.
 ir::DType dtype_of(int64_t onnx_dtype, const std::string& where);

@@ -1,5 +1,7 @@
 // Operators that move, choose or describe elements without computing with them.
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
 #include "onnx/importer.hpp"
 #include "ops/infer.hpp"
@@ -19,7 +21,8 @@ void convert_shape(Importer& m) {
 void convert_constant(Importer& m) {
   if (const Attribute* a = m.attribute("value")) return m.out(m.literal(a->tensor));
   if (m.attribute("value_int")) return m.out_sizes({Dim(m.i("value_int", 0))}, true);
-  if (auto values = m.ints("value_ints")) return m.out_sizes(Dims(values->begin(), values->end()), false);
+  if (auto values = m.ints("value_ints"))
+    return m.out_sizes(Dims(values->begin(), values->end()), false);
   Tensor t;
   t.dtype = 1;
   if (m.attribute("value_float")) {
@@ -150,6 +153,15 @@ Dim bound(const Dim& given, const Dim& size) {
   return v < 0 ? Dim::max(size + Dim(v), Dim(0)) : Dim::min(Dim(v), size);
 }
 
+// The elements that a step below zero meets.
+ValueId backwards(Importer& m, int64_t start, int64_t stop, int64_t step, int64_t size) {
+  if (step == 0 || step < -(int64_t{1} << 40)) m.refuse("a step", std::to_string(step));
+  start = std::clamp(start < 0 ? std::max(start, -size - 1) + size : start, int64_t{-1}, size - 1);
+  stop = std::clamp(stop < 0 ? std::max(stop, -size - 1) + size : stop, int64_t{-1}, size - 1);
+  const int64_t n = std::max<int64_t>((start - stop - step - 1) / -step, 0);
+  return m.count(Dim(n), Dim(std::max<int64_t>(start, 0)), step);
+}
+
 void convert_slice(Importer& m) {
   Dims starts, stops;
   Ints steps;
@@ -184,9 +196,13 @@ void convert_slice(Importer& m) {
   }
   ValueId y = m.in(0);
   for (size_t k = 0; k < starts.size(); ++k) {
-    if (steps[k] < 1) m.refuse("steps of at least 1", std::to_string(steps[k]));
     const int64_t axis = m.axis((*axes)[k], m.rank(y));
     const Dim size = m.dims(y)[static_cast<size_t>(axis)];
+    if (steps[k] < 1) {
+      y = m.take(y, axis,
+                 backwards(m, m.fixed(starts[k]), m.fixed(stops[k]), steps[k], m.fixed(size)));
+      continue;
+    }
     Dim a = bound(starts[k], size), b = bound(stops[k], size);
     if (a.is_static() && b.is_static() && b.value() < a.value()) b = a;
     if (a == Dim(0) && b == size && steps[k] == 1) continue;
@@ -212,20 +228,27 @@ void convert_gather(Importer& m) {
 }
 
 void convert_gather_nd(Importer& m) {
-  if (m.i("batch_dims", 0) != 0) m.refuse("indices from the first axis on", "batch_dims");
   ValueId x = m.in(0), index = m.in(1);
   Dims shape = m.dims(index);
   if (shape.empty() || !shape.back().is_static()) m.refuse("a number of axes", "another index");
+  const int64_t batch = m.i("batch_dims", 0), last = static_cast<int64_t>(shape.size()) - 1;
   const auto count = static_cast<size_t>(shape.back().value());
-  if (count < 1 || count > m.rank(x)) m.refuse("axes of the operand", std::to_string(count));
-  const auto last = static_cast<int64_t>(shape.size()) - 1;
+  if (batch < 0 || batch > last || count < 1 || count + static_cast<size_t>(batch) > m.rank(x)) {
+    m.refuse("axes of the operand", std::to_string(count));
+  }
   shape.pop_back();
   std::vector<ValueId> operands{x};
   Ints axes;
+  for (int64_t a = 0; a < batch; ++a) {
+    Dims along(shape.size(), Dim(1));
+    along[static_cast<size_t>(a)] = shape[static_cast<size_t>(a)];
+    operands.push_back(m.reshape(m.count(shape[static_cast<size_t>(a)]), along));
+    axes.push_back(a);
+  }
   for (size_t k = 0; k < count; ++k) {
     const auto at = static_cast<int64_t>(k);
     operands.push_back(m.reshape(m.slice(index, last, Dim(at), Dim(at + 1), 1), shape));
-    axes.push_back(at);
+    axes.push_back(batch + at);
   }
   m.out(m.op("index", operands, {{"axes", axes}}));
 }
@@ -233,7 +256,8 @@ void convert_gather_nd(Importer& m) {
 void convert_expand(Importer& m) {
   ValueId x = m.in(0);
   const Dims wanted = m.known(1, "a shape");
-  m.out(m.op("expand", {x}, {{"shape", ops::broadcast({"expand", {}, {}, {}}, m.dims(x), wanted)}}));
+  m.out(
+      m.op("expand", {x}, {{"shape", ops::broadcast({"expand", {}, {}, {}}, m.dims(x), wanted)}}));
 }
 
 void convert_constant_of_shape(Importer& m) {
@@ -253,8 +277,8 @@ void convert_constant_of_shape(Importer& m) {
   }
   if (type.dtype == ir::DType::kI64 && shape.size() == 1 && shape[0].is_static() &&
       shape[0].value() <= 64) {
-    return m.out_sizes(Dims(static_cast<size_t>(shape[0].value()), Dim(static_cast<int64_t>(value))),
-                       false);
+    return m.out_sizes(
+        Dims(static_cast<size_t>(shape[0].value()), Dim(static_cast<int64_t>(value))), false);
   }
   ir::Attr attr = value;
   if (!ir::is_floating(type.dtype)) attr = static_cast<int64_t>(value);
@@ -262,14 +286,30 @@ void convert_constant_of_shape(Importer& m) {
 }
 
 void convert_range(Importer& m) {
+  if (ir::is_floating(m.dtype(m.in(0))) || m.dtype(m.in(0)) == ir::DType::kI16) {
+    const auto a = m.reals(0, "a start"), b = m.reals(1, "a limit"), step = m.reals(2, "a step");
+    if (a.size() != 1 || b.size() != 1 || step.size() != 1) m.refuse("numbers", "tensors");
+    const double n = std::max(std::ceil((b[0] - a[0]) / step[0]), 0.0);
+    if (!(n < 1 << 22)) m.refuse("a range that ends", "another");
+    std::vector<double> values;
+    for (int64_t k = 0; k < static_cast<int64_t>(n); ++k) {
+      values.push_back(a[0] + static_cast<double>(k) * step[0]);
+    }
+    return m.out(m.floats(values, {Dim(static_cast<int64_t>(n))}, m.dtype(m.in(0))));
+  }
+  const ir::DType dtype = m.dtype(m.in(0));
   const Dims a = m.known(0, "a start"), b = m.known(1, "a limit");
   const Ints step = m.integers(2, "a step");
-  if (a.size() != 1 || b.size() != 1 || step.size() != 1 || step[0] < 1) {
-    m.refuse("integers that go up", "another range");
+  if (a.size() != 1 || b.size() != 1 || step.size() != 1 || step[0] == 0 ||
+      std::abs(step[0]) > (int64_t{1} << 40)) {
+    m.refuse("integers that go up or down", "another range");
   }
-  const Dim n = Dim::floordiv(b[0] - a[0] + Dim(step[0] - 1), Dim(step[0]));
-  if (n.value_or(0) < 0) m.refuse("a limit behind the start", n.str());
-  m.out(m.typed("iota", {}, {{"start", Dims{a[0]}}, {"step", step[0]}}, {ir::DType::kI64, {n}}));
+  const int64_t each = std::abs(step[0]);
+  const Dim length = step[0] > 0 ? b[0] - a[0] : a[0] - b[0];
+  const Dim n = Dim::floordiv(length + Dim(each - 1), Dim(each));
+  m.out(
+      m.cast(m.count(Dim(n.is_static() ? Dim(std::max<int64_t>(n.value(), 0)) : n), a[0], step[0]),
+             dtype));
 }
 
 void convert_split(Importer& m) {
@@ -279,11 +319,13 @@ void convert_split(Importer& m) {
   const auto count = static_cast<int64_t>(m.node().outputs.size());
   std::optional<Ints> given = m.ints("split");
   if (!given && m.has(1)) given = m.integers(1, "the sizes of parts");
-  if (given && static_cast<int64_t>(given->size()) != count) m.refuse("a size for each part", "others");
-  if (!given && !size.is_static()) m.refuse("a size to split that is a number", size.str());
+  if (given && static_cast<int64_t>(given->size()) != count)
+    m.refuse("a size for each part", "others");
+  const int64_t parts = std::max<int64_t>(count, 1);
+  if (!given) m.fixed(size);
   Dim start(0);
   for (int64_t k = 0; k < count; ++k) {
-    const int64_t each = given ? 0 : (size.value() + count - 1) / count;
+    const int64_t each = given ? 0 : (size.value() + parts - 1) / parts;
     const Dim stop = given ? start + Dim((*given)[static_cast<size_t>(k)])
                            : Dim(std::min(size.value(), (k + 1) * each));
     m.out(m.slice(x, axis, start, stop, 1), static_cast<size_t>(k));
@@ -291,13 +333,85 @@ void convert_split(Importer& m) {
   }
 }
 
-void convert_cumsum(Importer& m) {
-  if (m.i("exclusive", 0) != 0 || m.i("reverse", 0) != 0) m.refuse("a plain sum", "another");
+// The axis moved by `by` places, ones or zeros in front.
+ValueId shifted(Importer& m, ValueId x, int64_t axis, int64_t by, double fill) {
+  const Dim n = m.dims(x)[static_cast<size_t>(axis)];
+  Dims front = m.dims(x);
+  front[static_cast<size_t>(axis)] = Dim(by);
+  return m.concat({m.expand(m.number(x, fill), front), m.slice(x, axis, Dim(0), n - Dim(by), 1)},
+                  axis);
+}
+
+// Products double their reach each step; sums have an operator.
+Converter cumulative(bool is_sum) {
+  return [is_sum](Importer& m) {
+    ValueId x = m.in(0);
+    const int64_t axis = m.axis(m.integer(1, "an axis"), m.rank(x));
+    const int64_t n =
+        is_sum && m.i("exclusive", 0) == 0 ? 1 : m.fixed(m.dims(x)[static_cast<size_t>(axis)]);
+    const bool is_reverse = m.i("reverse", 0) != 0;
+    ValueId y = is_reverse ? m.reversed(x, axis) : x;
+    if (m.i("exclusive", 0) != 0 && n > 0) y = shifted(m, y, axis, 1, is_sum ? 0 : 1);
+    if (is_sum) {
+      y = m.cast(m.op("cumsum", {y}, {{"axis", axis}}), m.dtype(x));
+    } else {
+      for (int64_t reach = 1; reach < n; reach *= 2) {
+        y = m.op("mul", {y, shifted(m, y, axis, reach, 1)});
+      }
+    }
+    m.out(is_reverse ? m.reversed(y, axis) : y);
+  };
+}
+
+void convert_one_hot(Importer& m) {
+  ValueId index = m.in(0), values = m.in(2);
+  const std::vector<double> given = m.reals(1, "a depth");
+  if (given.size() != 1 || !(given[0] >= 0 && given[0] < 1 << 30)) m.refuse("a depth", "another");
+  const Dim depth(static_cast<int64_t>(given[0]));
+  Dims shape = m.dims(index);
+  const int64_t axis = m.axis(m.i("axis", -1), shape.size() + 1);
+  shape.insert(shape.begin() + axis, Dim(1));
+  ValueId at = m.reshape(m.cast(index, ir::DType::kI64), shape);
+  at = m.op("where",
+            {m.op("lt", {at, m.number(at, 0)}), m.op("add", {at, m.number(at, given[0])}), at});
+  Dims along(shape.size(), Dim(1));
+  along[static_cast<size_t>(axis)] = depth;
+  ValueId is_hot = m.op("eq", {at, m.reshape(m.count(depth), along)});
+  auto value = [&](int64_t k) { return m.reshape(m.slice(values, 0, Dim(k), Dim(k + 1), 1), {}); };
+  m.out(m.op("where", {is_hot, value(1), value(0)}));
+}
+
+void convert_top_k(Importer& m) {
   ValueId x = m.in(0);
-  const Ints axis = m.integers(1, "an axis");
-  if (axis.size() != 1) m.refuse("one axis", "several");
-  ValueId y = m.op("cumsum", {x}, {{"axis", m.axis(axis[0], m.rank(x))}});
-  m.out(m.cast(y, m.type(x).dtype));
+  const int64_t axis = m.axis(m.i("axis", -1), m.rank(x));
+  const int64_t k = m.opset() < 10 ? m.i("k", 1) : m.integer(1, "k");
+  const Importer::Sorted best = m.sorted(x, axis, m.i("largest", 1) != 0, k);
+  m.out(best.values);
+  m.out(best.indices, 1);
+}
+
+void convert_reverse_sequence(Importer& m) {
+  ValueId x = m.in(0), lengths = m.cast(m.in(1), ir::DType::kI64);
+  const int64_t time = m.i("time_axis", 0), batch = m.i("batch_axis", 1);
+  if (m.rank(x) < 2 || time + batch != 1 || time * batch != 0) m.refuse("axes 0 and 1", "others");
+  const Dims d = m.dims(x);
+  Dims by_time(d.size(), Dim(1)), by_batch(d.size(), Dim(1));
+  by_time[static_cast<size_t>(time)] = d[static_cast<size_t>(time)];
+  by_batch[static_cast<size_t>(batch)] = d[static_cast<size_t>(batch)];
+  ValueId step = m.reshape(m.count(d[static_cast<size_t>(time)]), by_time);
+  ValueId length = m.reshape(lengths, by_batch);
+  ValueId back = m.op("sub", {m.op("sub", {length, step}), m.number(length, 1)});
+  ValueId at = m.op("where", {m.op("lt", {step, length}), back, step});
+  m.out(m.op("gather", {x, m.expand(at, d)}, {{"axis", time}}));
+}
+
+void convert_eye(Importer& m) {
+  ValueId x = m.in(0);
+  if (m.rank(x) != 2) m.refuse("a matrix", m.type(x).str());
+  const Dims d = m.dims(x);
+  const ir::DType dtype = m.attribute("dtype") ? dtype_of(m.i("dtype", 1), "EyeLike") : m.dtype(x);
+  ValueId off = m.op("sub", {m.count(d[1]), m.reshape(m.count(d[0]), {d[0], Dim(1)})});
+  m.out(m.cast(m.op("eq", {off, m.number(off, static_cast<double>(m.i("k", 0)))}), dtype));
 }
 
 }  // namespace
@@ -320,7 +434,7 @@ void add_shapes(Table* table) {
     ValueId x = m.in(0), index = m.in(1);
     const int64_t axis = m.axis(m.i("axis", 0), m.rank(x));
     const Dim size = m.dims(x)[static_cast<size_t>(axis)];
-    if (!size.is_static()) m.refuse("a size that is a number", size.str());
+    m.fixed(size);
     ValueId behind = m.op("add", {index, m.number(index, static_cast<double>(size.value()))});
     ValueId at = m.op("where", {m.op("lt", {index, m.number(index, 0)}), behind, index});
     m.out(m.op("gather", {x, at}, {{"axis", axis}}));
@@ -329,14 +443,24 @@ void add_shapes(Table* table) {
   t["Expand"] = convert_expand;
   t["Range"] = convert_range;
   t["Split"] = convert_split;
-  t["CumSum"] = convert_cumsum;
+  t["CumSum"] = cumulative(true);
+  t["CumProd"] = cumulative(false);
+  t["OneHot"] = convert_one_hot;
+  t["TopK"] = convert_top_k;
+  t["ReverseSequence"] = convert_reverse_sequence;
+  t["EyeLike"] = convert_eye;
   t["Identity"] = [](Importer& m) {
     if (m.sizes(0)) return m.out_sizes(*m.sizes(0), m.is_scalar(0));
     m.out(m.in(0));
   };
   t["Dropout"] = [](Importer& m) {
-    if (m.node().outputs.size() > 1) m.refuse("one result", "a mask as well");
-    m.out(m.in(0));
+    ValueId x = m.in(0);
+    if (m.has(2) && m.condition(m.entry(2)) && !(m.has(1) && m.reals(1, "a ratio").at(0) == 0)) {
+      m.refuse("inference", "training");
+    }
+    m.out(x);
+    if (m.wants(1))
+      m.out(m.typed("full", {}, {{"value", int64_t{1}}}, {ir::DType::kBool, m.dims(x)}), 1);
   };
 }
 
