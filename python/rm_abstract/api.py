@@ -248,6 +248,7 @@ def compile_step(
     *,
     clip_norm: float | None = None,
     memory_budget: int | None = None,
+    precision: str = "auto",
     options: dict[str, Any] | None = None,
 ) -> TrainingStep:
     """A training step of an ordinary module, its loss and its optimizer as one compiled program.
@@ -260,6 +261,7 @@ def compile_step(
     is what it was before. ``memory_budget``: bytes for activations, gradients and workspaces of
     the program; values are computed twice where that keeps within it (``step.memory_report()``),
     and what cannot be kept within it says so (RM711). Eager's first step is not bound by it.
+    ``precision``: "bf16" is ``torch.autocast("cpu", torch.bfloat16)`` around model and loss.
 
     Dropout draws numbers of its own, not those of torch's generator; they follow
     ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated
@@ -270,7 +272,7 @@ def compile_step(
     from rm_abstract.training.step import TrainingStep
 
     return TrainingStep(
-        model, loss_fn, optimizer, _training_settings(options), clip_norm, memory_budget
+        model, loss_fn, optimizer, _training_settings(options), clip_norm, memory_budget, precision
     )
 
 
@@ -307,7 +309,11 @@ def compile_parallel_step(
 
 
 def compile_loss(
-    model: Any, loss_fn: Any = None, *, options: dict[str, Any] | None = None
+    model: Any,
+    loss_fn: Any = None,
+    *,
+    precision: str = "auto",
+    options: dict[str, Any] | None = None,
 ) -> CompiledLoss:
     """The loss of an ordinary module, computed together with its gradients by one program.
 
@@ -319,7 +325,7 @@ def compile_loss(
     """
     from rm_abstract.training.loss import CompiledLoss
 
-    return CompiledLoss(model, loss_fn, _training_settings(options))
+    return CompiledLoss(model, loss_fn, _training_settings(options), precision)
 
 
 def compile_trainer(trainer: Any, *, options: dict[str, Any] | None = None) -> TrainerLoss:

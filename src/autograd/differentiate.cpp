@@ -1,10 +1,12 @@
 // One walk from the loss backwards over the nodes that lie between it and what is differentiated.
 #include "autograd/differentiate.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "autograd/rules.hpp"
 #include "base/error.hpp"
+#include "ops/registry.hpp"
 
 namespace rm::autograd {
 namespace {
@@ -25,6 +27,43 @@ std::vector<char> depending(const ir::Graph& graph, const std::vector<ValueId>& 
     }
   }
   return depends;
+}
+
+bool is_half(const ir::Graph& graph, ValueId v) {
+  if (v == ir::kNoValue) return false;
+  const ir::DType dtype = graph.type(v).dtype;
+  return dtype == ir::DType::kBF16 || dtype == ir::DType::kF16;
+}
+
+// Gradients of half types are computed in f32 and rounded once, as torch's kernels do: a rule of
+// several nodes would round after each. Products and convolutions accumulate in f32 by themselves,
+// views round nothing; both keep their type, and with it the faster kernels.
+bool keeps_half(const std::string& op) {
+  const ops::OpDef* def = ops::find(op);
+  return op == "matmul" || op == "linear" || op == "conv" || op == "cast" || op == "concat" ||
+         (def != nullptr && def->is(ops::kView));
+}
+
+ValueId widened(Builder& b, ValueId v) {
+  if (!is_half(b.graph(), v)) return v;
+  const ir::Graph& graph = b.graph();
+  const bool scalar = graph.value(v).kind == ir::ValueKind::kLiteral && graph.type(v).rank() == 0;
+  return scalar ? b.scalar(ir::DType::kF32, ir::literal_element(graph, v))
+                : b.cast(v, ir::DType::kF32);
+}
+
+// Gives `din` of a copy of the node whose half values are f32.
+void apply_widened(Builder& b, const NamedRule& row, ir::Node node, std::vector<ValueId> dout,
+                   const std::vector<char>& wanted, std::vector<ValueId>& din) {
+  const std::vector<ValueId> operands = node.operands;
+  for (auto* values : {&node.operands, &node.results, &dout}) {
+    for (ValueId& v : *values) v = widened(b, v);
+  }
+  Adjoint adjoint{b, node, dout, wanted, din};
+  row.rule(adjoint);
+  for (size_t i = 0; i < din.size(); ++i) {
+    if (din[i] != ir::kNoValue) din[i] = b.cast(din[i], b.dtype(operands[i]));
+  }
 }
 
 void check_loss(const ir::Graph& graph, ValueId loss) {
@@ -69,8 +108,14 @@ std::vector<ValueId> differentiate(ir::Graph& graph, ValueId loss,
     std::vector<char> wanted;
     for (ValueId v : node.operands) wanted.push_back(needs(v) ? 1 : 0);
     std::vector<ValueId> din(node.operands.size(), ir::kNoValue);
-    Adjoint adjoint{b, node, dout, wanted, din};
-    row->rule(adjoint);
+    auto half = [&](ValueId v) { return is_half(graph, v); };
+    if (!keeps_half(node.op) && (std::any_of(node.operands.begin(), node.operands.end(), half) ||
+                                 std::any_of(node.results.begin(), node.results.end(), half))) {
+      apply_widened(b, *row, node, dout, wanted, din);
+    } else {
+      Adjoint adjoint{b, node, dout, wanted, din};
+      row->rule(adjoint);
+    }
     for (size_t i = 0; i < din.size(); ++i) {
       if (din[i] == ir::kNoValue || wanted[i] == 0) continue;
       ValueId& sum = gradient[static_cast<size_t>(node.operands[i])];

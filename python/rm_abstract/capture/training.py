@@ -7,6 +7,7 @@ IR has values only.
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Collection, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.capture import budget, export
@@ -27,6 +29,18 @@ _SECONDS = 60.0  # a step is captured once and run often
 # Gradients stop here, or go to one of several equal elements, which values do not show.
 _STOPS = {"aten.detach.default", "aten.detach_.default", "aten.alias_copy.default"}
 _CHOOSES = {"aten.max.dim", "aten.min.dim"}
+
+
+class _GradientSwitches(TorchFunctionMode):
+    """Whether gradients were switched off: torch's export forgets it inside regions of autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or (func is torch._C._set_grad_enabled and not args[0])
+        return func(*args, **(kwargs or {}))
 
 
 @dataclass
@@ -49,6 +63,15 @@ def capture_forward(
     ``trained`` are names of parameters. Raises Decline or CaptureError; changes nothing.
     """
     shadow = export._shadow(module)
+    switches = _GradientSwitches()
+    plain = shadow.forward
+
+    @functools.wraps(plain)
+    def watched(tensors: list[torch.Tensor]) -> Any:
+        with switches:
+            return plain(tensors)
+
+    shadow.forward = watched
     with export._ONE_AT_A_TIME, ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
@@ -67,8 +90,11 @@ def capture_forward(
                 raise Decline("RM208", f"no end after {_SECONDS:.0f} s") from error
             raise export._export_error(module, error) from error
         _check_gradients(program, trained)
-        if is_inplace(program):
-            program = program.run_decompositions({})
+        regions = any(map(_is_autocast, program.graph.nodes))
+        if regions and switches.seen:
+            raise Decline("RM706", "a region without gradients, under autocast")
+        if regions or is_inplace(program):
+            program = program.run_decompositions({})  # regions become the casts that they made
     imported = import_program(program, for_training=True)
     return Forward(
         imported.text, imported.weights, imported.constants, imported.written, imported.draws
@@ -90,7 +116,9 @@ def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None
         if not any(n in flows for n in node.all_input_nodes):
             continue
         name = str(node.target)
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if _is_autocast(node):
+            _check_region(program.graph_module, node)
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
             raise Decline("RM706", f"the region {name} ({source_line(node)})")
         if name in _STOPS:
             raise Decline("RM706", f"{name} ({source_line(node)})")
@@ -98,6 +126,28 @@ def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None
             raise Decline("RM702", f"{name} ({source_line(node)})")
         if _is_float(node.meta.get("val")):
             flows.add(node)
+
+
+def _is_autocast(node: torch.fx.Node) -> bool:
+    return str(node.target) == "wrap_with_autocast"
+
+
+def _check_region(module: torch.nn.Module, region: torch.fx.Node) -> None:
+    """Raises Decline for a region of autocast in which gradients may stop, on any way."""
+    for argument in region.args:
+        if not (isinstance(argument, torch.fx.Node) and argument.op == "get_attr"):
+            continue
+        inner = getattr(module, str(argument.target))
+        if not isinstance(inner, torch.fx.GraphModule):
+            continue
+        for node in inner.graph.nodes:
+            name = str(node.target)
+            if _is_autocast(node):
+                _check_region(inner, node)
+            elif isinstance(node.target, torch._ops.HigherOrderOperator) or name in _STOPS:
+                raise Decline("RM706", f"{name} under autocast ({source_line(node)})")
+            elif name in _CHOOSES:
+                raise Decline("RM702", f"{name} under autocast ({source_line(node)})")
 
 
 def _is_float(value: Any) -> bool:

@@ -54,8 +54,20 @@ def call_model(model: torch.nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def loss_of(model: torch.nn.Module, loss_fn: Any, inputs: Any, targets: Sequence[Any]) -> Any:
-    """The loss; without a ``loss_fn`` it is the field ``loss`` of the model's output."""
+def loss_of(
+    model: torch.nn.Module,
+    loss_fn: Any,
+    inputs: Any,
+    targets: Sequence[Any],
+    precision: str = "auto",
+) -> Any:
+    """The loss; without a ``loss_fn`` it is the field ``loss`` of the model's output.
+
+    ``precision`` "bf16" is torch's autocast around model and loss, "auto" none.
+    """
+    if precision == "bf16":
+        with torch.autocast("cpu", torch.bfloat16):
+            return loss_of(model, loss_fn, inputs, targets)
     output = call_model(model, inputs)
     if loss_fn is not None:
         return loss_fn(output, *targets)
@@ -68,14 +80,15 @@ def loss_of(model: torch.nn.Module, loss_fn: Any, inputs: Any, targets: Sequence
 class StepModule(torch.nn.Module):
     """Model and loss as one module: what is captured, and what the guard watches."""
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
+    def __init__(self, model: torch.nn.Module, loss_fn: Any, precision: str) -> None:
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
+        self.precision = precision
         self.training = model.training
 
     def forward(self, inputs: Any, targets: tuple[Any, ...]) -> Any:
-        return loss_of(self.model, self.loss_fn, inputs, targets)
+        return loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
 
 
 class OfTensors(torch.nn.Module):

@@ -16,6 +16,8 @@ from rm_abstract.training.optimizers import Rule
 
 _TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-7}  # of a change, relative to the largest
 _LOSS = {torch.float32: 1e-4, torch.float64: 1e-9}
+# Of programs with values of half types, in which eager rounds at other places than we do.
+_HALF_TOLERANCE, _HALF_LOSS = 0.1, 2e-2
 _SMALL = 1e-2  # a tensor whose changes are below this part of the largest counts as that large
 
 
@@ -28,9 +30,10 @@ def differs(
     rules: Sequence[Rule],
     rows: Sequence[Sequence[float]],
     names: Sequence[str],
+    half: bool = False,
 ) -> str:
     """What differs, or "". By parameter: itself and its states, before, after both."""
-    why = _losses_differ(loss, reference)
+    why = _losses_differ(loss, reference, half)
     if why or float(reference) != float(reference):  # NaN both: nothing to compare
         return why
     compared = [1 if len(b) > 1 else 0 for b in before]
@@ -43,7 +46,7 @@ def differs(
         k = compared[i]
         if not b[k].numel():
             continue
-        tolerance = _TOLERANCE[b[k].dtype]
+        tolerance = _HALF_TOLERANCE if half else _TOLERANCE[b[k].dtype]
         scale = max(changes[i], _SMALL * largest)
         noise = 8 * torch.finfo(b[k].dtype).eps * float(b[k].abs().max())
         error = (n[k] - e[k]).abs()
@@ -55,6 +58,7 @@ def differs(
         wanted = _updated(b, n, rules[i], rows[i])
         error = (n[0] - wanted).abs()
         change = float((wanted - b[0]).abs().max())
+        tolerance = _TOLERANCE[b[0].dtype]  # the program's own moments: nothing else is rounded
         noise = 8 * torch.finfo(b[0].dtype).eps * float(b[0].abs().max())
         if float(error.nan_to_num(0.0).max()) > tolerance * change + noise:
             return f"{names[i]}: its update is {float(error.max()):.3g} away from the formula"
@@ -67,9 +71,10 @@ def gradients_differ(
     ours: Sequence[torch.Tensor | None],
     eager: Sequence[torch.Tensor | None],
     names: Sequence[str],
+    half: bool = False,
 ) -> str:
     """What differs, or "". None: the loss does not depend on that parameter."""
-    why = _losses_differ(loss, reference)
+    why = _losses_differ(loss, reference, half)
     if why or float(reference) != float(reference):
         return why
     sizes = [0.0 if g is None or not g.numel() else float(g.abs().max()) for g in eager]
@@ -82,31 +87,37 @@ def gradients_differ(
         if not theirs.numel():
             continue
         error = (mine - theirs).abs()
-        bound = _TOLERANCE[theirs.dtype] * max(size, _SMALL * largest)
+        tolerance = _HALF_TOLERANCE if half else _TOLERANCE[theirs.dtype]
+        bound = tolerance * max(size, _SMALL * largest)
         same_nan = torch.equal(mine.isnan(), theirs.isnan())
         if not same_nan or float(error.nan_to_num(0.0).max()) > bound:
             return f"{name}: gradients are {float(error.max()):.3g} apart, the largest {size:.3g}"
     return ""
 
 
-def _losses_differ(loss: torch.Tensor, reference: torch.Tensor) -> str:
+def _losses_differ(loss: torch.Tensor, reference: torch.Tensor, half: bool) -> str:
     ours, theirs = float(loss), float(reference)
     if (ours != ours) != (theirs != theirs):
         return f"the loss is {ours}, eager's {theirs}"
     if theirs != theirs:
         return ""
-    if abs(ours - theirs) > _LOSS.get(loss.dtype, 1e-4) * max(abs(theirs), 1e-3):
+    tolerance = _HALF_LOSS if half else _LOSS.get(loss.dtype, 1e-4)
+    if abs(ours - theirs) > tolerance * max(abs(theirs), 1e-3):
         return f"the loss is {ours}, eager's {theirs}"
     return ""
 
 
 def buffers_differ(
-    now: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], names: Sequence[str]
+    now: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    names: Sequence[str],
+    half: bool = False,
 ) -> str:
     """What differs between buffers that the forward updated, or ""."""
     for ours, theirs, name in zip(now, eager, names, strict=True):
         scale = float(theirs.nan_to_num().abs().max()) if theirs.numel() else 0.0
-        tolerance = _LOSS.get(theirs.dtype, 0.0) * scale
+        relative = _HALF_LOSS if half and theirs.is_floating_point() else None
+        tolerance = (_LOSS.get(theirs.dtype, 0.0) if relative is None else relative) * scale
         if not torch.allclose(ours, theirs, rtol=0.0, atol=tolerance, equal_nan=True):
             return f"{name}: up to {float((ours - theirs).abs().max()):.3g} apart"
     return ""

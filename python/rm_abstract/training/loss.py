@@ -36,8 +36,10 @@ from rm_abstract.training.stored import Stored
 class CompiledLoss(Routed):
     """See ``rm_abstract.compile_loss``. For one thread at a time."""
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Any, settings: Settings) -> None:
-        super().__init__("compile_loss", model, loss_fn, settings)
+    def __init__(
+        self, model: torch.nn.Module, loss_fn: Any, settings: Settings, precision: str = "auto"
+    ) -> None:
+        super().__init__("compile_loss", model, loss_fn, settings, precision)
         self._held: list[torch.nn.Parameter] = []  # all parameters of model and loss
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
@@ -79,7 +81,9 @@ class CompiledLoss(Routed):
     def _eager(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
         self._counts["eager"] += 1
         with original():
-            loss: torch.Tensor = batches.loss_of(self.model, self.loss_fn, inputs, targets)
+            loss: torch.Tensor = batches.loss_of(
+                self.model, self.loss_fn, inputs, targets, self.precision
+            )
         return loss
 
     def _first(
@@ -115,7 +119,8 @@ class CompiledLoss(Routed):
             [ours.get(id(p)) for p in wanted],
             list(eager),
             [self._names()[id(p)][0] for p in wanted],
-        ) or check.buffers_differ(copies, buffers, found.written)
+            found.half,
+        ) or check.buffers_differ(copies, buffers, found.written, found.half)
         if difference:
             self._refused[key] = Decline("RM705", difference)
             del self._programs[key]

@@ -37,6 +37,7 @@ class StepProgram:
     clipped: bool
     draws: int  # of random numbers a step
     hyper_columns: int  # numbers of a row of the input `hyper`
+    half: bool = False  # it has values of half types
     runs: int = 0
     checked: bool = False
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
@@ -99,4 +100,5 @@ def compile_step_program(
         clip,
         forward.draws,
         made["hyper"][1],
+        any(f": {dtype}[" in forward.ir for dtype in ("bf16", "f16")),
     )

@@ -36,10 +36,19 @@ _PASSING = ("RM108", "RM103")  # somebody asked for eager
 class Routed:
     """For one thread at a time. ``name`` is what errors and warnings call it."""
 
-    def __init__(self, name: str, model: torch.nn.Module, loss_fn: Any, settings: Settings) -> None:
-        self.model, self.loss_fn = model, loss_fn
+    def __init__(
+        self,
+        name: str,
+        model: torch.nn.Module,
+        loss_fn: Any,
+        settings: Settings,
+        precision: str = "auto",
+    ) -> None:
+        if precision not in ("auto", "bf16"):
+            raise ValueError(f"[{name}] expected precision 'auto' or 'bf16', got {precision!r}")
+        self.model, self.loss_fn, self.precision = model, loss_fn, precision
         self._name, self._settings = name, settings
-        self._module = batches.StepModule(model, loss_fn)
+        self._module = batches.StepModule(model, loss_fn, precision)
         self._programs: dict[Hashable, StepProgram] = {}
         self._refused: dict[Hashable, Decline] = {}
         self._stored: Stored | None = None  # opened by the first program
@@ -83,7 +92,10 @@ class Routed:
             if self._stored is None:
                 self._stored = Stored(self._settings)
             forward = self._stored.forward(
-                self._module, key, names, lambda: capture_forward(module, tensors, names)
+                self._module,
+                (self.precision, key),
+                names,
+                lambda: capture_forward(module, tensors, names),
             )
         used = set(forward.weights)
         tied = [Tied(t.tensor, [n for n in t.names if n in used], t.group) for t in parameters]

@@ -46,8 +46,9 @@ class TrainingStep(Routed):
         settings: Settings,
         clip_norm: float | None = None,
         memory_budget: int | None = None,
+        precision: str = "auto",
     ) -> None:
-        super().__init__("compile_step", model, loss_fn, settings)
+        super().__init__("compile_step", model, loss_fn, settings, precision)
         if memory_budget is not None and memory_budget < 0:
             raise ValueError(f"[compile_step] expected a budget in bytes, got {memory_budget}")
         self.memory_budget = memory_budget
@@ -104,7 +105,7 @@ class TrainingStep(Routed):
         with original():
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                loss = batches.loss_of(self.model, self.loss_fn, inputs, targets)
+                loss = batches.loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
                 loss.backward()
                 if self.clip_norm is not None:
                     held = [p for g in self.optimizer.param_groups for p in g["params"]]
@@ -193,9 +194,10 @@ class TrainingStep(Routed):
             [self._rules[t.group] for t in found.trained],
             [rows[t.group * width : (t.group + 1) * width] for t in found.trained],
             [t.names[0] for t in found.trained],
+            found.half,
         )
         difference = difference or check.buffers_differ(
-            copies[inner:], eager[inner:], found.written
+            copies[inner:], eager[inner:], found.written, found.half
         )
         if difference:
             self._refused[key] = Decline("RM705", difference)

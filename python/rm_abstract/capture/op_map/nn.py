@@ -88,7 +88,11 @@ def _layer_norm(c: Call) -> Value:
     while operands[-1] is None:
         operands.pop()
     axes = len(c["normalized_shape"])
-    return c.b.op("layer_norm", operands, x.dtype, x.dims, eps=float(c["eps"]), num_axes=axes)
+    wide = next((v.dtype for v in operands[1:] if v is not None), x.dtype)
+    # Under autocast rows of bf16 meet weights of f32: computed in f32 and rounded once.
+    operands = [None if v is None else c.b.cast(v, wide) for v in operands]
+    y = c.b.op("layer_norm", operands, wide, x.dims, eps=float(c["eps"]), num_axes=axes)
+    return c.b.cast(y, x.dtype)
 
 
 def _native_layer_norm(c: Call) -> Sequence[Value | None]:
