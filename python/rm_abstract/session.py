@@ -68,7 +68,7 @@ class Session:
         self.closed = False
         self._armed: weakref.WeakSet[ArmedModel] = weakref.WeakSet()
         # Modules whose router left them, with it: measured to be faster without.
-        self.aside: dict[int, Any] = {}  # by the module's id, while it lives
+        self.detached: dict[int, Any] = {}  # by the module's id, while it lives
         self.blind = False  # writes to weights cannot be noticed: nothing may be compiled
         self._entered: list[Settings | None] = []  # by nested `with`: what to go back to
         self._outer: Settings | None = None  # settings before the last init() of this session
@@ -100,8 +100,8 @@ class Session:
         for armed in self.armed():
             armed.route.retire("")  # the engine that gave it up (torch) may be another one now
             armed.reset()
-        aside, self.aside = self.aside, {}
-        for armed in aside.values():
+        detached, self.detached = self.detached, {}
+        for armed in detached.values():
             armed.step_back()
         self.close_workers()
 
@@ -198,7 +198,7 @@ class Session:
         for armed in self.armed():
             armed.disarm()
         self._armed.clear()
-        self.aside.clear()
+        self.detached.clear()
 
     def facts(self) -> Any:
         """The router's view of torch, made when the first module is armed."""

@@ -108,7 +108,7 @@ class FirstCall:
         if spare is not None:
             spare.asked = before.asked
         if question := torch_state.not_as_captured(before.asked):
-            return self._left(f"reads {torch_state.told(question)}", output, "RM209")
+            return self._left(f"reads {torch_state.described(question)}", output, "RM209")
         after = [leaf for leaf in self._inputs if not isinstance(leaf, torch.Tensor)]
         try:
             if self._state.step and self._state.step.reshaped(self._inputs, before.leaves):

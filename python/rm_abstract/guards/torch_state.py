@@ -77,7 +77,7 @@ def not_as_captured(given: dict[str, Any]) -> str:
     return ""
 
 
-def told(question: str) -> str:
+def described(question: str) -> str:
     """A question as the report says it."""
     if question == "layout":
         return "how a tensor lies in memory"

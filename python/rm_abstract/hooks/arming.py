@@ -47,7 +47,7 @@ def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
     existing = armed_of(module)
     if existing is not None and existing.session is host:
         return existing
-    left: ArmedModel | None = host.aside.get(id(module))
+    left: ArmedModel | None = host.detached.get(id(module))
     if left is not None and left.module_ref() is module:
         return left
     why = _unfit(module, nn)

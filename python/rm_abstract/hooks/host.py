@@ -38,7 +38,7 @@ class RouterHost(HookHost, Protocol):
     """What a router needs."""
 
     skipped: dict[str, tuple[str, str]]  # class -> (code, why it got no router)
-    aside: dict[int, Any]  # a module's id -> its router that left it: faster without
+    detached: dict[int, Any]  # a module's id -> its router that left it: faster without
     blind: bool  # cannot_watch() was called
 
     @property

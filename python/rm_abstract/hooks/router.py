@@ -110,7 +110,7 @@ class RouterEvents:
     def detach(self) -> None:
         armed = self._armed()
         if armed is not None:
-            armed.step_aside()
+            armed.detach()
 
 
 class ArmedModel:
@@ -271,12 +271,12 @@ class ArmedModel:
         self.route.retire("RM108")
         self.reset()
 
-    def step_aside(self) -> None:
+    def detach(self) -> None:
         """Leaves the slot: PyTorch alone is faster. The session keeps what was measured."""
         module = self.module_ref()
         if module is not None and self.in_place:
-            self.session.aside[id(module)] = self
-            weakref.finalize(module, self.session.aside.pop, id(module), None)
+            self.session.detached[id(module)] = self
+            weakref.finalize(module, self.session.detached.pop, id(module), None)
             del vars(module)[SLOT]
 
     def step_back(self) -> None:

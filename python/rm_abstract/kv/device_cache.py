@@ -253,7 +253,7 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
     def prepare(self, batch: int, shapes: Sequence[LayerShape], new: int) -> None:
         """Room for `new` more positions; an empty cache gets buffers of these shapes."""
         if self.home is not None:
-            self.home.come_home()
+            self.home.to_host()
         if self.length == 0:
             wanted = max(new, self.reserved)
             for layer, shape in zip(self.layers, shapes, strict=True):

@@ -78,14 +78,14 @@ class Residence:
 
     def buffer(self, index: int) -> torch.Tensor | None:
         """One buffer, to be read or written. Raises ExecutionError when the content is lost."""
-        self.come_home()
+        self.to_host()
         return self.buffers[index]
 
     def put(self, index: int, buffer: torch.Tensor | None) -> None:
-        self.come_home()
+        self.to_host()
         self.buffers[index] = buffer
 
-    def come_home(self) -> None:
+    def to_host(self) -> None:
         """Brings the content into this process. Raises ExecutionError when it is lost."""
         if not self._away:
             return
@@ -144,7 +144,7 @@ class Residence:
     def enter(self, device: StateStore, rows: int) -> Any:
         """The states a program of ``rows`` rows and this capacity updates. Raises CoreError."""
         if self._states is not None and not (self._states.alive and self._device is device):
-            self.come_home()
+            self.to_host()
         if self._states is not None and (self._rows, self._room) == (rows, self.capacity):
             return self._states
         if not self._away:
@@ -190,7 +190,7 @@ class Residence:
                 fresh = device.make_states(self._types(many, self._room))
                 device.copy_states(fresh, self._states, axis=POSITIONS, rows=rows.tolist())
             except _core.CoreError:
-                self.come_home()
+                self.to_host()
             else:
                 self._states, self._rows = fresh, many
         if self._away:
@@ -211,7 +211,7 @@ class Residence:
                 mine = device.make_states(self._types(self._rows, self._room))
                 device.copy_states(mine, old, axis=POSITIONS)
             except _core.CoreError:
-                self.come_home()
+                self.to_host()
             else:
                 fresh._states, fresh._device = mine, device
                 fresh._rows, fresh._room = self._rows, self._room
