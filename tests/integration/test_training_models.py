@@ -81,11 +81,19 @@ def test_a_small_gpt_with_tied_tables_trains_as_in_eager() -> None:
     assert ours.head.weight is ours.tokens.weight
 
 
-def test_the_example_trains_and_draws_its_curves(repository: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train_char_gpt", "finetune_minilm"])
+def test_the_example_trains_and_draws_its_curves(
+    name: str, repository: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """RM_HEAVY=1 runs the fine-tuning too."""
+    if name == "finetune_minilm":
+        if os.environ.get("RM_HEAVY") != "1":
+            pytest.skip("RM_HEAVY=1 trains MiniLM")
+        request.getfixturevalue("minilm")
     picture = tmp_path / "curves.png"
-    script = repository / "examples" / "train_char_gpt.py"
+    script = repository / "examples" / f"{name}.py"
     command = [sys.executable, "-W", "ignore", str(script), "4", str(picture)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     assert "2 compiled steps" in said
     assert picture.read_bytes().startswith(b"\x89PNG")
 
