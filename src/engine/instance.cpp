@@ -12,6 +12,7 @@
 #include "engine/recorded_run.hpp"
 #include "ir/byte_count.hpp"
 #include "ops/registry.hpp"
+#include "passes/passes.hpp"
 #include "plan/lower.hpp"
 
 namespace rm::engine {
@@ -116,6 +117,7 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
   const auto start = Clock::now();
   ir::Graph graph = ir::substitute(wanted.graph, bind_symbols(wanted.graph, inputs));
   ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
+  if (wanted.kernels.has_rows("append_sdpa")) passes::bound_attention(graph);
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =
       materialise_constants(graph, analysis, wanted.kernels, *wanted.store, wanted.stream);

@@ -38,4 +38,8 @@ void fuse_ewise(ir::Graph& graph, const PassContext&) {
   Rewriter::run(graph, {ewise_takes_operands});
 }
 
+void bound_attention(ir::Graph& graph) {
+  Rewriter::run(graph, {sdpa_range_mask_is_last_key});
+}
+
 }  // namespace rm::passes

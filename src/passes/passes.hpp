@@ -37,6 +37,8 @@ void fuse_residual_norm(ir::Graph& graph, const PassContext& context);
 void fuse_ewise(ir::Graph& graph, const PassContext& context);
 /// Products with constant weights on 8 or 4 bits, when the context asks for it (quantize.hpp).
 void quantize(ir::Graph& graph, const PassContext& context);
+/// Masks that end at one key -> `last` of sdpa; for devices whose kernels read that many keys only.
+void bound_attention(ir::Graph& graph);
 /// Drops what no output needs and renumbers.
 void dce(ir::Graph& graph, const PassContext& context);
 

@@ -1,6 +1,8 @@
 // The kernels of every step of a list.
 #include <algorithm>
 
+#include "base/error.hpp"
+#include "plan/fuse_steps.hpp"
 #include "plan/plan.hpp"
 
 namespace rm::plan {
@@ -39,9 +41,25 @@ std::shared_ptr<const select::Prepared> prepared(const std::vector<Buffer>& buff
   return cache.get(select::Problem(step.op, inputs, outputs, step.attrs, cache.device()));
 }
 
+// What only some devices have kernels for.
+void fuse_steps(StepList& list, select::PreparedCache& cache) {
+  const Served served = [&](const std::vector<Buffer>& buffers, const Step& step) {
+    try {
+      prepared(buffers, step, cache);
+      return true;
+    } catch (const Error& error) {
+      if (error.code() != RM_UNIMPLEMENTED) throw;
+      return false;
+    }
+  };
+  if (cache.has_rows("append_sdpa")) fuse_attention(list, served);
+  if (cache.has_rows("linears")) fuse_products(list, served);
+}
+
 }  // namespace
 
 Plan bind_kernels(StepList list, select::PreparedCache& cache, select::PackRule rule) {
+  fuse_steps(list, cache);
   Plan plan;
   plan.buffers = std::move(list.buffers);
   plan.offsets.assign(plan.buffers.size(), -1);

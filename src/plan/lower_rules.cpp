@@ -162,6 +162,7 @@ void sdpa(Lowering& l, const Node& n) {
     mask = l.broadcast(n.operands[3], {q[0], q[1], q[2], k[2]});
   }
   inputs.push_back(mask);
+  if (n.operands.size() > 4 && n.operands[4] != ir::kNoValue) inputs.push_back(l.ref(n.operands[4]));
   // Written as [B,S,H,D] in memory: the transpose back that models do afterwards is then a view.
   Ref memory = l.temporary(l.dtype(n.result()), {o[0], o[2], o[1], o[3]});
   Ref out = memory.with(ir::view_permute(memory.layout, {0, 2, 1, 3}));

@@ -28,7 +28,8 @@ struct Plan {
   int64_t lower_bound_bytes = 0;  // the largest sum of temporaries alive at once
 };
 
-/// Chooses and prepares the kernel of every step.
+/// Chooses and prepares the kernel of every step; steps that one kernel of the table does become one
+/// before (fuse_steps.hpp).
 Plan bind_kernels(StepList list, select::PreparedCache& cache, select::PackRule rule);
 
 /// True when `rule` lets a kernel of the plan pack a weight that it reads unpacked now.

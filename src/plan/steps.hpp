@@ -38,6 +38,7 @@ struct Step {
   ir::Attrs attrs;
   std::vector<Ref> inputs, outputs;
   bool updates = false;  // replaces its outputs' memory, or a part of it and keeps the rest
+  size_t fresh = 0;      // of an update's outputs the first ones, which a plain step would write
   bool in_place = false;  // reads an element of what it updates only before it writes that element
 };
 

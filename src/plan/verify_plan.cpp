@@ -76,8 +76,8 @@ class Verifier {
       for (const Ref& r : step.inputs) {
         if (r.present()) read(r, s);
       }
-      for (const Ref& r : step.outputs) {
-        if (r.present()) write(r, s);
+      for (size_t i = 0; i < step.outputs.size(); ++i) {
+        if (step.outputs[i].present()) write(step.outputs[i], s, step.updates && i >= step.fresh);
       }
       workspace(s);
     }
@@ -117,11 +117,10 @@ class Verifier {
     c.read = true;
   }
 
-  void write(const Ref& r, size_t s) {
+  void write(const Ref& r, size_t s, bool updates) {
     touch(r, s);
     const Buffer& b = plan_.buffers[static_cast<size_t>(r.buffer)];
     Content& c = contents_[static_cast<size_t>(r.buffer)];
-    const bool updates = plan_.steps[s].step.updates;
     if (b.kind == BufferKind::kConstant ||
         (b.kind == BufferKind::kInput && !(b.donated && updates))) {
       broken("inputs and constants never written", at(plan_, s));

@@ -51,6 +51,7 @@ class PreparedCache {
       : table_(std::move(table)), forced_(std::move(forced)) {}
   std::shared_ptr<const Prepared> get(const Problem& problem);
   DLDevice device() const { return table_->device(); }
+  bool has_rows(std::string_view op) const { return table_->has_rows(op); }
   size_t size() const;  // kernels in use
 
  private:

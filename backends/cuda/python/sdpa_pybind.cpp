@@ -38,6 +38,21 @@ void forward(py::handle q, py::handle k, py::handle v, py::handle mask, py::hand
   run_op(sdpa, p, kernel, workspace_of(kOp, workspace), stream_of(stream));
 }
 
+void step(py::handle q, py::handle k_new, py::handle v_new, py::handle cos, py::handle sin,
+          py::handle position, py::handle k, py::handle v, py::handle o, py::handle mask,
+          const std::optional<float>& scale, bool ends, bool overlap, py::handle workspace,
+          std::uintptr_t stream, const char* kernel) {
+  const OptionalTensor m(kOp, "mask", mask);
+  SdpaStep p;
+  p.s = problem(q, k, v);
+  p.s.o = device_tensor(kOp, "o", o), p.s.mask = m.get(), p.s.scale = scale_of(scale, p.s.q);
+  p.k_new = device_tensor(kOp, "k_new", k_new), p.v_new = device_tensor(kOp, "v_new", v_new);
+  p.cos = device_tensor(kOp, "cos", cos), p.sin = device_tensor(kOp, "sin", sin);
+  p.position = device_tensor(kOp, "position", position);
+  p.ends = ends, p.overlap = overlap;
+  run_op(sdpa_step, p, kernel, workspace_of(kOp, workspace), stream_of(stream));
+}
+
 std::size_t workspace(py::handle q, py::handle k) {
   Sdpa p = problem(q, k, k);
   p.o = p.q;
@@ -107,6 +122,15 @@ PYBIND11_MODULE(_ops_sdpa, m) {
   add_exceptions(m);
   m.def(
       "kernels", [] { return describe(sdpa_rows()); }, "[(name, range)] of the kernels.");
+  m.def("step", step, py::arg("q"), py::arg("k_new"), py::arg("v_new"), py::arg("cos"),
+        py::arg("sin"), py::arg("position"), py::arg("k"), py::arg("v"), py::kw_only(),
+        py::arg("o"), py::arg("mask") = py::none(), py::arg("scale") = py::none(),
+        py::arg("ends") = false, py::arg("overlap") = false, py::arg("workspace") = py::none(),
+        py::arg("stream") = 0, py::arg("kernel") = "",
+        "A step of decoding: q [B, H, 1, D] and k_new [B, G, 1, D] are rotated by halves with cos, "
+        "sin\n[B, 1, 1, D], k_new and v_new written into k, v [B, G, T, D] at position [1], and o "
+        "is attention of\nthe rotated q to them, under the mask, up to the position where `ends`. "
+        "workspace(q, k) bytes.");
   m.def("workspace", workspace, py::arg("q"), py::arg("k"), "Bytes that forward needs.");
   m.def("forward", forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(),
         py::kw_only(), py::arg("o"), py::arg("lse") = py::none(), py::arg("lengths") = py::none(),

@@ -16,6 +16,15 @@ void check_status(const cuda_ops::Status& status) {
   }
 }
 
+bool is_recorded(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+    cudaGetLastError();  // the launch will say what is wrong
+    return false;
+  }
+  return status == cudaStreamCaptureStatusActive;
+}
+
 cuda_ops::Tensor dense(const cuda_ops::Tensor& t) {
   cuda_ops::Tensor out = t;
   int64_t stride = 1;

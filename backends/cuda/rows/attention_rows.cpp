@@ -1,4 +1,4 @@
-// sdpa and rope.
+// sdpa, rope, and a step of decoding.
 #include "rope/api.hpp"
 #include "rows/row.hpp"
 #include "sdpa/api.hpp"
@@ -15,6 +15,7 @@ struct SdpaOp {
 
   std::vector<Placed> tensors;
   bool masked, causal;
+  int last = -1;  // in `tensors`: the last key that is seen
   float scale;
 
   explicit SdpaOp(const rm_problem& raw) {
@@ -23,6 +24,10 @@ struct SdpaOp {
                {p.output(0), 0, true}};
     masked = p.has_input(3);
     if (masked) tensors.push_back({p.input(3), 3, false});
+    if (p.has_input(4)) {
+      last = static_cast<int>(tensors.size());
+      tensors.push_back({p.input(4), 4, false});
+    }
     scale = static_cast<float>(p.attr_float("scale", 1.0));
     causal = p.attr_int("is_causal", 0) != 0;
   }
@@ -30,6 +35,7 @@ struct SdpaOp {
     Problem p;
     p.q = t[0], p.k = t[1], p.v = t[2], p.o = t[3];
     if (masked) p.mask = &t[4];
+    if (last >= 0) p.lengths = &t[last], p.lengths_are_last = true;
     p.scale = scale, p.causal = causal;
     return p;
   }
@@ -37,6 +43,43 @@ struct SdpaOp {
   static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
                               cudaStream_t stream) {
     return cuda_ops::sdpa(p, kernel, space, stream);
+  }
+};
+
+struct SdpaStepOp {
+  using Problem = cuda_ops::SdpaStep;
+  static constexpr const char* kOp = "append_sdpa";
+  static constexpr bool kUpdates = true;
+  static auto rows() { return cuda_ops::sdpa_step_rows(); }
+
+  std::vector<Placed> tensors;
+  bool masked, ends;
+  float scale;
+
+  explicit SdpaStepOp(const rm_problem& raw) {
+    const Operands p(raw);
+    for (size_t i = 0; i < 6; ++i) tensors.push_back({p.input(i), i, false});
+    for (size_t i = 0; i < 3; ++i) tensors.push_back({p.output(i), i, true});
+    cuda_ops::Tensor& position = tensors[5].tensor;
+    if (cuda_ops::numel(position) != 1) throw NotForModule("not one position");
+    position.rank = 1, position.shape[0] = position.stride[0] = 1;
+    masked = p.has_input(6);
+    if (masked) tensors.push_back({p.input(6), 6, false});
+    ends = p.attr_int("ends", 0) != 0;
+    scale = static_cast<float>(p.attr_float("scale", 1.0));
+  }
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.s.q = t[0], p.k_new = t[1], p.v_new = t[2], p.cos = t[3], p.sin = t[4], p.position = t[5];
+    p.s.o = t[6], p.s.k = t[7], p.s.v = t[8];
+    if (masked) p.s.mask = &t[9];
+    p.s.scale = scale, p.ends = ends;
+    return p;
+  }
+  static std::size_t workspace(const Problem& p) { return cuda_ops::sdpa_step_workspace(p); }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
+                              cudaStream_t stream) {
+    return cuda_ops::sdpa_step(p, kernel, space, stream);
   }
 };
 
@@ -71,6 +114,7 @@ struct RopeOp {
 
 void add_attention_rows(std::vector<rm_kernel>& out) {
   Row<SdpaOp>::add(out);
+  Row<SdpaStepOp>::add(out);
   Row<RopeOp>::add(out);
 }
 

@@ -1,4 +1,4 @@
-// gemm by the modules gemm and, for few rows, gemv.
+// gemm by the modules gemm and, for few rows, gemv; linears by gemv's groups.
 #include "_shim/dispatch_shim.hpp"
 #include "gemm/api.hpp"
 #include "gemv/api.hpp"
@@ -39,10 +39,12 @@ struct Product {
   std::vector<Placed> tensors;
   bool trans_a = false, trans_b = false;
   int bias = -1, residual = -1;  // in `tensors`
+  bool stable = false;           // b and the bias are weights
   cuda_ops::Epilogue epilogue;
 
   explicit Product(const rm_problem& raw) {
     const Operands p(raw);
+    stable = p.is_constant(1) && (!p.has_input(2) || p.is_constant(2));
     Tensor a = p.input(0), b = p.input(1);
     const Tensor c = p.output(0);
     if (a.rank < 2 || b.rank < 2 || c.rank < 2) throw NotForModule("an operand is no matrix");
@@ -132,9 +134,79 @@ struct GemvOp : Product {
   }
 };
 
+/// Several weights against one row, which may be normalised on its way.
+struct LinearsOp {
+  using Problem = cuda_ops::GemvGroup;
+  static constexpr const char* kOp = "linears";
+  static constexpr size_t kFirst = 3, kMost = 3;  // operands: x, norm, residual, then w and bias each
+  static auto rows() { return cuda_ops::gemv_group_rows(); }
+
+  std::vector<Placed> tensors;
+  bool stable = true;
+  cuda_ops::GemvGroup given;  // without tensors
+  int norm = -1, residual = -1, bias[kMost] = {-1, -1, -1};
+
+  explicit LinearsOp(const rm_problem& raw) {
+    const Operands p(raw);
+    const auto add = [&](Tensor t, size_t index, bool result) {
+      tensors.push_back({t, index, result});
+      return static_cast<int>(tensors.size()) - 1;
+    };
+    const auto row = [](Tensor t) {
+      const cuda_ops::Rows r = cuda_ops::rows_of(t);
+      if (!r.valid || r.rows != 1) throw NotForModule("not one row");
+      t.rank = 2, t.shape[0] = 1, t.shape[1] = r.n, t.stride[0] = r.n, t.stride[1] = 1;
+      return t;
+    };
+    const auto weight = [&](size_t index) {
+      stable = stable && p.is_constant(index);
+      const Tensor t = p.input(index);  // copied before every launch it would cost more than it gives
+      if (!cuda_ops::is_contiguous(t)) throw NotForModule("a weight has gaps");
+      return add(t, index, false);
+    };
+    given.gated = p.attr_int("gated", 0) != 0;
+    given.activation = activation_of(p.attr_string("activation", "none"));
+    given.eps = static_cast<float>(p.attr_float("eps", 1e-5));
+    given.weight_offset = static_cast<float>(p.attr_float("weight_offset", 0.0));
+    given.count = 0;
+    while (given.count < static_cast<int>(kMost) && p.has_input(kFirst + 2 * given.count)) {
+      ++given.count;
+    }
+    add(row(p.input(0)), 0, false);
+    for (int i = 0; i < given.count; ++i) weight(kFirst + 2 * static_cast<size_t>(i));
+    for (int i = 0; i < (given.gated ? 1 : given.count); ++i) {
+      add(row(p.output(static_cast<size_t>(i))), static_cast<size_t>(i), true);
+    }
+    if (p.has_input(1)) norm = weight(1);
+    if (p.has_input(2)) residual = add(row(p.input(2)), 2, false);
+    for (int i = 0; i < given.count; ++i) {
+      const size_t index = kFirst + 1 + 2 * static_cast<size_t>(i);
+      if (p.has_input(index)) bias[i] = weight(index);
+    }
+  }
+  Problem problem(const Tensor* t) const {
+    Problem p = given;
+    p.x = t[0];
+    for (int i = 0; i < p.count; ++i) {
+      p.w[i] = t[1 + i];
+      if (bias[i] >= 0) p.bias[i] = &t[bias[i]];
+      if (!p.gated || i == 0) p.y[i] = t[1 + p.count + i];
+    }
+    if (norm >= 0) p.norm = &t[norm];
+    if (residual >= 0) p.residual = &t[residual];
+    return p;
+  }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::gemv_group(p, kernel, stream);
+  }
+};
+
 }  // namespace
 
 void add_gemm_rows(std::vector<rm_kernel>& out) {
+  Row<LinearsOp>::add(out);
   Row<GemvOp>::add(out);
   Row<GemmOp>::add(out);
 }

@@ -31,6 +31,8 @@ class Operands {
  public:
   explicit Operands(const rm_problem& p) : p_(p) {}
 
+  /// Whether operand `i` is a weight, which never changes between two launches of a plan.
+  bool is_constant(size_t i) const { return i < 64 && (p_.constant_inputs >> i & 1) != 0; }
   bool has_input(size_t i) const { return i < p_.num_inputs && p_.inputs[i] != nullptr; }
   bool has_output(size_t i) const { return i < p_.num_outputs && p_.outputs[i] != nullptr; }
   size_t num_inputs() const { return p_.num_inputs; }

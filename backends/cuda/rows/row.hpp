@@ -11,7 +11,10 @@
 //   static cuda_ops::Status run(const Problem&, const char* kernel, Workspace, Stream);
 // and, where the table leaves it out,
 //   static double least_us(const Problem&);           // that moving its memory takes
+//   bool stable;                                      // the problem's stable_weights are constants
 //
+// In a graph kernels overlap (decision 0029): the graph's launch stands between whatever wrote weights
+// and every kernel in it. Launched one by one they do not.
 // Operands whose strides the module does not take are copied into the workspace first, results out of
 // it afterwards. An operator that keeps a part of its result says `static constexpr bool kUpdates`.
 //
@@ -45,6 +48,8 @@ struct Placed {
 };
 
 void check_status(const cuda_ops::Status& status);
+/// Whether launches on the stream become a graph's.
+bool is_recorded(cudaStream_t stream);
 
 /// An operand that is copied before the module runs, or a result that is copied behind it.
 struct Densed {
@@ -190,7 +195,11 @@ struct Row {
       const cudaStream_t stream = stream_of(l->stream);
       auto* memory = static_cast<char*>(l->workspace);
       launch_copies_in(state.copies, t, memory, stream);
-      const Problem problem = state.op.problem(t);
+      Problem problem = state.op.problem(t);
+      if constexpr (requires { problem.overlap; }) {
+        problem.overlap = is_recorded(stream);
+        if constexpr (requires { state.op.stable; }) problem.stable_weights = state.op.stable;
+      }
       const cuda_ops::Workspace space{memory == nullptr ? nullptr : memory + state.copied,
                                       state.workspace};
       cuda_ops::Status status = Op::run(problem, state.kernel, space, stream);

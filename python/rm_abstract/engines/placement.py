@@ -127,13 +127,17 @@ class GpuProgram:
         return [None if r is None else r.to(self._home) for r in results]
 
     def decode_step(
-        self, inputs: list[torch.Tensor], roles: dict[str, int], tokens: list[int]
+        self,
+        inputs: list[torch.Tensor],
+        roles: dict[str, int],
+        tokens: list[int] | torch.Tensor,
     ) -> list[torch.Tensor | None]:
-        """As `_core.Program.decode_step`, with the tensors of the roles on the GPU: nothing here
-        waits for it."""
+        """As `_core.Program.decode_step`, with the tensors of the roles on the GPU, `tokens` too
+        where they are a tensor: nothing here waits for it."""
         ids, length = inputs[roles["ids"]], inputs[roles["length"]]
         with torch.no_grad():
-            ids.copy_(torch.tensor(tokens).view(ids.shape))
+            given = tokens if isinstance(tokens, torch.Tensor) else torch.tensor(tokens)
+            ids.copy_(given.view(ids.shape))
             if "mask" in roles:
                 mask = inputs[roles["mask"]]
                 mask.scatter_(1, length.expand(mask.shape[0], 1), 1)

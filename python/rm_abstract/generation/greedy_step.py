@@ -136,6 +136,18 @@ class GreedyStep:
         if number is not None:
             self.tensors[number][rows, at] = 0
 
+    def one_ahead(self, tokens: torch.Tensor) -> torch.Tensor:
+        """As `one`, of tokens ``[rows]`` that may not be there yet; for programs on a GPU."""
+        program: Any = self.variant.program
+        results = program.decode_step(self.tensors, self._roles, tokens)
+        self.variant.report.calls += 1
+        logits: torch.Tensor = results[self._roles["logits"]]
+        return logits
+
+    def take_back(self, steps: int) -> None:
+        """The last `steps` never were. Nothing reads what they wrote; this step runs no more."""
+        self.tensors[self._roles["length"]].sub_(steps)
+
     def length(self) -> int:
         """Positions the cache holds now."""
         return int(self.tensors[self._roles["length"]])

@@ -19,6 +19,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from rm_abstract.engines.deferrals import unhurried
 from rm_abstract.engines.native import NativeEngine
+from rm_abstract.generation.ahead import Ahead, forgets
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
 from rm_abstract.generation.guests import Guest
@@ -228,7 +229,9 @@ class TokenLoop:
         drafting = self._drafting(step, following) if here else None
         before = step.length()
         try:
-            if not here:
+            if not here and self._can_run_ahead():
+                self._ahead(step, cache.capacity)
+            elif not here:
                 self._one_by_one(step, cache.capacity)
             elif self._plain():
                 self._in_core(step, cache.capacity, crowded, drafting)
@@ -245,6 +248,26 @@ class TokenLoop:
         if step.wants_checks and not over:
             self._make_checks()
         return over
+
+    def _can_run_ahead(self) -> bool:
+        """Nobody looks at a token before all are there."""
+        kept = self._scores is not None or self._logits is not None or self._streamer is not None
+        return self._silent and not kept and forgets(self._processors)
+
+    def _ahead(self, step: GreedyStep, capacity: int) -> None:
+        """On a device of its own: tokens are chosen there and read together."""
+        pad = self._pad if self._pads else None
+        ahead = Ahead(step, self._ids, sorted(self._eos), pad, self._finished)
+        steps = min(capacity - step.length(), self._room())
+        if steps < 1:
+            return
+        tokens = ahead.run(steps, self._processors, bool(self._config.do_sample))
+        self._ids = torch.cat([self._ids, tokens], dim=-1)
+        self._last = tokens[:, -1].tolist()
+        self._finished = [
+            a or self._ids.shape[1] >= self._length or not self._eos.isdisjoint(row)
+            for a, row in zip(self._finished, tokens.tolist(), strict=True)
+        ]
 
     def _one_by_one(
         self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None = None

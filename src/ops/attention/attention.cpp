@@ -1,4 +1,4 @@
-// sdpa (grouped queries, bool or additive mask, causal top-left) and rope.
+// sdpa (grouped queries, bool or additive mask, causal top-left, up to a last key) and rope.
 #include <cmath>
 #include <limits>
 
@@ -37,6 +37,12 @@ Types infer_sdpa(const Graph& graph, const Node& node) {
     if (mask.dtype != ir::DType::kBool) check_dtype(node, mask, q.dtype, "an additive mask");
     check_broadcasts_to(node, mask.dims, {batch, q.dims[1], q.dims[2], k.dims[2]});
   }
+  if (present(node, 4)) {
+    const TensorType& last = operand_type(graph, node, 4);
+    check_dtype(node, last, ir::DType::kI64, "the last key");
+    check_rank(node, last, 1, "the last key");
+    unify(node, last.dims[0], 1, "the last key and one position");
+  }
   return {{q.dtype, {batch, q.dims[1], q.dims[2], v.dims[3]}}};
 }
 
@@ -51,6 +57,7 @@ struct Problem {
   int64_t heads, groups, rows, keys, depth, width;
   double scale;
   bool causal, bool_mask;
+  int64_t last;  // keys behind it are not seen
   std::vector<double> q, k, v, mask;
   std::vector<int64_t> mask_at;
 };
@@ -68,7 +75,7 @@ void attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* 
     double& s = score[static_cast<size_t>(t)];
     for (int64_t d = 0; d < p.depth; ++d) s += q[d] * k[t * p.depth + d];
     s *= p.scale;
-    if (p.causal && t > row) s = kMinusInf;
+    if ((p.causal && t > row) || t > p.last) s = kMinusInf;
     if (!p.mask.empty()) {
       auto at = static_cast<size_t>(((batch * p.heads + head) * p.rows + row) * p.keys + t);
       double m = p.mask[static_cast<size_t>(p.mask_at[at])];
@@ -97,6 +104,7 @@ std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in,
             node.f("scale"),
             node.i_or("is_causal", 0) != 0,
             false,
+            std::numeric_limits<int64_t>::max(),
             to_doubles(*in[0]),
             to_doubles(*in[1]),
             to_doubles(*in[2]),
@@ -107,6 +115,7 @@ std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in,
     p.bool_mask = in[3]->type.dtype == ir::DType::kBool;
     p.mask_at = broadcast_offsets(in[3]->type.dims, {q[0], q[1], q[2], k[2]});
   }
+  if (in.size() > 4 && in[4] != nullptr) p.last = static_cast<int64_t>(to_doubles(*in[4])[0]);
   std::vector<double> y(static_cast<size_t>(out[0].num_elements()));
   double* to = y.data();
   for (int64_t b = 0; b < q[0]; ++b) {
@@ -155,7 +164,7 @@ std::vector<HostTensor> reference_rope(const Node& node, const HostOperands& in,
 
 }  // namespace
 
-extern const OpDef kSdpa{"sdpa", 3, 4, kContraction, infer_sdpa, sdpa_cost, reference_sdpa};
+extern const OpDef kSdpa{"sdpa", 3, 5, kContraction, infer_sdpa, sdpa_cost, reference_sdpa};
 extern const OpDef kRope{"rope", 3, 3, kNone, infer_rope, rope_cost, reference_rope};
 
 }  // namespace rm::ops

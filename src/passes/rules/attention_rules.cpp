@@ -1,5 +1,8 @@
 // Rotary embedding and attention: written out -> rope and sdpa; repeated heads and range masks of
 // sdpa -> its own attributes.
+#include <algorithm>
+
+#include "ops/ewise_opcodes.hpp"
 #include "passes/iota_form.hpp"
 #include "passes/rules/rules.hpp"
 
@@ -213,6 +216,82 @@ bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
   causal.attrs["is_causal"] = int64_t{1};
   causal.operands[3] = ir::kNoValue;
   return rw.replace(node.result(), rw.emit_like(causal, causal.operands));
+}
+
+namespace {
+
+// The one position up to which `compare` (le, ge, or such an instruction over these operands) lets
+// keys through; kNoValue where it says something else.
+ValueId last_key_of(const Rewriter& rw, ValueId low, ValueId high, const Dim& keys) {
+  const std::optional<IotaForm> form = iota_form(rw, low);
+  const Dims& dims = rw.dims(low);
+  const Dims& one = rw.dims(high);
+  const bool counts = form && form->step == 1 && form->start == Dim(0) &&
+                      form->axis + 1 == static_cast<int>(dims.size()) && dims.back() == keys;
+  const bool single = std::all_of(one.begin(), one.end(), [](const Dim& d) { return d == Dim(1); });
+  return counts && single && rw.dtype(high) == DType::kI64 ? high : ir::kNoValue;
+}
+
+struct LastKey {
+  ValueId position = ir::kNoValue;
+  bool alone = false;  // the mask says nothing else
+};
+
+LastKey last_key_in(const Rewriter& rw, ValueId mask, const Dim& keys) {
+  const Node* node = rw.def(mask);
+  if (node == nullptr || rw.dtype(mask) != DType::kBool) return {};
+  if (node->op == "le" || node->op == "ge") {
+    auto [low, high] = ordered(*node, node->op == "le" ? 0 : 1);
+    return {last_key_of(rw, low, high, keys), true};
+  }
+  if (node->op == "and") {
+    for (ValueId part : node->operands) {
+      if (LastKey found = last_key_in(rw, part, keys); found.position != ir::kNoValue) {
+        return {found.position, false};
+      }
+    }
+    return {};
+  }
+  if (node->op != "ewise") return {};
+  // Of a program: a comparison of two operands that `and`s alone lead to the result.
+  const std::vector<int64_t>& code = node->ints("code");
+  const auto operands = static_cast<int64_t>(node->operands.size());
+  const auto count = static_cast<int64_t>(code.size()) / 5;
+  std::vector<int64_t> open{operands + count - 1};
+  while (!open.empty()) {
+    const int64_t instruction = open.back() - operands;
+    open.pop_back();
+    if (instruction < 0) continue;
+    const int64_t* at = code.data() + 5 * instruction;
+    const std::string_view name = ops::find_opcode(at[0])->name;
+    if (name == "and") {
+      open.push_back(at[2]);
+      open.push_back(at[3]);
+    } else if ((name == "le" || name == "ge") && at[2] < operands && at[3] < operands) {
+      const bool le = name == "le";
+      const ValueId low = node->operands[static_cast<size_t>(at[le ? 2 : 3])];
+      const ValueId high = node->operands[static_cast<size_t>(at[le ? 3 : 2])];
+      const ValueId found = last_key_of(rw, low, high, keys);
+      if (found != ir::kNoValue) return {found, count == 1};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+// A mask that lets no key behind one position through says so in `last`: a kernel need not read them.
+bool sdpa_range_mask_is_last_key(Rewriter& rw, const Node& node) {
+  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue || operand(node, 4) != ir::kNoValue) {
+    return false;
+  }
+  const LastKey last = last_key_in(rw, node.operands[3], rw.dims(node.operands[1])[2]);
+  if (last.position == ir::kNoValue) return false;
+  std::vector<ValueId> operands = node.operands;
+  operands.resize(5, ir::kNoValue);
+  if (last.alone) operands[3] = ir::kNoValue;
+  operands[4] = rw.reshape(last.position, {Dim(1)});
+  return rw.replace(node.result(), rw.emit_like(node, std::move(operands)));
 }
 
 }  // namespace rm::passes

@@ -49,6 +49,7 @@ bool sdpa_of_parts(Rewriter& rw, const ir::Node& node);
 bool sdpa_groups_queries(Rewriter& rw, const ir::Node& node);
 bool sdpa_drops_open_mask(Rewriter& rw, const ir::Node& node);
 bool sdpa_range_mask_is_causal(Rewriter& rw, const ir::Node& node);
+bool sdpa_range_mask_is_last_key(Rewriter& rw, const ir::Node& node);
 
 // gemm_rules.cpp
 bool linear_is_gemm(Rewriter& rw, const ir::Node& node);

@@ -20,6 +20,26 @@ struct Gemv {
   bool overlap = false;
 };
 
+/// Up to three weights against one row of x, which is normalised by its root mean square first where
+/// `norm` is given: y[i] = activation(x' w[i]^T + bias[i]), x' = x / rms(x) * (norm + weight_offset),
+/// plus the residual where there is one weight. gated: y[0] = activation(x' w[0]^T) * (x' w[1]^T).
+struct GemvGroup {
+  Tensor x;                                            // [1, K]
+  const Tensor* norm = nullptr;                        // [K]
+  float eps = 1e-5f, weight_offset = 0.0f;
+  int count = 1;                                       // of the weights
+  Tensor w[3], y[3];                                   // [N, K], [1, N]
+  const Tensor* bias[3] = {};                          // [N]
+  const Tensor* residual = nullptr;                    // [1, N]
+  Activation activation = Activation::none;
+  bool gated = false;                                  // two weights, no bias; y[0] alone
+  bool stable_weights = false, overlap = false;        // as in Gemv, the norm's weight included
+};
+
+std::span<const KernelRow<GemvGroup>> gemv_group_rows();
+Status legal(const GemvGroup& p);
+Status gemv_group(const GemvGroup& p, const char* kernel, Stream stream);
+
 std::span<const KernelRow<Gemv>> gemv_rows();
 /// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
 Status legal(const Gemv& p);

@@ -12,14 +12,32 @@ struct Sdpa {
   Tensor q, k, v, o;
   const Tensor* mask = nullptr;  // [B, H, S, T] by strides (0: broadcast); bool: true = attend, or
                                  // q's dtype: added to the scaled product
-  const Tensor* lengths = nullptr;  // [B] int32 or int64: keys of each batch
+  const Tensor* lengths = nullptr;  // [B] or [1] int32 or int64: keys of each batch
+  bool lengths_are_last = false;    // they name the last key that is seen
   const Tensor* lse = nullptr;  // result [B, H, S] float32, dense: log-sum-exp, -inf without keys
   float scale = 1.0f;
   bool causal = false;
   std::int64_t causal_offset = 0;
-  bool overlap = false;  // decoding may start before the stream's previous kernel, which then must
-                         // not write k, v, mask or lengths, has ended
+  bool overlap = false;  // decoding may start before the stream's previous kernel has ended; it
+                         // reads nothing before that
 };
+
+/// A step of decoding in one launch, S = 1: q and the new key are rotated by halves (y = x cos +
+/// [-x2, x1] sin), key and value are written into the caches k and v at `position`, and q attends to
+/// what the caches then hold, up to `position` where `ends`. A position outside writes nothing.
+struct SdpaStep {
+  Sdpa s;                  // lengths and lse absent, not causal
+  Tensor k_new, v_new;     // [B, G, 1, D]
+  Tensor cos, sin;         // [B, 1, 1, D] by strides
+  Tensor position;         // [1] int32 or int64
+  bool ends = false;
+  bool overlap = false;    // as in Sdpa
+};
+
+std::span<const KernelRow<SdpaStep>> sdpa_step_rows();
+Status legal(const SdpaStep& p);
+std::size_t sdpa_step_workspace(const SdpaStep& p);
+Status sdpa_step(const SdpaStep& p, const char* kernel, Workspace workspace, Stream stream);
 
 /// The gradients of q, k, v from the gradient of o: `f` is the forward's problem, whose results o
 /// and lse are read. dq like q, dk and dv like k; each sum has a fixed order. The mask gets no

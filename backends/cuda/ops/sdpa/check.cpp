@@ -39,10 +39,11 @@ Status check_sdpa(const Sdpa& p) {
                    std::string(name_of(p.mask->dtype)) + " of rank " +
                    std::to_string(p.mask->rank) + "; try expand");
   }
-  if (p.lengths && (p.lengths->rank != 1 || p.lengths->shape[0] != p.q.shape[0] ||
+  if (p.lengths && (p.lengths->rank != 1 ||
+                    (p.lengths->shape[0] != p.q.shape[0] && p.lengths->shape[0] != 1) ||
                     (p.lengths->dtype != DType::i32 && p.lengths->dtype != DType::i64) ||
                     !is_contiguous(*p.lengths))) {
-    return invalid("[sdpa] expected lengths [B] of int32 or int64, dense, got another");
+    return invalid("[sdpa] expected lengths [B] or [1] of int32 or int64, dense, got another");
   }
   if (p.lse && (p.lse->dtype != DType::f32 || !is_contiguous(*p.lse) ||
                 numel(*p.lse) != p.q.shape[0] * p.q.shape[1] * p.q.shape[2])) {

@@ -24,7 +24,10 @@ inline SdpaArgs args_of(const Sdpa& p) {
     a.mask_batch = p.mask->stride[0], a.mask_head = p.mask->stride[1];
     a.mask_row = p.mask->stride[2], a.mask_column = p.mask->stride[3];
   }
-  if (p.lengths) a.lengths = p.lengths->data, a.lengths_are_64 = p.lengths->dtype == DType::i64;
+  if (p.lengths) {
+    a.lengths = p.lengths->data, a.lengths_are_64 = p.lengths->dtype == DType::i64;
+    a.lengths_step = p.lengths->shape[0] == 1 ? 0 : 1, a.lengths_more = p.lengths_are_last ? 1 : 0;
+  }
   if (p.lse) a.lse = static_cast<float*>(p.lse->data);
   a.causal = p.causal, a.causal_offset = p.causal_offset, a.scale = p.scale, a.splits = 1;
   return a;
@@ -45,6 +48,11 @@ Status with_type(const Sdpa& p, Fn&& fn) {
 /// What forward and backward check alike: shapes, dtypes, mask, lengths, lse.
 Status check_sdpa(const Sdpa& p);
 Status check_sdpa_tensor(const char* what, const Tensor& t, const Sdpa& p, bool key);
+
+/// Rows that few queries take, and the bytes that their blocks leave for each other.
+const char* decode_why_not(const Sdpa& p);
+std::size_t decode_workspace(const Sdpa& p);
+Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, Workspace, Stream stream);
 
 const char* wgmma_why_not(const Sdpa& p);
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream);

@@ -102,6 +102,8 @@ const char* tensor_why_not(const Sdpa& p, int longest) {
   return nullptr;
 }
 
+}  // namespace
+
 const char* decode_why_not(const Sdpa& p) {
   if (p.q.shape[2] * (p.q.shape[1] / p.k.shape[1]) > kDecodeRows) {
     return "more than 16 query rows a key head";
@@ -110,6 +112,8 @@ const char* decode_why_not(const Sdpa& p) {
   return with_decode_shape(p.q.shape[3],
                            [](auto shape) { return shared_why_not(decltype(shape)::kMemory); });
 }
+
+namespace {
 
 const char* decode_f32_why_not(const Sdpa& p) {
   if (const char* why = sm80_why_not()) return why;
@@ -134,9 +138,10 @@ const char* flash_why_not(const Sdpa& p) {
                                               : FlashShape<Flash16<T, 256>>::kMemory);
 }
 
-template <class T, class Shape, class Kernel>
+/// `more`: what the kernel takes besides SdpaArgs.
+template <class T, class Shape, class Kernel, class... More>
 Status launch_decode_shape(Kernel* kernel, SdpaArgs a, bool overlap, Workspace workspace,
-                           Stream stream) {
+                           Stream stream, const More&... more) {
   constexpr bool kF32 = std::is_same_v<T, float>;
   const Split split = split_of(a, kF32);
   if (Status s = check_workspace("sdpa", partial_bytes(a, split), workspace, "workspace()"); !s) {
@@ -151,7 +156,7 @@ Status launch_decode_shape(Kernel* kernel, SdpaArgs a, bool overlap, Workspace w
   const auto heads = static_cast<unsigned>(a.batch * a.groups);
   const Launch blocks{dim3(splits, heads, static_cast<unsigned>(parts)), Shape::kThreads,
                       Shape::kMemory, a.cluster ? splits : 1u, overlap};
-  if (Status s = rm::cuda_ops::launch("sdpa", kernel, blocks, stream, a);
+  if (Status s = rm::cuda_ops::launch("sdpa", kernel, blocks, stream, a, more...);
       !s || a.splits == 1 || a.cluster) {
     return s;
   }
@@ -302,6 +307,24 @@ constexpr KernelRow<Sdpa> kRows[] = {
 }  // namespace
 
 std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
+
+std::size_t decode_workspace(const Sdpa& p) {
+  const SdpaArgs a = args_of(p);
+  return partial_bytes(a, split_of(a, false));
+}
+
+Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, Workspace workspace,
+                          Stream stream) {
+  const SdpaArgs a = args_of(p);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    return with_decode_shape(a.dim, [&](auto shape) {
+      using Shape = decltype(shape);
+      return launch_decode_shape<T, Shape>(sdpa_decode_step<T, Shape>, a, p.overlap, workspace,
+                                           stream, step);
+    });
+  });
+}
 
 std::size_t sdpa_workspace(const Sdpa& p) {
   if (p.q.rank != 4 || p.k.rank != 4 || p.k.shape[1] == 0 || numel(p.q) == 0 ||

@@ -39,4 +39,16 @@ struct GemvArgs {
   EpilogueArgs epilogue;
 };
 
+/// Several weights against one row of x; GemvArgs has x, k, and n: the rows of all of them.
+struct GemvGroupArgs {
+  const void* w[3];  // rows without gaps
+  int first[3];      // of the rows of all: where each begins, above n where there is none
+  int gated;         // y[0] = activation(x w[0]^T) * (x w[1]^T)
+  const void* norm;  // of x, by rms; null: none
+  float eps, weight_offset;
+  void* y[3];
+  const void *bias[3], *residual;
+  int activation;
+};
+
 }  // namespace rm::cuda_ops

@@ -26,9 +26,34 @@ __host__ __device__ constexpr int gemv_waves_rows(int segments, int pairs) {
 /// Registers' pairs; none: the products' second eight rows are zeros.
 __host__ __device__ constexpr int gemv_waves_pairs(int pairs) { return pairs == 0 ? 1 : pairs; }
 
-/// Asks for a turn's rows: one copy where they lie together. Called by one lane.
-__device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t bar,
+/// In place of GemvGroupArgs: one weight, and x as it is.
+struct GemvAlone {};
+template <class Group>
+inline constexpr bool kGemvGroup = std::is_same_v<Group, GemvGroupArgs>;
+
+/// The part of a group that a turn's rows belong to: no turn has rows of two.
+__device__ __forceinline__ int gemv_part(const GemvGroupArgs& g, int row0) {
+  return (row0 >= g.first[1] ? 1 : 0) + (row0 >= g.first[2] ? 1 : 0);
+}
+
+/// Asks for a turn's rows: one copy where they lie together. Called by one lane. Where products are
+/// gated half of the turn is rows of the first weight, half the same rows of the second.
+template <int kRows, class Group>
+__device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, const Group& g, std::uint32_t bar,
                                                std::uint32_t stage, int row0, int have) {
+  if constexpr (kGemvGroup<Group>) {
+    const bool gated = g.gated != 0;
+    const int part = gated ? 0 : gemv_part(g, row0);
+    const int row = gated ? row0 / 2 : row0 - g.first[part], each = gated ? have / 2 : have;
+    const std::int64_t from = static_cast<std::int64_t>(row) * p.row_bytes;
+    barrier_expect(bar, have * p.row_bytes);
+    bulk_copy(stage, static_cast<const char*>(g.w[part]) + from, each * p.row_bytes, bar);
+    if (gated) {
+      bulk_copy(stage + kRows / 2 * p.row_bytes, static_cast<const char*>(g.w[1]) + from,
+                each * p.row_bytes, bar);
+    }
+    return;
+  }
   barrier_expect(bar, have * p.row_bytes);
   const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
   const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
@@ -36,10 +61,32 @@ __device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, std::uint32_t 
   for (int r = 0; r < copies; ++r, w += p.w_pitch) bulk_copy(stage + r * p.row_bytes, w, each, bar);
 }
 
+/// Where a block keeps its warps' sums of squares of x: behind the barriers.
+__device__ __forceinline__ float* gemv_squares(unsigned char* memory) {
+  return reinterpret_cast<float*>(memory + 64);
+}
+
+/// 16 bytes of x times those of the norm's weight; adds the squares of x.
+template <class T>
+__device__ __forceinline__ uint4 gemv_normed(const GemvGroupArgs& g, uint4 x, uint4 weight,
+                                             float& squares) {
+  float a[kVec<T>], w[kVec<T>];
+  load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&x), a);
+  load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&weight), w);
+#pragma unroll
+  for (int i = 0; i < kVec<T>; ++i) {
+    squares += a[i] * a[i];
+    a[i] *= w[i] + g.weight_offset;
+  }
+  uint4 out;
+  store_vec<T, kVec<T>>(reinterpret_cast<T*>(&out), a);
+  return out;
+}
+
 /// This warp's sums over its columns. x: this lane's part of the first kHeld steps, once loaded.
-template <class T, int kPairs, int kSegments, int kHeld>
+template <class T, int kPairs, int kSegments, int kHeld, class Group>
 __device__ __forceinline__ void gemv_waves_sum(
-    const GemvArgs& p, const unsigned char* stage, std::uint32_t bar, int parity, bool first_turn,
+    const GemvArgs& p, const Group& g, float& squares, const unsigned char* stage, std::uint32_t bar, int parity, bool first_turn,
     uint4 (&xs)[kHeld], float (&sum)[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4]) {
   constexpr int kStep = 64 * kSegments, kHalf = 8 / kSegments;  // rows of half a pair
   const int lane = threadIdx.x % 32, row = lane / 4 / kSegments,
@@ -54,6 +101,17 @@ __device__ __forceinline__ void gemv_waves_sum(
         const int at = (first + j * kGemvWavesWarps) * kStep + at0;
         xs[j] =
             at < p.row_bytes ? __ldcg(reinterpret_cast<const uint4*>(x + at)) : uint4{0, 0, 0, 0};
+      }
+      if constexpr (kGemvGroup<Group>) {
+        if (g.norm != nullptr) {
+#pragma unroll
+          for (int j = 0; j < kHeld; ++j) {
+            const int at = (first + j * kGemvWavesWarps) * kStep + at0;
+            if (at >= p.row_bytes) continue;
+            const auto* weight = static_cast<const unsigned char*>(g.norm) + at;
+            xs[j] = gemv_normed<T>(g, xs[j], __ldg(reinterpret_cast<const uint4*>(weight)), squares);
+          }
+        }
       }
     }
     barrier_wait(bar, parity);
@@ -93,6 +151,42 @@ __device__ __forceinline__ void gemv_waves_store(
   }
 }
 
+/// The same for a group, whose products have one row of x.
+template <class T, int kRows>
+__device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvGroupArgs& g,
+                                                  const float* squares, const float* all, int row0,
+                                                  int have) {
+  const int i = threadIdx.x;
+  if (i >= kRows * 8 && i >= 32) return;
+  const bool gated = g.gated != 0;
+  const int rows = gated ? kRows / 2 : kRows;
+  float v = 0.0f, u = 0.0f;
+  for (int k = 0; k < kGemvWavesWarps && i < rows * 8; ++k) {
+    v += all[k * kRows * 8 + i];
+    if (gated) u += all[k * kRows * 8 + rows * 8 + i];
+  }
+#pragma unroll
+  for (int k = 1; k < 8; k <<= 1) {
+    v += __shfl_xor_sync(0xffffffffu, v, k);
+    u += __shfl_xor_sync(0xffffffffu, u, k);
+  }
+  if (i % 8 != 0 || i / 8 >= (gated ? have / 2 : have)) return;
+  if (g.norm != nullptr) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kGemvWavesWarps; ++k) sum += squares[k];
+    const float inverse = rsqrtf(sum / static_cast<float>(p.k) + g.eps);
+    v *= inverse, u *= inverse;
+  }
+  const int part = gated ? 0 : gemv_part(g, row0);
+  const int n = (gated ? row0 / 2 : row0 - g.first[part]) + i / 8;
+  if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
+  v = activate<true>(g.activation, v, 0.0f);
+  if (gated) v *= u;
+  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
+  static_cast<T*>(g.y[part])[n] = from_float<T>(v);
+}
+
 /// The elements of a turn's rows, from all warps' sums.
 template <class T, int kRows, int kSegments>
 __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float* all, int row0,
@@ -108,10 +202,8 @@ __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float
   static_cast<T*>(p.y)[m * p.y_pitch + n] = from_float<T>(v);
 }
 
-template <class T, int kPairs, int kSegments>
-__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
-    gemv_waves(const __grid_constant__ GemvArgs p) {
-#if __CUDA_ARCH__ >= 900
+template <class T, int kPairs, int kSegments, class Group>
+__device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group& g) {
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
   constexpr int kHeld = kPairs >= 8 ? 2 : kPairs == 4 ? 4 : 8;  // steps of x that a warp holds
@@ -119,8 +211,8 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   const bool leads = elect_lane();
   const std::uint32_t base = shared_address(memory);
   const auto ask = [&](int stage, int row) {
-    gemv_waves_ask(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, row,
-                   min(kRows, p.n - row));
+    gemv_waves_ask<kRows>(p, g, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, row,
+                          min(kRows, p.n - row));
   };
   int row0 = blockIdx.x * kRows;
   if (warp < p.stages && leads) {  // a stage each warp: asking takes long
@@ -133,20 +225,49 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   wait_for_previous();  // x is written by the kernel before
   uint4 xs[kHeld];
   int stage = 0, parity = 0;
+  float squares = 0.0f;
   for (int turn = 0;; ++turn) {
     float sum[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4] = {};
-    gemv_waves_sum<T, kPairs, kSegments>(p, memory + p.stages_at + stage * p.stage_bytes,
+    gemv_waves_sum<T, kPairs, kSegments>(p, g, squares, memory + p.stages_at + stage * p.stage_bytes,
                                          base + 8 * stage, parity, turn == 0, xs, sum);
     auto* all = reinterpret_cast<float*>(memory + 128) + turn % 2 * kGemvWavesWarps * kRows * 8;
     gemv_waves_store<kPairs, kSegments>(all + warp * kRows * 8, sum);
+    if constexpr (kGemvGroup<Group>) {
+      if (turn == 0 && g.norm != nullptr) {
+        const float total = warp_reduce<Sum>(squares);
+        if (threadIdx.x % 32 == 0) gemv_squares(memory)[warp] = total;
+      }
+    }
     __syncthreads();
     const int ahead = row0 + p.stages * step;
     if (warp == stage && leads && ahead < p.n) ask(stage, ahead);
-    gemv_waves_finish<T, kRows, kSegments>(p, all, row0, min(kRows, p.n - row0));
+    const int have = min(kRows, p.n - row0);
+    if constexpr (kGemvGroup<Group>) {
+      gemv_group_finish<T, kRows>(p, g, gemv_squares(memory), all, row0, have);
+    } else {
+      gemv_waves_finish<T, kRows, kSegments>(p, all, row0, have);
+    }
     row0 += step;
     if (row0 >= p.n) return;
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
+}
+
+template <class T, int kPairs, int kSegments>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_waves(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
+  gemv_waves_block<T, kPairs, kSegments>(p, GemvAlone{});
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
+}
+
+template <class T, int kPairs>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_group_waves(const __grid_constant__ GemvArgs p, const __grid_constant__ GemvGroupArgs g) {
+#if __CUDA_ARCH__ >= 900
+  gemv_waves_block<T, kPairs, 8>(p, g);
 #else
   __trap();  // why_not keeps older architectures away
 #endif
@@ -156,10 +277,8 @@ inline constexpr int kGemvOnceRows = 16, kGemvOnceBytes = 512 * kGemvWavesWarps;
 
 /// One turn of a small w against one row of x: every warp has its part of w in registers before it
 /// waits for x. Shared memory must hold 16 rows of 4 KiB, shorter ones too.
-template <class T>
-__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
-    gemv_once(const __grid_constant__ GemvArgs p) {
-#if __CUDA_ARCH__ >= 900
+template <class T, class Group>
+__device__ __forceinline__ void gemv_once_block(const GemvArgs& p, const Group& g) {
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = kGemvOnceRows, kPairs = kRows / 2;
   const int warp = uniform_warp(), lane = threadIdx.x % 32;
@@ -168,7 +287,7 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   if (warp == 0 && elect_lane()) {
     barrier_init(bar, 1);
     barrier_init_done();
-    gemv_waves_ask(p, bar, bar + p.stages_at, row0, have);
+    gemv_waves_ask<kRows>(p, g, bar, bar + p.stages_at, row0, have);
   }
   launch_dependents();
   __syncthreads();
@@ -179,10 +298,23 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   uint4 w[2 * kPairs];
 #pragma unroll
   for (int r = 0; r < 2 * kPairs; ++r) w[r] = read_16(stage + r * p.row_bytes, inside);
+  uint4 weight{0, 0, 0, 0};
+  if constexpr (kGemvGroup<Group>) {
+    if (g.norm != nullptr && inside) {
+      weight = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(g.norm) + at));
+    }
+  }
   wait_for_previous();  // x is written by the kernel before
-  const uint4 x = inside
-                      ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at))
-                      : uint4{0, 0, 0, 0};
+  uint4 x{0, 0, 0, 0};
+  if (inside) x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at));
+  if constexpr (kGemvGroup<Group>) {
+    if (g.norm != nullptr) {
+      float squares = 0.0f;
+      if (inside) x = gemv_normed<T>(g, x, weight, squares);
+      const float total = warp_reduce<Sum>(squares);
+      if (lane == 0) gemv_squares(memory)[warp] = total;
+    }
+  }
   float sum[kPairs][1][4] = {};
 #pragma unroll
   for (int r = 0; r < kPairs; ++r) {
@@ -197,7 +329,28 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
   auto* all = reinterpret_cast<float*>(memory + 128);
   gemv_waves_store<kPairs, 8>(all + warp * kRows * 8, sum);
   __syncthreads();
-  gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
+  if constexpr (kGemvGroup<Group>) {
+    gemv_group_finish<T, kRows>(p, g, gemv_squares(memory), all, row0, have);
+  } else {
+    gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_once(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
+  gemv_once_block<T>(p, GemvAlone{});
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
+}
+
+template <class T>
+__global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
+    gemv_group_once(const __grid_constant__ GemvArgs p, const __grid_constant__ GemvGroupArgs g) {
+#if __CUDA_ARCH__ >= 900
+  gemv_once_block<T>(p, g);
 #else
   __trap();  // why_not keeps older architectures away
 #endif

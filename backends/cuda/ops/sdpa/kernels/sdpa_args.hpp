@@ -17,7 +17,17 @@ struct SdpaArgs {
   int batch, heads, groups, rows, keys, dim, ratio;  // ratio: heads / groups
   int mask_is_bool, lengths_are_64, causal, splits, cluster;
   int early;  // the launch overlaps the stream's previous kernel
+  int lengths_step, lengths_more;  // from a batch's length to the next one's; what is added to it
   float scale;
+};
+
+/// A step of decoding: q is not rotated yet, and the key and the value of one position are not in the
+/// caches k and v.
+struct SdpaStepArgs {
+  const void *cos, *sin, *k, *v, *position;
+  void *k_cache, *v_cache;  // SdpaArgs' k and v
+  std::int64_t cos_batch, sin_batch, k_batch, k_head, v_batch, v_head;
+  int position_is_64;
 };
 
 /// The gradient's: f as above, with o and lse read; delta: sum of d_o o of each row, [B, H, S].

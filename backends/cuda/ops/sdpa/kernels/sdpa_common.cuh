@@ -13,8 +13,10 @@ __device__ __forceinline__ float minus_infinity() { return -__int_as_float(0x7f8
 
 __device__ __forceinline__ int keys_of(const SdpaArgs& p, int batch) {
   if (p.lengths == nullptr) return p.keys;
-  const std::int64_t n = p.lengths_are_64 ? static_cast<const std::int64_t*>(p.lengths)[batch]
-                                          : static_cast<const std::int32_t*>(p.lengths)[batch];
+  const int at = batch * p.lengths_step;
+  const std::int64_t n = p.lengths_more +
+                         (p.lengths_are_64 ? static_cast<const std::int64_t*>(p.lengths)[at]
+                                           : static_cast<const std::int32_t*>(p.lengths)[at]);
   return static_cast<int>(n < 0 ? 0 : n < p.keys ? n : p.keys);
 }
 

@@ -1,0 +1,207 @@
+// Several weights against one row of x: the table, its checks, and launches of gemv_waves' kernels.
+#include "_shim/alias_shim.hpp"
+#include "gemv/common.hpp"
+#include "gemv/kernels/gemv_group_naive_any.cuh"
+#include "gemv/kernels/gemv_waves_sm90.cuh"
+
+namespace rm::cuda_ops {
+namespace {
+
+constexpr int kMostWeights = 3;
+constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
+constexpr std::int64_t kTurnRows = 16;  // the most rows of a turn: all turns fit parts of so many
+
+std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[0]; }
+
+std::int64_t all_rows(const GemvGroup& p) {
+  std::int64_t n = 0;
+  for (int i = 0; i < p.count; ++i) n += rows_of_weight(p, i);
+  return n;
+}
+
+double weight_bytes(const GemvGroup& p) {
+  return static_cast<double>(all_rows(p)) * static_cast<double>(p.x.shape[1]) * size_of(p.x.dtype);
+}
+
+GemvGroupArgs group_args(const GemvGroup& p) {
+  GemvGroupArgs g{};
+  std::int64_t first = 0;
+  for (int i = 0; i < kMostWeights; ++i) {
+    g.first[i] = i < p.count ? static_cast<int>(first) : 0x7fffffff;
+    if (i >= p.count) continue;
+    g.w[i] = p.w[i].data, g.y[i] = p.y[i].data;
+    g.bias[i] = p.bias[i] ? p.bias[i]->data : nullptr;
+    first += rows_of_weight(p, i);
+  }
+  g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
+  g.norm = p.norm ? p.norm->data : nullptr;
+  g.residual = p.residual ? p.residual->data : nullptr;
+  g.activation = static_cast<int>(p.activation);
+  return g;
+}
+
+template <class T, int kPairs>
+Status launch(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
+  constexpr int kRows = gemv_waves_rows(8, kPairs);
+  auto* kernel = gemv_group_waves<T, kPairs>;
+  a.steps = static_cast<int>(ceil_div(a.row_bytes, 512));
+  a.stages_at = 128 + 2 * kGemvWavesWarps * kRows * 32;
+  a.stage_bytes = kRows * a.row_bytes;
+  const std::int64_t tiles = ceil_div(a.n, kRows);
+  const std::int64_t blocks = std::min<std::int64_t>(tiles, 2 * std::max(1, multiprocessors()));
+  a.stages = a.stage_bytes <= kGemvWavesSmall ? kGemvWavesStages : 1;
+  a.stages = static_cast<int>(std::min<std::int64_t>(a.stages, ceil_div(tiles, blocks)));
+  const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
+  if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
+  const Launch how{static_cast<unsigned>(blocks), kGemvWavesWarps * 32,
+                   static_cast<std::size_t>(bytes), 1, overlap};
+  return rm::cuda_ops::launch("gemv", kernel, how, stream, a, g);
+}
+
+template <class T>
+Status launch_once(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
+  a.stages_at = 128 + kGemvWavesWarps * kGemvOnceRows * 32;
+  if (Status s = allow_shared_memory("gemv", gemv_group_once<T>, kGemvHalfMemory); !s) return s;
+  const Launch how{static_cast<unsigned>(ceil_div(a.n, kGemvOnceRows)), kGemvWavesWarps * 32,
+                   static_cast<std::size_t>(kMemory), 1, overlap};
+  return rm::cuda_ops::launch("gemv", gemv_group_once<T>, how, stream, a, g);
+}
+
+/// As gemv_waves_sm90 cuts one weight of all the rows.
+template <class T>
+Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
+  const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
+  const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
+  const int rows = (large ? kGemvWavesSmall : 64 * 1024) / a.row_bytes;
+  const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
+  if (once) return launch_once<T>(a, g, overlap, stream);
+  return rows >= 16  ? launch<T, 8>(a, g, overlap, stream)
+         : rows >= 8 ? launch<T, 4>(a, g, overlap, stream)
+         : rows >= 4 ? launch<T, 2>(a, g, overlap, stream)
+                     : launch<T, 1>(a, g, overlap, stream);
+}
+
+const char* waves_why_not(const GemvGroup& p) {
+  if (const char* why = sm90_why_not()) return why;
+  if (card().shared_bytes > 0 && card().shared_bytes < kHopperSharedBytes) {
+    return "a block of this device has less than 227 KiB of shared memory";
+  }
+  if (p.x.dtype == DType::f32) return "x is fp32";
+  const std::int64_t k = p.x.shape[1];
+  if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
+  for (int i = 0; i < p.count; ++i) {
+    const std::int64_t n = rows_of_weight(p, i);
+    if (n == 0) return "a weight has no rows";
+    if (i + 1 < p.count && !p.gated && n % kTurnRows != 0) {
+      return "rows of a weight are no multiple of 16";
+    }
+    if (n > 1 && p.w[i].stride[0] != k) return "rows of a weight have gaps";
+    if (!is_aligned(p.w[i].data, k, p.w[i].dtype, 16)) return "a weight is not 16-byte aligned";
+  }
+  if (all_rows(p) > 1 << 30) return "N is too large";
+  if (!is_aligned(p.x.data, 0, p.x.dtype, 16)) return "x is not 16-byte aligned";
+  if (p.norm && !is_aligned(p.norm->data, 0, p.norm->dtype, 16)) {
+    return "the norm's weight is not 16-byte aligned";
+  }
+  return nullptr;
+}
+
+Status launch_waves(const GemvGroup& p, Workspace, Stream stream) {
+  GemvArgs a{};
+  a.x = p.x.data, a.m = 1, a.n = static_cast<int>(all_rows(p)), a.k = static_cast<int>(p.x.shape[1]);
+  a.row_bytes = a.k * 2, a.w_pitch = a.row_bytes, a.together = 1;
+  const GemvGroupArgs g = group_args(p);
+  return p.x.dtype == DType::bf16 ? launch_of<__nv_bfloat16>(a, g, p.overlap, stream)
+                                  : launch_of<__half>(a, g, p.overlap, stream);
+}
+
+/// For what lies on odd addresses: whoever plans takes addresses for granted.
+const char* naive_why_not(const GemvGroup& p) {
+  return waves_why_not(p) == nullptr ? "gemv_group_waves_sm90 does it" : nullptr;
+}
+
+Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
+  const GemvGroupArgs g = group_args(p);
+  const std::int64_t rows = p.gated ? rows_of_weight(p, 0) : all_rows(p);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 8), 1 << 20));
+  dispatch_float(p.x.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    gemv_group_naive<T><<<blocks, 256, 0, stream>>>(static_cast<const T*>(p.x.data),
+                                                    static_cast<int>(p.x.shape[1]), rows, g);
+  });
+  return launch_status("gemv");
+}
+
+constexpr KernelRow<GemvGroup> kRows[] = {
+    {"gemv_group_waves_sm90", "x and w of 16 bits, K a multiple of 8 up to 16384", waves_why_not,
+     [](const GemvGroup& p) { return 0.7 * move_us(weight_bytes(p)); }, launch_waves},
+    {"gemv_group_naive_any", "what the other does not take", naive_why_not,
+     [](const GemvGroup& p) { return 3 * move_us(weight_bytes(p)); }, launch_naive},
+};
+
+Status wrong(const char* what) {
+  return invalid(text_of({"[gemv_group] expected ", what, ", got another"}));
+}
+
+bool is_row(const Tensor& t, const Tensor& x, std::int64_t n) {
+  return t.rank == 2 && t.dtype == x.dtype && t.shape[0] == 1 && t.shape[1] == n &&
+         (n <= 1 || t.stride[1] == 1);
+}
+
+bool is_vector(const Tensor& t, const Tensor& x, std::int64_t n) {
+  return t.rank == 1 && t.dtype == x.dtype && t.shape[0] == n && is_contiguous(t);
+}
+
+}  // namespace
+
+std::span<const KernelRow<GemvGroup>> gemv_group_rows() { return kRows; }
+
+Status legal(const GemvGroup& p) {
+  if (p.count < 1 || p.count > kMostWeights) return wrong("one to three weights");
+  if (!is_float(p.x.dtype) || p.x.rank != 2 || p.x.shape[1] > 0x7fffffff ||
+      !is_row(p.x, p.x, p.x.shape[1])) {
+    return wrong("x [1, K] of float32, bfloat16 or float16");
+  }
+  const std::int64_t k = p.x.shape[1];
+  if (p.norm && !is_vector(*p.norm, p.x, k)) return wrong("the norm's weight dense [K]");
+  if (p.gated && (p.count != 2 || p.bias[0] || p.bias[1] || p.residual ||
+                  rows_of_weight(p, 0) != rows_of_weight(p, 1))) {
+    return wrong("two weights of one shape without bias and residual where products are gated");
+  }
+  if (p.residual && p.count != 1) return wrong("one weight with a residual");
+  Operand results[kMostWeights], operands[3 + 2 * kMostWeights];
+  std::size_t made = 0, read = 0;
+  operands[read++] = {"x", &p.x};
+  operands[read++] = {"norm", p.norm};
+  operands[read++] = {"residual", p.residual};
+  for (int i = 0; i < p.count; ++i) {
+    const Tensor& w = p.w[i];
+    if (w.rank != 2 || w.dtype != p.x.dtype || w.shape[1] != k || !matrix_of(w).valid ||
+        w.shape[0] > 0x3fffffff || (w.shape[0] > 1 && w.stride[0] != k)) {
+      return wrong("weights [N, K] of x's dtype without gaps");
+    }
+    if (p.bias[i] && !is_vector(*p.bias[i], p.x, w.shape[0])) return wrong("a bias dense [N]");
+    operands[read++] = {"w", &w};
+    operands[read++] = {"bias", p.bias[i]};
+    if (p.gated && i > 0) continue;
+    if (!is_row(p.y[i], p.x, w.shape[0])) return wrong("y [1, N] of x's dtype");
+    results[made++] = {"y", &p.y[i]};
+  }
+  if (p.residual && !is_row(*p.residual, p.x, rows_of_weight(p, 0))) {
+    return wrong("a residual like y");
+  }
+  return check_memory("gemv_group", std::span<const Operand>(results, made),
+                      std::span<const Operand>(operands, read));
+}
+
+Status gemv_group(const GemvGroup& given, const char* kernel, Stream stream) {
+  if (Status s = legal(given); !s) return s;
+  GemvGroup p = given;
+  p.overlap = given.overlap && given.stable_weights;
+  const KernelRow<GemvGroup>* row = nullptr;
+  if (Status s = select_row<GemvGroup>("gemv_group", kRows, p, kernel, &row); !s) return s;
+  if (all_rows(p) == 0) return {};
+  return row->launch(p, {}, stream);
+}
+
+}  // namespace rm::cuda_ops

@@ -1,0 +1,337 @@
+// Patterns over steps. A step moves up or down the list only where nothing in between writes what it
+// reads; what a kernel of the device does not do is left as it was.
+#include "plan/fuse_steps.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "ops/ewise_opcodes.hpp"
+
+namespace rm::plan {
+namespace {
+
+constexpr size_t kMostWeights = 3;  // of `linears`
+
+bool same(const Ref& a, const Ref& b) {
+  return a.buffer == b.buffer && a.version == b.version && a.layout == b.layout;
+}
+
+bool present(const Step& step, size_t i) { return i < step.inputs.size() && step.inputs[i].present(); }
+
+int64_t attr_int(const Step& step, const char* name, int64_t otherwise) {
+  const auto it = step.attrs.find(name);
+  return it == step.attrs.end() ? otherwise : std::get<int64_t>(it->second);
+}
+double attr_float(const Step& step, const char* name, double otherwise) {
+  const auto it = step.attrs.find(name);
+  return it == step.attrs.end() ? otherwise : std::get<double>(it->second);
+}
+std::string attr_text(const Step& step, const char* name) {
+  const auto it = step.attrs.find(name);
+  return it == step.attrs.end() ? "none" : std::get<std::string>(it->second);
+}
+
+/// The list with who reads and writes what; steps that became part of another are gone in the end.
+class Fusion {
+ public:
+  Fusion(StepList& list, const Served& served) : list_(list), served_(served) {
+    gone_.assign(list.steps.size(), 0);
+    uses_.resize(list.buffers.size());
+    for (size_t s = 0; s < list.steps.size(); ++s) {
+      for (const Ref& r : list.steps[s].inputs) {
+        if (r.present()) uses_[index(r)].reads.push_back(s);
+      }
+      for (const Ref& r : list.steps[s].outputs) {
+        if (r.present()) uses_[index(r)].writes.push_back(s);
+      }
+    }
+    for (const Ref& r : list.outputs) {
+      if (r.present()) uses_[index(r)].result = true;
+    }
+  }
+
+  size_t size() const { return list_.steps.size(); }
+  const Step& step(size_t s) const { return list_.steps[s]; }
+  bool gone(size_t s) const { return gone_[s] != 0; }
+
+  bool is_constant(const Ref& r) const { return list_.buffers[index(r)].kind == BufferKind::kConstant; }
+  bool is_temporary(const Ref& r) const {
+    return list_.buffers[index(r)].kind == BufferKind::kTemp && !uses_[index(r)].result;
+  }
+  /// How many operands of steps are in this buffer.
+  size_t reads(const Ref& r) const { return uses_[index(r)].reads.size(); }
+  /// The one step that writes a temporary; none where several do.
+  std::optional<size_t> maker(const Ref& r) const {
+    const std::vector<size_t>& writes = uses_[index(r)].writes;
+    if (!is_temporary(r) || writes.size() != 1 || r.version != 0 || gone(writes[0])) return {};
+    return writes[0];
+  }
+  /// The last step in front of `s` that writes the buffer.
+  std::optional<size_t> last_write(const Ref& r, size_t s) const {
+    std::optional<size_t> last;
+    for (size_t w : uses_[index(r)].writes) {
+      if (w < s && !gone(w)) last = w;
+    }
+    return last;
+  }
+  /// Nothing between the steps writes it: what it holds behind `from` it holds in front of `to`.
+  bool keeps(const Ref& r, size_t from, size_t to) const {
+    const std::vector<size_t>& writes = uses_[index(r)].writes;
+    return std::none_of(writes.begin(), writes.end(), [&](size_t w) { return w > from && w < to; });
+  }
+  bool served(const Step& step) const { return served_(list_.buffers, step); }
+  /// `step` in place of the one at `s`; the others are done by it.
+  void replace(size_t s, Step step, const std::vector<size_t>& others) {
+    list_.steps[s] = std::move(step);
+    for (size_t other : others) gone_[other] = 1;
+  }
+  void finish() {
+    std::vector<Step> kept;
+    for (size_t s = 0; s < list_.steps.size(); ++s) {
+      if (!gone(s)) kept.push_back(std::move(list_.steps[s]));
+    }
+    list_.steps = std::move(kept);
+  }
+
+ private:
+  struct Uses {
+    std::vector<size_t> reads, writes;
+    bool result = false;
+  };
+  static size_t index(const Ref& r) { return static_cast<size_t>(r.buffer); }
+
+  StepList& list_;
+  const Served& served_;
+  std::vector<char> gone_;
+  std::vector<Uses> uses_;  // by buffer
+};
+
+// ---- products -----------------------------------------------------------------------------------
+
+bool is_row_product(const Fusion& f, const Step& step) {
+  if (step.op != "gemm" || attr_int(step, "trans_b", 1) == 0 || attr_float(step, "alpha", 1.0) != 1.0) {
+    return false;
+  }
+  const Ref &w = step.inputs[1], &y = step.outputs[0];
+  const bool row = !y.layout.dims.empty() && y.layout.num_elements() == y.layout.dims.back();
+  return row && f.is_constant(w) && w.layout.dims.size() == 2 &&
+         (!present(step, 2) || f.is_constant(step.inputs[2]));
+}
+
+struct Members {
+  std::vector<size_t> products;
+  std::optional<size_t> gate;  // the step that multiplies the results of two products
+};
+
+/// The multiplication act(x a) * (x b), of two products that nothing else reads.
+std::optional<size_t> gate_of(const Fusion& f, size_t a, size_t b) {
+  const Step &first = f.step(a), &second = f.step(b);
+  if (attr_text(second, "activation") != "none" ||
+      first.inputs[1].layout.dims != second.inputs[1].layout.dims) {
+    return {};
+  }
+  for (const Step* s : {&first, &second}) {
+    if (present(*s, 2) || present(*s, 3) || !f.is_temporary(s->outputs[0]) ||
+        f.reads(s->outputs[0]) != 1) {
+      return {};
+    }
+  }
+  const Ref &x = first.outputs[0], &y = second.outputs[0];
+  for (size_t s = std::max(a, b) + 1; s < f.size(); ++s) {
+    const Step& mul = f.step(s);
+    if (f.gone(s) || mul.op != "ewise" || mul.inputs.size() != 2 || mul.updates) continue;
+    const bool both = (same(mul.inputs[0], x) && same(mul.inputs[1], y)) ||
+                      (same(mul.inputs[0], y) && same(mul.inputs[1], x));
+    if (!both) continue;
+    const auto& code = std::get<ir::Ints>(mul.attrs.at("code"));
+    const bool times = code.size() == 5 && code[0] == ops::find_opcode("mul")->opcode &&
+                       code[2] != code[3] && mul.outputs[0].layout == x.layout;
+    return times ? std::optional<size_t>(s) : std::nullopt;
+  }
+  return {};
+}
+
+/// Products of the operand of step `s`, from there on.
+std::vector<size_t> products_of(const Fusion& f, size_t s) {
+  std::vector<size_t> found;
+  for (size_t t = s; t < f.size(); ++t) {
+    if (f.gone(t) || !is_row_product(f, f.step(t))) continue;
+    if (same(f.step(t).inputs[0], f.step(s).inputs[0]) && f.keeps(f.step(s).inputs[0], s, t)) {
+      found.push_back(t);
+    }
+  }
+  return found;
+}
+
+/// The candidates for one step, larger ones first.
+std::vector<Members> groups_of(const Fusion& f, size_t s) {
+  const std::vector<size_t> all = products_of(f, s);
+  std::vector<Members> out;
+  for (size_t other : all) {
+    if (other == s) continue;
+    if (auto gate = gate_of(f, s, other)) out.push_back({{s, other}, gate});
+    if (auto gate = gate_of(f, other, s)) out.push_back({{other, s}, gate});
+  }
+  std::vector<size_t> plain;
+  for (size_t t : all) {
+    if (attr_text(f.step(t), "activation") == "none" && !present(f.step(t), 3)) plain.push_back(t);
+  }
+  if (plain.size() > 1 && plain.size() <= kMostWeights && plain.front() == s) out.push_back({plain, {}});
+  out.push_back({{s}, {}});
+  return out;
+}
+
+/// The norm that makes x for these products alone.
+std::optional<size_t> norm_of(const Fusion& f, const Members& members, size_t at) {
+  const Ref& x = f.step(members.products[0]).inputs[0];
+  const auto made = f.maker(x);
+  if (!made || f.reads(x) != members.products.size()) return {};
+  const Step& norm = f.step(*made);
+  if (norm.op != "rms_norm" || norm.outputs.size() != 1 || present(norm, 2) || !present(norm, 1)) {
+    return {};
+  }
+  if (!f.is_constant(norm.inputs[1]) || !x.layout.is_contiguous() || !norm.inputs[0].layout.is_contiguous() ||
+      norm.inputs[0].layout.num_elements() != x.layout.num_elements()) {
+    return {};
+  }
+  return f.keeps(norm.inputs[0], *made, at) ? made : std::nullopt;
+}
+
+Step linears(const Fusion& f, const Members& members, std::optional<size_t> norm) {
+  const Step& first = f.step(members.products[0]);
+  Step out;
+  out.op = "linears";
+  out.attrs = {{"activation", attr_text(first, "activation")},
+               {"eps", norm ? attr_float(f.step(*norm), "eps", 1e-5) : 0.0},
+               {"gated", int64_t{members.gate ? 1 : 0}},
+               {"weight_offset", norm ? attr_float(f.step(*norm), "weight_offset", 0.0) : 0.0}};
+  out.inputs = {norm ? f.step(*norm).inputs[0] : first.inputs[0],
+                norm ? f.step(*norm).inputs[1] : Ref{},
+                members.products.size() == 1 && present(first, 3) ? first.inputs[3] : Ref{}};
+  for (size_t p : members.products) {
+    out.inputs.push_back(f.step(p).inputs[1]);
+    out.inputs.push_back(present(f.step(p), 2) ? f.step(p).inputs[2] : Ref{});
+    if (!members.gate) out.outputs.push_back(f.step(p).outputs[0]);
+  }
+  if (members.gate) out.outputs.push_back(f.step(*members.gate).outputs[0]);
+  return out;
+}
+
+/// One step for these products, at the first of them; false where no kernel does that.
+bool fuse_members(Fusion& f, const Members& members, bool with_norm) {
+  const size_t at = *std::min_element(members.products.begin(), members.products.end());
+  const auto norm = with_norm ? norm_of(f, members, at) : std::nullopt;
+  if (with_norm ? !norm : members.products.size() == 1) return false;
+  Step step = linears(f, members, norm);
+  if (!f.served(step)) return false;
+  std::vector<size_t> others;
+  for (size_t p : members.products) {
+    if (p != at) others.push_back(p);
+  }
+  if (norm) others.push_back(*norm);
+  if (members.gate) others.push_back(*members.gate);
+  f.replace(at, std::move(step), others);
+  return true;
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+/// The update by one position of the cache that `cache` is afterwards.
+std::optional<size_t> append_of(const Fusion& f, const Ref& cache, size_t s) {
+  const auto at = f.last_write(cache, s);
+  if (!at) return {};
+  const Step& step = f.step(*at);
+  const bool fits = step.op == "index_copy" && step.updates && attr_int(step, "axis", 0) == 2 &&
+                    same(step.outputs[0], cache) && step.inputs[0].layout.num_elements() == 1 &&
+                    step.inputs[1].layout.dims.size() == 4;
+  return fits ? at : std::nullopt;
+}
+
+/// The rotation by halves that makes `x`, which nothing else reads.
+std::optional<size_t> rope_of(const Fusion& f, const Ref& x) {
+  const auto made = f.maker(x);
+  if (!made || f.reads(x) != 1) return {};
+  const Step& step = f.step(*made);
+  const bool fits = step.op == "rope" && attr_int(step, "interleaved", 0) == 0 && same(step.outputs[0], x);
+  return fits ? made : std::nullopt;
+}
+
+/// One table of angles for all heads.
+bool same_angles(const Ref& a, const Ref& b) {
+  const ir::Layout &x = a.layout, &y = b.layout;
+  return a.buffer == b.buffer && a.version == b.version && x.offset == y.offset && x.dims[1] > 0 &&
+         (x.dims[1] == 1 || x.strides[1] == 0) && (y.dims[1] == 1 || y.strides[1] == 0) &&
+         x.dims[0] == y.dims[0] && x.dims[3] == y.dims[3] && x.strides[3] == y.strides[3] &&
+         (x.dims[0] == 1 || x.strides[0] == y.strides[0]);
+}
+
+/// `last` of sdpa names the position that is appended: keys behind it are not there yet.
+bool ends_at(const Step& attention, const Ref& position) {
+  if (!present(attention, 4)) return false;
+  const Ref& last = attention.inputs[4];
+  return last.buffer == position.buffer && last.version == position.version &&
+         last.layout.offset == position.layout.offset;
+}
+
+void fuse_one_attention(Fusion& f, size_t s) {
+  const Step& attention = f.step(s);
+  const Ref &q = attention.inputs[0], &k = attention.inputs[1], &v = attention.inputs[2];
+  if (attr_int(attention, "is_causal", 0) != 0 || q.layout.dims[2] != 1) return;
+  const auto keys = append_of(f, k, s), values = append_of(f, v, s);
+  if (!keys || !values || *keys == *values) return;
+  const Step &put_k = f.step(*keys), &put_v = f.step(*values);
+  if (!same(put_k.inputs[0], put_v.inputs[0])) return;
+  const auto rope_q = rope_of(f, q), rope_k = rope_of(f, put_k.inputs[1]);
+  if (!rope_q || !rope_k) return;
+  const Step &turn_q = f.step(*rope_q), &turn_k = f.step(*rope_k);
+  if (!same_angles(turn_q.inputs[1], turn_k.inputs[1]) || !same_angles(turn_q.inputs[2], turn_k.inputs[2])) {
+    return;
+  }
+  const bool ends = ends_at(attention, put_k.inputs[0]);
+  if (present(attention, 4) && !ends) return;
+  // The updates move down to the attention: nobody may read the caches, or write what they read.
+  const size_t from = std::min({*keys, *values, *rope_q, *rope_k});
+  for (const Ref* r : {&turn_q.inputs[0], &turn_k.inputs[0], &put_v.inputs[1], &put_k.inputs[0],
+                       &turn_q.inputs[1], &turn_q.inputs[2]}) {
+    if (!f.keeps(*r, from, s)) return;
+  }
+  for (size_t t = from; t < s; ++t) {
+    if (f.gone(t)) continue;
+    for (const Ref& r : f.step(t).inputs) {
+      if (r.present() && (r.buffer == k.buffer || r.buffer == v.buffer)) return;
+    }
+  }
+  Step out;
+  out.op = "append_sdpa";
+  out.attrs = {{"ends", int64_t{ends ? 1 : 0}}, {"scale", attr_float(attention, "scale", 1.0)}};
+  out.inputs = {turn_q.inputs[0],      turn_k.inputs[0], put_v.inputs[1],
+                turn_q.inputs[1],      turn_q.inputs[2], put_k.inputs[0],
+                present(attention, 3) ? attention.inputs[3] : Ref{}};
+  out.outputs = {attention.outputs[0], k, v};
+  out.updates = true, out.fresh = 1;
+  if (!f.served(out)) return;
+  f.replace(s, std::move(out), {*keys, *values, *rope_q, *rope_k});
+}
+
+}  // namespace
+
+void fuse_products(StepList& list, const Served& served) {
+  Fusion f(list, served);
+  for (size_t s = 0; s < f.size(); ++s) {
+    if (f.gone(s) || !is_row_product(f, f.step(s))) continue;
+    for (const Members& members : groups_of(f, s)) {
+      if (fuse_members(f, members, true) || fuse_members(f, members, false)) break;
+    }
+  }
+  f.finish();
+}
+
+void fuse_attention(StepList& list, const Served& served) {
+  Fusion f(list, served);
+  for (size_t s = 0; s < f.size(); ++s) {
+    if (f.step(s).op == "sdpa" && !f.gone(s)) fuse_one_attention(f, s);
+  }
+  f.finish();
+}
+
+}  // namespace rm::plan

@@ -1,0 +1,22 @@
+// Steps that a device does in one kernel become one step: patterns over the list, where layouts are
+// known and a kernel can be asked for. A list whose kernels know none of it stays as it is.
+#pragma once
+
+#include <functional>
+
+#include "plan/steps.hpp"
+
+namespace rm::plan {
+
+/// Whether some kernel of the device does this step of a list with these buffers.
+using Served = std::function<bool(const std::vector<Buffer>&, const Step&)>;
+
+/// Products of one row with several constant weights, gated products, and the norm before them:
+/// `linears`. Results are those of the steps, rounded less often.
+void fuse_products(StepList& list, const Served& served);
+
+/// Rotated queries and keys, the cache's update and attention over what it then holds:
+/// `append_sdpa`.
+void fuse_attention(StepList& list, const Served& served);
+
+}  // namespace rm::plan

@@ -1,0 +1,370 @@
+// Steps that a device does as one: programs give what they give step by step, whatever was fused, and
+// only what a kernel takes is fused. The kernels here are naive ones of the test.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "backend/registry.hpp"
+#include "engine/bind_symbols.hpp"
+#include "engine_support.hpp"
+#include "rm/plugin.hpp"
+
+using namespace rm;
+using namespace rm::engine_test;
+using engine::Program;
+using ops::HostTensor;
+
+namespace {
+
+struct Shape {
+  bool present = false;
+  std::vector<int64_t> dims, strides;
+  int64_t size() const {
+    int64_t n = 1;
+    for (int64_t d : dims) n *= d;
+    return n;
+  }
+};
+
+/// Made of a problem, which is gone when the kernel runs.
+struct State {
+  std::vector<Shape> in, out;
+  std::map<std::string, double> numbers;
+  std::string activation;
+};
+
+// What the table's rows are asked for; tests change it.
+struct Allowed {
+  size_t weights = 3;
+  bool norm = true, gate = true, attention = true;
+};
+Allowed allowed;
+
+Shape shape_of(const rm_tensor* t) {
+  if (t == nullptr) return {};
+  return {true, {t->shape, t->shape + t->ndim}, {t->strides, t->strides + t->ndim}};
+}
+
+State state_of(const rm_problem& p) {
+  State s;
+  for (size_t i = 0; i < p.num_inputs; ++i) s.in.push_back(shape_of(p.inputs[i]));
+  for (size_t i = 0; i < p.num_outputs; ++i) s.out.push_back(shape_of(p.outputs[i]));
+  for (size_t i = 0; i < p.num_attrs; ++i) {
+    const std::string name(p.attrs[i].name.data, p.attrs[i].name.size);
+    if (p.attrs[i].kind == RM_ATTR_INT) s.numbers[name] = static_cast<double>(p.attrs[i].i);
+    if (p.attrs[i].kind == RM_ATTR_FLOAT) s.numbers[name] = p.attrs[i].f;
+    if (p.attrs[i].kind == RM_ATTR_STRING) s.activation.assign(p.attrs[i].s.data, p.attrs[i].s.size);
+  }
+  return s;
+}
+
+int takes_linears(const rm_problem* p, const rm_device_info*, rm_str*) {
+  const State s = state_of(*p);
+  const size_t weights = (s.in.size() - 3) / 2;
+  if (s.numbers.at("gated") != 0 && !allowed.gate) return 0;
+  return weights <= allowed.weights && (allowed.norm || !s.in[1].present);
+}
+int takes_attention(const rm_problem*, const rm_device_info*, rm_str*) { return allowed.attention; }
+
+rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t, rm_kernel_state** out) {
+  *out = reinterpret_cast<rm_kernel_state*>(new State(state_of(*p)));
+  return nullptr;
+}
+void release(rm_kernel_state* s) { delete reinterpret_cast<State*>(s); }
+double cost(const rm_problem*, const rm_device_info*, uint32_t) { return 1; }
+
+/// y = x w^T + bias of one row.
+std::vector<double> product(const std::vector<double>& x, const float* w, const Shape& shape,
+                            const float* bias) {
+  std::vector<double> y;
+  for (int64_t n = 0; n < shape.dims[0]; ++n) {
+    double sum = bias != nullptr ? bias[n] : 0.0;
+    for (size_t k = 0; k < x.size(); ++k) {
+      sum += x[k] * w[n * shape.strides[0] + static_cast<int64_t>(k) * shape.strides[1]];
+    }
+    y.push_back(sum);
+  }
+  return y;
+}
+
+rm_status* linears(const rm_launch* l) {
+  const State& s = *reinterpret_cast<const State*>(l->state);
+  const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
+  std::vector<double> x;
+  double squares = 0;
+  for (int64_t k = 0; k < s.in[0].size(); ++k) {
+    x.push_back(in(0)[k]);
+    squares += x.back() * x.back();
+  }
+  if (s.in[1].present) {
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + s.numbers.at("eps"));
+    for (size_t k = 0; k < x.size(); ++k) x[k] *= scale * (in(1)[k] + s.numbers.at("weight_offset"));
+  }
+  std::vector<std::vector<double>> y;
+  for (size_t i = 3; i < s.in.size(); i += 2) {
+    y.push_back(product(x, in(i), s.in[i], s.in[i + 1].present ? in(i + 1) : nullptr));
+  }
+  const auto act = [&](double v) { return s.activation == "silu" ? v / (1 + std::exp(-v)) : v; };
+  for (size_t o = 0; o < s.out.size(); ++o) {
+    for (size_t n = 0; n < y[o].size(); ++n) {
+      double v = act(y[o][n]);
+      if (s.numbers.at("gated") != 0) v *= y[1][n];
+      if (s.in[2].present) v += in(2)[n];
+      static_cast<float*>(l->outputs[o])[n] = static_cast<float>(v);
+    }
+  }
+  return nullptr;
+}
+
+rm_status* append_sdpa(const rm_launch* l) {
+  const State& s = *reinterpret_cast<const State*>(l->state);
+  const auto at = [&](size_t i, int64_t b, int64_t h, int64_t d) {
+    const std::vector<int64_t>& st = s.in[i].strides;
+    return static_cast<double>(
+        static_cast<const float*>(l->inputs[i])[b * st[0] + h * st[1] + d * st[3]]);
+  };
+  const int64_t dim = s.in[0].dims[3], heads = s.in[0].dims[1], groups = s.in[1].dims[1];
+  const auto rotated = [&](size_t i, int64_t b, int64_t h, int64_t d) {
+    const int64_t half = dim / 2, other = d < half ? d + half : d - half;
+    return at(i, b, h, d) * at(3, b, 0, d) +
+           (d < half ? -1.0 : 1.0) * at(i, b, h, other) * at(4, b, 0, d);
+  };
+  const int64_t position = *static_cast<const int64_t*>(l->inputs[5]);
+  const auto cache = [&](size_t o, int64_t b, int64_t g, int64_t t, int64_t d) -> float& {
+    const std::vector<int64_t>& st = s.out[o].strides;
+    return static_cast<float*>(l->outputs[o])[b * st[0] + g * st[1] + t * st[2] + d * st[3]];
+  };
+  for (int64_t b = 0; b < s.in[0].dims[0]; ++b) {
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t d = 0; d < dim; ++d) {
+        cache(1, b, g, position, d) = static_cast<float>(rotated(1, b, g, d));
+        cache(2, b, g, position, d) = static_cast<float>(at(2, b, g, d));
+      }
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t g = h / (heads / groups);
+      const int64_t keys = s.numbers.at("ends") != 0 ? position + 1 : s.out[1].dims[2];
+      std::vector<double> score;
+      double high = -std::numeric_limits<double>::infinity(), total = 0;
+      for (int64_t t = 0; t < keys; ++t) {
+        double sum = 0;
+        for (int64_t d = 0; d < dim; ++d) sum += rotated(0, b, h, d) * cache(1, b, g, t, d);
+        sum *= s.numbers.at("scale");
+        if (s.in[6].present) {
+          const std::vector<int64_t>& st = s.in[6].strides;
+          const bool seen =
+              static_cast<const uint8_t*>(l->inputs[6])[b * st[0] + h * st[1] + t * st[3]] != 0;
+          if (!seen) sum = -std::numeric_limits<double>::infinity();
+        }
+        score.push_back(sum);
+        high = std::max(high, sum);
+      }
+      for (double& v : score) total += v = std::exp(v - high);
+      for (int64_t d = 0; d < dim; ++d) {
+        double sum = 0;
+        for (int64_t t = 0; t < keys; ++t) sum += score[static_cast<size_t>(t)] * cache(2, b, g, t, d);
+        const std::vector<int64_t>& st = s.out[0].strides;
+        static_cast<float*>(l->outputs[0])[b * st[0] + h * st[1] + d * st[3]] =
+            static_cast<float>(sum / total);
+      }
+    }
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const select::KernelTable> fusing_kernels() {
+  auto table = std::make_shared<select::KernelTable>();
+  Backend& cpu = backend::registry().load(RM_CPU_PLUGIN);
+  static std::vector<rm_kernel>& rows = *new std::vector<rm_kernel>();
+  if (rows.empty()) {
+    const auto add = [](const char* op, auto supports, auto launch) {
+      rm_kernel k{};
+      k.struct_size = sizeof k, k.op = k.name = plugin::str(op), k.digest = plugin::str("1");
+      k.num_configs = 1, k.supports = supports, k.cost_ns = cost, k.prepare = prepare;
+      k.release = release, k.launch = launch;
+      rows.push_back(k);
+    };
+    add("linears", takes_linears, linears);
+    add("append_sdpa", takes_attention, append_sdpa);
+  }
+  for (const rm_kernel& k : cpu.kernels()) table->add("cpu", &k, &cpu.get_device_info(0));
+  for (const rm_kernel& k : rows) table->add("test", &k, &cpu.get_device_info(0));
+  return table;
+}
+
+// A layer of a decoder's step: norms, products, rotation, the cache and attention to it.
+std::string step_program(int64_t batch, const std::string& mask) {
+  const std::string b = std::to_string(batch);
+  return "rmir 1\nsym s0 [2,64]\ninput %0 \"x\" : f32[" + b + ",1,32]\ninput %1 \"length\" : i64[]\n" +
+         "input %2 \"open\" : bool[" + b + ",1,1,s0]\n" + "input %3 \"keys\" : f32[" + b +
+         ",2,s0,8] donated\n" + "input %4 \"values\" : f32[" + b + ",2,s0,8] donated\n" +
+         "input %5 \"cos\" : f32[" + b + ",1,1,8]\ninput %6 \"sin\" : f32[" + b +
+         ",1,1,8]\n"
+         "weight %7 \"n1\" : f32[32]\nweight %8 \"q\" : f32[32,32]\nweight %9 \"k\" : f32[16,32]\n"
+         "weight %10 \"v\" : f32[16,32]\nweight %11 \"o\" : f32[32,32]\nweight %12 \"n2\" : f32[32]\n"
+         "weight %13 \"gate\" : f32[48,32]\nweight %14 \"up\" : f32[48,32]\n"
+         "weight %15 \"down\" : f32[32,48]\nweight %16 \"kb\" : f32[16]\n"
+         "literal %17 : i64[1] = 0000000000000000\n"
+         "%18 = add(%1, %17) : i64[1]\n%19 = iota() {start=<0>, step=1} : i64[s0]\n"
+         "%20 = reshape(%18) {shape=<1,1,1,1>} : i64[1,1,1,1]\n"
+         "%21 = reshape(%19) {shape=<1,1,1,s0>} : i64[1,1,1,s0]\n" +
+         mask +
+         "%25 = rms_norm(%0, %7) {eps=0x1p-10, weight_offset=0x1p+0} : f32[" + b + ",1,32]\n" +
+         "%26 = gemm(%25, %8, _, _) {activation=\"none\", trans_b=1} : f32[" + b + ",1,32]\n" +
+         "%27 = gemm(%25, %9, %16, _) {activation=\"none\", trans_b=1} : f32[" + b + ",1,16]\n" +
+         "%28 = gemm(%25, %10, _, _) {activation=\"none\", trans_b=1} : f32[" + b + ",1,16]\n" +
+         "%29 = reshape(%26) {shape=<" + b + ",4,1,8>} : f32[" + b + ",4,1,8]\n" +
+         "%30 = reshape(%27) {shape=<" + b + ",2,1,8>} : f32[" + b + ",2,1,8]\n" +
+         "%31 = reshape(%28) {shape=<" + b + ",2,1,8>} : f32[" + b + ",2,1,8]\n" +
+         "%32 = rope(%29, %5, %6) {interleaved=0} : f32[" + b + ",4,1,8]\n" +
+         "%33 = rope(%30, %5, %6) {interleaved=0} : f32[" + b + ",2,1,8]\n" +
+         "%34 = index_copy(%3, %18, %33) {axis=2} : f32[" + b + ",2,s0,8]\n" +
+         "%35 = index_copy(%4, %18, %31) {axis=2} : f32[" + b + ",2,s0,8]\n" +
+         "%36 = sdpa(%32, %34, %35, %24) {is_causal=0, scale=0x1p-2} : f32[" + b + ",4,1,8]\n" +
+         "%37 = reshape(%36) {shape=<" + b + ",1,32>} : f32[" + b + ",1,32]\n" +
+         "%38 = gemm(%37, %11, _, %0) {activation=\"none\", trans_b=1} : f32[" + b + ",1,32]\n" +
+         "%39 = rms_norm(%38, %12) {eps=0x1p-10} : f32[" + b + ",1,32]\n" +
+         "%40 = gemm(%39, %13, _, _) {activation=\"silu\", trans_b=1} : f32[" + b + ",1,48]\n" +
+         "%41 = gemm(%39, %14, _, _) {activation=\"none\", trans_b=1} : f32[" + b + ",1,48]\n" +
+         "%42 = mul(%40, %41) : f32[" + b + ",1,48]\n" +
+         "%43 = gemm(%42, %15, _, %38) {activation=\"none\", trans_b=1} : f32[" + b + ",1,32]\n" +
+         "return %43, %34, %35\n";
+}
+
+const char* const kRangeOnly =
+    "%22 = le(%21, %20) : bool[1,1,1,s0]\n%23 = reshape(%22) {shape=<1,1,1,s0>} : bool[1,1,1,s0]\n"
+    "%24 = reshape(%23) {shape=<1,1,1,s0>} : bool[1,1,1,s0]\n";
+
+std::string with_padding(int64_t batch) {
+  const std::string b = std::to_string(batch);
+  return "%22 = ge(%20, %21) : bool[1,1,1,s0]\n%23 = and(%2, %22) : bool[" + b +
+         ",1,1,s0]\n%24 = reshape(%23) {shape=<" + b + ",1,1,s0>} : bool[" + b + ",1,1,s0]\n";
+}
+
+struct Found {
+  HostTensor result, keys, values;
+  std::map<std::string, int64_t> kernels;
+};
+
+Found run(const Case& c, const std::shared_ptr<const select::KernelTable>& kernels,
+          std::vector<HostTensor> inputs) {
+  Program program(c.graph, kernels);
+  program.set_weights(c.weight_tensors());
+  std::vector<engine::TensorView> views;
+  for (const HostTensor& t : inputs) views.push_back(view(t));
+  HostOutputs outputs;
+  program.run(views, outputs);
+  CHECK(outputs.reused.size() == 2);  // the caches stay where they are
+  return {outputs.tensors[0], inputs[3], inputs[4], program.report().kernels};
+}
+
+/// What is fused of the layer, and that it changes no result.
+std::map<std::string, int64_t> compare(int64_t batch, const std::string& mask, std::mt19937& rng) {
+  const Case c = load(step_program(batch, mask), rng);
+  std::map<std::string, int64_t> kernels;
+  for (int64_t capacity : {16, 33}) {
+    for (int64_t position : {int64_t{0}, capacity / 2, capacity - 1}) {
+      std::vector<HostTensor> inputs{
+          random_tensor(rng, ir::DType::kF32, {batch, 1, 32}),
+          ops::from_doubles({ir::DType::kI64, {}}, {static_cast<double>(position)}),
+          random_tensor(rng, ir::DType::kBool, {batch, 1, 1, capacity}),
+          random_tensor(rng, ir::DType::kF32, {batch, 2, capacity, 8}),
+          random_tensor(rng, ir::DType::kF32, {batch, 2, capacity, 8}),
+          random_tensor(rng, ir::DType::kF32, {batch, 1, 1, 8}),
+          random_tensor(rng, ir::DType::kF32, {batch, 1, 1, 8})};
+      for (int64_t b = 0; b < batch; ++b) inputs[2].bytes[static_cast<size_t>(b * capacity + position)] = 1;
+      const Found alone = run(c, cpu_kernels(), inputs), fused = run(c, fusing_kernels(), inputs);
+      CHECK(max_difference(alone.result, fused.result) < 1e-4);
+      CHECK(max_difference(alone.keys, fused.keys) < 1e-5);
+      CHECK(max_difference(alone.values, fused.values) < 1e-5);
+      kernels = fused.kernels;
+    }
+  }
+  return kernels;
+}
+
+int64_t count(const std::map<std::string, int64_t>& kernels, const std::string& part) {
+  int64_t n = 0;
+  for (const auto& [name, steps] : kernels) n += name.find(part) != std::string::npos ? steps : 0;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("a layer of one row becomes five steps, with the results of all") {
+  std::mt19937 rng(1);
+  allowed = {};
+  for (const std::string& mask : {std::string(kRangeOnly), with_padding(1)}) {
+    const auto kernels = compare(1, mask, rng);
+    CHECK(count(kernels, "test/linears") == 2);  // q, k, v; gate and up; each with its norm
+    CHECK(count(kernels, "test/append_sdpa") == 1);
+    CHECK(count(kernels, "gemm") == 2);
+    CHECK(count(kernels, "rms_norm") == 0);
+    CHECK(count(kernels, "rope") == 0);
+    CHECK(count(kernels, "index_copy") == 0);
+  }
+}
+
+TEST_CASE("products of several rows stay apart, their attention becomes one step") {
+  std::mt19937 rng(2);
+  allowed = {};
+  for (const std::string& mask : {std::string(kRangeOnly), with_padding(3)}) {
+    const auto kernels = compare(3, mask, rng);
+    CHECK(count(kernels, "test/linears") == 0);
+    CHECK(count(kernels, "test/append_sdpa") == 1);
+    CHECK(count(kernels, "rms_norm") == 2);
+  }
+}
+
+TEST_CASE("what no kernel takes is fused in part or stays as it was") {
+  std::mt19937 rng(3);
+  allowed = {3, false, true, true};
+  auto kernels = compare(1, kRangeOnly, rng);
+  CHECK(count(kernels, "test/linears") == 2);
+  CHECK(count(kernels, "rms_norm") == 2);
+  allowed = {3, true, false, true};
+  kernels = compare(1, kRangeOnly, rng);
+  CHECK(count(kernels, "test/linears") == 1);
+  CHECK(count(kernels, "rms_norm") == 1);
+  allowed = {0, true, true, true};
+  kernels = compare(1, kRangeOnly, rng);
+  CHECK(count(kernels, "test/linears") == 0);
+  CHECK(count(kernels, "gemm") == 7);
+  allowed = {};
+}
+
+TEST_CASE("a norm, a product or a cache that others read is not fused away") {
+  std::mt19937 rng(4);
+  allowed = {};
+  const std::string whole = step_program(1, kRangeOnly);
+  const std::string end = "return %43, %34, %35\n";
+  const std::string body = whole.substr(0, whole.size() - end.size());
+  struct Variant {
+    const char* more;
+    const char* kept;
+  };
+  const Variant variants[] = {
+      {"%44 = exp(%25) : f32[1,1,32]\nreturn %43, %34, %35, %44\n", "rms_norm"},
+      {"return %43, %34, %35, %41\n", "gemm"},
+      {"return %43, %34, %35, %33\n", "rope"},
+  };
+  for (const Variant& v : variants) {
+    CAPTURE(v.kept);
+    const Case c = load(body + v.more, rng);
+    std::vector<HostTensor> inputs{random_tensor(rng, ir::DType::kF32, {1, 1, 32}),
+                                   ops::from_doubles({ir::DType::kI64, {}}, {5.0}),
+                                   random_tensor(rng, ir::DType::kBool, {1, 1, 1, 16}),
+                                   random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                   random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                   random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8}),
+                                   random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8})};
+    const Found alone = run(c, cpu_kernels(), inputs);
+    const Found fused = run(c, fusing_kernels(), inputs);
+    CHECK(max_difference(alone.result, fused.result) < 1e-4);
+    CHECK(count(fused.kernels, v.kept) > (std::string(v.kept) == "gemm" ? 2 : 0));
+  }
+}

@@ -1,0 +1,319 @@
+"""What decoding does in one launch: groups of products behind a norm, and the step of attention.
+
+Against float64, with guard bytes around every tensor, and through plans that fuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from arena import Arena
+from problems import ACTIVATIONS, DTYPES, assert_close, tolerance
+
+pytestmark = pytest.mark.cuda
+
+GROUP = ("gemv_group_waves_sm90", "gemv_group_naive_any")
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float) -> torch.Tensor:
+    x = x.double()
+    if weight is None:
+        return x
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * (weight.double() + offset)
+
+
+def spread(x: torch.Tensor, w: torch.Tensor) -> float:
+    """A typical magnitude of what is summed into an element."""
+    return float((x.square() @ w.double().square().T).sqrt().max()) + 1e-30
+
+
+# Sizes around the kernel's turns of 16 rows, its stages and its warps' 512 bytes.
+DEPTHS = (8, 64, 248, 256, 264, 896, 2040, 2048, 2056, 4096, 8192, 9216, 16384)
+ROWS = (16, 48, 512, 4864)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_groups_of_products_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, depth: int, seed: int
+) -> None:
+    m, t, arena = module("gemv"), DTYPES[dtype], Arena(400 << 20)
+    torch.manual_seed(seed)
+    for k in range(24):
+        arena.clear()
+        count, gated = (2, True) if k % 3 == 0 else (1 + k % 3, False)
+        rows = [ROWS[(k // 3 + i) % len(ROWS)] for i in range(count)]
+        rows = [min(n, (40 << 20) // depth // 16 * 16) for n in rows]
+        if gated:
+            rows = [rows[0] + k % 5] * 2
+        else:
+            rows[-1] += (0, 1, 7)[k % 3]
+        bias_at = [not gated and (k + i) % 2 == 0 for i in range(count)]
+        weight_offset = 1.0 if k % 4 == 1 else 0.0
+        name, act = ACTIVATIONS[(k // 2) % 7] if gated or count == 1 else ACTIVATIONS[0]
+        x = arena.put(torch.randn(1, depth, device="cuda") * 2, t)
+        norm = arena.put(torch.rand(depth, device="cuda"), t) if k % 4 else None
+        w = [arena.put(torch.randn(n, depth, device="cuda"), t) for n in rows]
+        bias = [
+            arena.put(torch.randn(n, device="cuda"), t) if b else None
+            for n, b in zip(rows, bias_at, strict=True)
+        ]
+        alone = count == 1 and k % 2 == 1
+        residual = arena.put(torch.randn(1, rows[0], device="cuda"), t) if alone else None
+        made = rows[:1] if gated else rows
+        y = [arena.result(arena.view((1, n), t)) for n in made]
+        arena.freeze()
+        h = normed(x, norm, 1e-3, weight_offset)
+        wanted = [h @ a.double().T for a in w]
+        scales = [spread(h, a) + 1 for a in w]
+        wanted = [v if b is None else v + b.double() for v, b in zip(wanted, bias, strict=True)]
+        if gated:
+            scales = [scales[0] * scales[1]]
+            wanted = [act(wanted[0]) * wanted[1]]
+        elif count == 1:
+            wanted = [act(wanted[0]) + (0 if residual is None else residual.double())]
+        # x times the norm's weight is rounded before it is multiplied.
+        bound = 4 * tolerance(dtype, depth) + 8 * 2.0**-23
+        for overlap in (False, True):
+            arena.poison()
+            m.group(x, w, y=y, norm=norm, eps=1e-3, weight_offset=weight_offset, bias=bias,
+                    residual=residual, activation=name, gated=gated, stable_weights=overlap,
+                    overlap=overlap, kernel=GROUP[0])  # fmt: skip
+            what = f"problem {k}, {rows} x {depth}, {name}, gated {gated}, seed {seed}"
+            for got, right, scale in zip(y, wanted, scales, strict=True):
+                assert_close(got, right, bound, scale, what)
+            assert not arena.changed(), what
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_groups_on_odd_addresses_are_done_by_the_other_kernel(
+    module: Callable[[str], ModuleType], dtype: str, seed: int
+) -> None:
+    m, t, arena = module("gemv"), DTYPES[dtype], Arena()
+    torch.manual_seed(seed)
+    for depth, gated in ((65, False), (64, True), (1000, False)):
+        arena.clear()
+        odd = t.itemsize
+        x = arena.put(torch.randn(1, depth, device="cuda"), t, offset=odd)
+        norm = arena.put(torch.rand(depth, device="cuda"), t, offset=odd)
+        w = [arena.put(torch.randn(40, depth, device="cuda"), t, offset=odd) for _ in range(2)]
+        y = [arena.result(arena.view((1, 40), t, offset=odd)) for _ in range(1 if gated else 2)]
+        arena.freeze()
+        m.group(x, w, y=y, norm=norm, activation="silu" if gated else "none", gated=gated)
+        h = normed(x, norm, 1e-5, 0.0)
+        wanted = [h @ a.double().T for a in w]
+        scale = spread(h, w[0]) + 1
+        if gated:
+            wanted, scale = [torch.nn.functional.silu(wanted[0]) * wanted[1]], scale**2
+        for got, right in zip(y, wanted, strict=True):
+            assert_close(got, right, 4 * tolerance(dtype, depth), scale, f"{depth}, {gated}")
+        assert not arena.changed()
+        if depth != 65 and dtype != "float32":
+            with pytest.raises(m.Unsupported, match="aligned"):
+                m.group(x, w, y=y, norm=norm, gated=gated, kernel=GROUP[0])
+
+
+def test_groups_that_are_not_legal_are_refused(module: Callable[[str], ModuleType]) -> None:
+    m = module("gemv")
+    x, w = torch.ones(1, 64, device="cuda"), torch.ones(16, 64, device="cuda")
+    y = torch.empty(1, 16, device="cuda")
+    with pytest.raises(m.InvalidArgument, match=r"x \[1, K\]"):
+        m.group(torch.ones(2, 64, device="cuda"), [w], y=[y])
+    with pytest.raises(m.InvalidArgument, match="without gaps"):
+        m.group(x, [torch.ones(16, 128, device="cuda")[:, :64]], y=[y])
+    with pytest.raises(m.InvalidArgument, match="gated"):
+        m.group(x, [w], y=[y], gated=True)
+    with pytest.raises(m.InvalidArgument, match="one weight with a residual"):
+        m.group(x, [w, w], y=[y, torch.empty_like(y)], residual=y.clone())
+    with pytest.raises(m.InvalidArgument, match="one to three"):
+        m.group(x, [w] * 4, y=[y.clone() for _ in range(4)])
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos + turned * sin
+
+
+# (batch, heads, groups, dim, capacity): one block a head, clusters, long caches of few heads.
+STEPS = (
+    (1, 32, 8, 64, 512),
+    (1, 14, 2, 64, 1024),
+    (1, 32, 8, 128, 4096),
+    (3, 8, 8, 128, 192),
+    (2, 16, 1, 64, 64),
+    (1, 4, 4, 256, 640),
+    (1, 2, 1, 128, 32768),
+    (9, 32, 8, 64, 128),
+)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", STEPS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_step_of_attention_equals_its_parts(
+    module: Callable[[str], ModuleType],
+    dtype: str,
+    shape: tuple[int, int, int, int, int],
+    masked: bool,
+    seed: int,
+) -> None:
+    m, t, arena = module("sdpa"), DTYPES[dtype], Arena(512 << 20)
+    torch.manual_seed(seed)
+    batch, heads, groups, dim, capacity = shape
+    positions = {0, 1, 15, 16, 17, 31, 63, 127, 128, capacity // 2, capacity - 2, capacity - 1}
+    for position in sorted(p for p in positions if p < capacity):
+        for ends in (True, False) if masked else (True,):
+            arena.clear()
+            draw = lambda *s: torch.randn(*s, device="cuda")  # noqa: E731
+            # As a product of q, k and v leaves them: rows of one memory.
+            q = arena.put(draw(batch, 1, heads, dim), t).transpose(1, 2)
+            k_new = arena.put(draw(batch, 1, groups, dim), t).transpose(1, 2)
+            v_new = arena.put(draw(batch, 1, groups, dim), t).transpose(1, 2)
+            angle = torch.rand(batch, 1, 1, dim, device="cuda") * 6
+            cos, sin = arena.put(angle.cos(), t), arena.put(angle.sin(), t)
+            k = arena.put(draw(batch, groups, capacity, dim), t)
+            v = arena.put(draw(batch, groups, capacity, dim), t)
+            k[:, :, position], v[:, :, position] = float("nan"), float("inf")  # not there yet
+            o = arena.result(arena.view((batch, 1, heads, dim), t)).transpose(1, 2)
+            at = torch.tensor([position], device="cuda")
+            seen = torch.arange(capacity, device="cuda") <= position
+            seen = seen.expand(batch, 1, 1, capacity).clone()
+            if masked:
+                seen[:, :, :, : position // 3] = torch.rand(position // 3, device="cuda") < 0.5
+            mask = arena.put(seen, torch.bool).expand(batch, heads, 1, capacity)
+            arena.result(k[:, :, position]), arena.result(v[:, :, position])
+            arena.freeze()
+            space = torch.empty(m.workspace(q, k), dtype=torch.uint8, device="cuda")
+            given = {"mask": mask} if masked else {}
+            m.step(q, k_new, v_new, cos, sin, at, k, v, o=o, ends=ends, workspace=space,
+                   overlap=position % 2 == 1, **given)  # fmt: skip
+            c, s = cos.double(), sin.double()
+            new_k = rotated(k_new.double(), c, s)
+            assert_close(k[:, :, position], new_k[:, :, 0], tolerance(dtype, 2), 2.0, "the key")
+            assert torch.equal(v[:, :, position], v_new[:, :, 0])
+            right_q = rotated(q.double(), c, s).to(t).double()
+            share = heads // groups
+            keys, values = (x.double().repeat_interleave(share, 1) for x in (k, v))
+            scores = right_q @ keys.transpose(-1, -2) * dim**-0.5
+            scores = scores.masked_fill(~seen, float("-inf"))
+            wanted = scores.softmax(-1) @ values.masked_fill(~seen.transpose(-1, -2), 0)
+            what = f"{shape}, position {position}, masked {masked}, ends {ends}, seed {seed}"
+            # Weights are rounded to 16 bits before they are multiplied with values.
+            assert_close(o, wanted, 4 * tolerance(dtype, 64), 2.0, what)
+            assert not arena.changed(), what
+
+
+def test_a_position_outside_the_cache_is_not_written(module: Callable[[str], ModuleType]) -> None:
+    m, arena, t = module("sdpa"), Arena(), torch.bfloat16
+    new = arena.put(torch.ones(1, 2, 1, 64, device="cuda"), t)
+    table = arena.put(torch.ones(1, 1, 1, 64, device="cuda"), t)
+    k, v = (arena.put(torch.zeros(1, 2, 32, 64, device="cuda"), t) for _ in range(2))
+    o = arena.result(arena.view((1, 2, 1, 64), t))
+    space = torch.empty(m.workspace(new, k), dtype=torch.uint8, device="cuda")
+    arena.freeze()
+    for position in (32, 1 << 40, -1):
+        at = torch.tensor([position], device="cuda")
+        m.step(new, new, new, table, table, at, k, v, o=o, ends=True, workspace=space)
+        assert not arena.changed()
+
+
+def step_text(batch: int, dtype: str) -> str:
+    """A decoder's layer for one token a row, 64 columns a head, a cache of s0 positions."""
+    b, d = batch, dtype
+    return f"""rmir 1
+sym s0 [2,4096]
+input %0 "x" : {d}[{b},1,256]
+input %1 "length" : i64[]
+input %2 "open" : bool[{b},1,1,s0]
+input %3 "keys" : {d}[{b},2,s0,64] donated
+input %4 "values" : {d}[{b},2,s0,64] donated
+input %5 "cos" : {d}[{b},1,1,64]
+input %6 "sin" : {d}[{b},1,1,64]
+weight %7 "n1" : {d}[256]
+weight %8 "q" : {d}[256,256]
+weight %9 "k" : {d}[128,256]
+weight %10 "v" : {d}[128,256]
+weight %11 "o" : {d}[256,256]
+weight %12 "n2" : {d}[256]
+weight %13 "gate" : {d}[640,256]
+weight %14 "up" : {d}[640,256]
+weight %15 "down" : {d}[256,640]
+weight %16 "kb" : {d}[128]
+literal %17 : i64[1] = 0000000000000000
+%18 = add(%1, %17) : i64[1]
+%19 = iota() {{start=<0>, step=1}} : i64[s0]
+%20 = reshape(%18) {{shape=<1,1,1,1>}} : i64[1,1,1,1]
+%21 = reshape(%19) {{shape=<1,1,1,s0>}} : i64[1,1,1,s0]
+%22 = le(%21, %20) : bool[1,1,1,s0]
+%23 = and(%2, %22) : bool[{b},1,1,s0]
+%24 = rms_norm(%0, %7) {{eps=0x1p-10}} : {d}[{b},1,256]
+%25 = gemm(%24, %8, _, _) {{activation="none", trans_b=1}} : {d}[{b},1,256]
+%26 = gemm(%24, %9, %16, _) {{activation="none", trans_b=1}} : {d}[{b},1,128]
+%27 = gemm(%24, %10, _, _) {{activation="none", trans_b=1}} : {d}[{b},1,128]
+%28 = reshape(%25) {{shape=<{b},4,1,64>}} : {d}[{b},4,1,64]
+%29 = reshape(%26) {{shape=<{b},2,1,64>}} : {d}[{b},2,1,64]
+%30 = reshape(%27) {{shape=<{b},2,1,64>}} : {d}[{b},2,1,64]
+%31 = rope(%28, %5, %6) {{interleaved=0}} : {d}[{b},4,1,64]
+%32 = rope(%29, %5, %6) {{interleaved=0}} : {d}[{b},2,1,64]
+%33 = index_copy(%3, %18, %32) {{axis=2}} : {d}[{b},2,s0,64]
+%34 = index_copy(%4, %18, %30) {{axis=2}} : {d}[{b},2,s0,64]
+%35 = sdpa(%31, %33, %34, %23) {{is_causal=0, scale=0x1p-3}} : {d}[{b},4,1,64]
+%36 = reshape(%35) {{shape=<{b},1,256>}} : {d}[{b},1,256]
+%37 = gemm(%36, %11, _, %0) {{activation="none", trans_b=1}} : {d}[{b},1,256]
+%38 = rms_norm(%37, %12) {{eps=0x1p-10}} : {d}[{b},1,256]
+%39 = gemm(%38, %13, _, _) {{activation="silu", trans_b=1}} : {d}[{b},1,640]
+%40 = gemm(%38, %14, _, _) {{activation="none", trans_b=1}} : {d}[{b},1,640]
+%41 = mul(%39, %40) : {d}[{b},1,640]
+%42 = gemm(%41, %15, _, %37) {{activation="none", trans_b=1}} : {d}[{b},1,256]
+return %42, %33, %34
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_decoders_layer_gives_what_the_host_gives(dtype: str, batch: int) -> None:
+    pytest.importorskip("rm_abstract")
+    from rm_abstract import _core, device
+
+    device.load_plugins(gpu=True)
+    torch.manual_seed(2)
+    t = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[dtype]
+    shapes = {"n1": (256,), "n2": (256,), "kb": (128,), "q": (256, 256), "k": (128, 256)}
+    shapes |= {"v": (128, 256), "o": (256, 256), "gate": (640, 256), "up": (640, 256)}
+    shapes |= {"down": (256, 640)}
+    weights = {n: (torch.randn(s) * s[-1] ** -0.5).to(t) for n, s in shapes.items()}
+    text = step_text(batch, dtype)
+    host = _core.Program(text, weights, ["cpu"])
+    there = {n: w.cuda() for n, w in weights.items()}
+    here = _core.Program(text, there, ["cuda"])
+    capacity = 320
+    k, v = (torch.randn(batch, 2, capacity, 64).to(t) for _ in range(2))
+    k_there, v_there = k.cuda(), v.cuda()
+    for position in (3, 4, 5, 6, 200, 319):
+        x = torch.randn(batch, 1, 256).to(t)
+        seen = torch.rand(batch, 1, 1, capacity) < 0.8
+        seen[:, :, :, position] = True
+        angle = torch.rand(batch, 1, 1, 64) * 6
+        given = [x, torch.tensor(position), seen, k, v, angle.cos().to(t), angle.sin().to(t)]
+        moved = [k_there if a is k else v_there if a is v else a.cuda() for a in given]
+        expected, actual = host.run(given)[0], here.run(moved)[0]
+        bound = 1e-4 if dtype == "f32" else 3e-2
+        scale = float(expected.float().abs().max())
+        assert float((actual.cpu().float() - expected.float()).abs().max()) <= bound * scale
+        for mine, right in ((k_there, k), (v_there, v)):
+            assert float((mine.cpu().float() - right.float()).abs().max()) <= bound * 4
+    counts: dict[str, Any] = here.report()["kernels"]
+    fused = {name: n for name, n in counts.items() if "step" in name or "group" in name}
+    if dtype == "f32":
+        assert not fused
+    elif batch == 1:
+        assert fused == {"cuda/sdpa_step_sm80": 1, "cuda/gemv_group_waves_sm90": 2}
+        assert sum(counts.values()) <= 8  # the mask and the position are three of them
+    else:
+        assert fused == {"cuda/sdpa_step_sm80": 1}
+    assert here.report()["recordings"] == 1
