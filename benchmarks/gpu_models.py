@@ -100,6 +100,7 @@ def decode(name: str, against: bool) -> None:
     model = decoder(name)
     read = 2 * sum(p.numel() for p in model.parameters())
     read -= 2 * model.model.embed_tokens.weight.numel()
+    model.generation_config.eos_token_id = None  # every row is as long as asked for
     ids = torch.randint(0, 128000, (1, 448), device="cuda")
 
     def seconds(count: int) -> float:
@@ -109,7 +110,6 @@ def decode(name: str, against: bool) -> None:
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=count,
-            min_new_tokens=count,
             do_sample=False,
             pad_token_id=0,
         )

@@ -1,4 +1,6 @@
 // rm_abstract.ops._ops_gemv
+#include <pybind11/stl.h>
+
 #include "epilogue_arguments.hpp"
 #include "gemv/api.hpp"
 

@@ -139,7 +139,9 @@ struct LinearsOp {
   using Problem = cuda_ops::GemvGroup;
   static constexpr const char* kOp = "linears";
   static constexpr size_t kFirst = 3, kMost = 3;  // operands: x, norm, residual, then w and bias each
-  static auto rows() { return cuda_ops::gemv_group_rows(); }
+  /// Plans use the first alone: where it does not serve, single products do better than the other,
+  /// which is for operands that turn out to lie on odd addresses.
+  static auto rows() { return cuda_ops::gemv_group_rows().first(1); }
 
   std::vector<Placed> tensors;
   bool stable = true;

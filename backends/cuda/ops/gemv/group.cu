@@ -115,11 +115,6 @@ Status launch_waves(const GemvGroup& p, Workspace, Stream stream) {
                                   : launch_of<__half>(a, g, p.overlap, stream);
 }
 
-/// For what lies on odd addresses: whoever plans takes addresses for granted.
-const char* naive_why_not(const GemvGroup& p) {
-  return waves_why_not(p) == nullptr ? "gemv_group_waves_sm90 does it" : nullptr;
-}
-
 Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
   const GemvGroupArgs g = group_args(p);
   const std::int64_t rows = p.gated ? rows_of_weight(p, 0) : all_rows(p);
@@ -135,7 +130,7 @@ Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
 constexpr KernelRow<GemvGroup> kRows[] = {
     {"gemv_group_waves_sm90", "x and w of 16 bits, K a multiple of 8 up to 16384", waves_why_not,
      [](const GemvGroup& p) { return 0.7 * move_us(weight_bytes(p)); }, launch_waves},
-    {"gemv_group_naive_any", "what the other does not take", naive_why_not,
+    {"gemv_group_naive_any", "any K, any address", [](const GemvGroup&) -> const char* { return nullptr; },
      [](const GemvGroup& p) { return 3 * move_us(weight_bytes(p)); }, launch_naive},
 };
 
