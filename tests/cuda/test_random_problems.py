@@ -85,7 +85,7 @@ def test_random_problems_are_right_and_write_nothing_else(
             assert wrong == [], f"{p.what}, {how} wrote to {wrong}"
             p.check(how)
             ran[kernel] = ran.get(kernel, 0) + 1
-    assert ran.get("", 0) >= count * TIMES // 4
+    assert ran.get("", 0) >= count * TIMES // 10  # of some operators a third
     assert len(ran) >= 2, "no row but the chosen one ran"
     print(name, ran)
 
