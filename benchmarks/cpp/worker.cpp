@@ -31,7 +31,7 @@ class Nothing final : public Runnable {
 class BenchService final : public Service {
  public:
   Ready describe() override { return {static_cast<uint64_t>(getpid()), "bench", "1", "", ""}; }
-  std::string compile(const CompileJob&) override { return {}; }
+  Bytes compile(const CompileJob&) override { return std::string(); }
   std::unique_ptr<Runnable> load(const LoadJob&) override { return std::make_unique<Nothing>(); }
   std::unique_ptr<States> make_states(uint64_t, const Slots&) override { return nullptr; }
   void copy_states(const CopyJob&) override {}

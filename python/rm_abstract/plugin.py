@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 
@@ -155,9 +156,12 @@ class Worker(Protocol):
         program: Any,  # worker.python_backend.Program
         options: Mapping[str, str],
         progress: Callable[[float, str], None],
-    ) -> bytes: ...
+    ) -> bytes | Path:
+        """The artefact: bytes, or the path of a file or a folder, which may go afterwards."""
 
-    def load(self, artefact: bytes, weights: Mapping[str, Any]) -> Executable: ...
+    def load(self, artefact: Any, weights: Mapping[str, Any]) -> Executable:
+        """``artefact``: what compile() gave; a path is that of a copy of this process' own, which
+        goes with the executable."""
 
     def make_state(self, port: Any) -> State:
         """Of a plugin with ``states``: zeros of a port's dtype and shape. No call may follow that

@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
+#include "bindings/shared_bytes.hpp"
 #include "cache/compile_cache.hpp"
 #include "cache/identity.hpp"
 
@@ -124,6 +125,11 @@ cache::Artefact artefact_of(const py::dict& value) {
     out.compat = text("compat");
   }
   for (const auto& [name, bytes] : sections) {
+    if (const SharedBytes* lent = shared_bytes_of(bytes)) {
+      out.sections.push_back({name.cast<std::string>(), {}, lent->owner, lent->bytes,
+                              lent->offset == 0 ? lent->file : nullptr});
+      continue;
+    }
     out.sections.push_back({name.cast<std::string>(), bytes_of(bytes)});
   }
   return out;
@@ -192,16 +198,12 @@ py::dict collect(CompileCache& cache, std::optional<uint64_t> max_size,
   return out;
 }
 
-/// Bytes of a section for Python's buffer protocol; keeps the entry alive.
-struct SectionBytes {
-  EntryPtr entry;
-  ByteSpan bytes;
-};
 
 py::memoryview section_view(const EntryPtr& entry, const std::string& name) {
   const cache::Section* section = entry->section(name);
   if (section == nullptr) throw py::key_error(name);
-  return py::memoryview(py::cast(SectionBytes{entry, section->bytes}));
+  return py::memoryview(
+      py::cast(SharedBytes{entry, section->bytes, section->file, section->offset}));
 }
 
 py::list section_names(const Entry& entry) {
@@ -264,12 +266,14 @@ void bind_key(py::module_& m) {
 }
 
 void bind_entry(py::module_& m) {
-  py::class_<SectionBytes>(m, "SectionBytes", py::buffer_protocol())
-      .def_buffer([](SectionBytes& section) {
+  py::class_<SharedBytes>(m, "SharedBytes", py::buffer_protocol(),
+                          "Immutable bytes of the core, by the buffer protocol.")
+      .def_buffer([](SharedBytes& section) {
         return py::buffer_info(const_cast<std::byte*>(section.bytes.data()), 1, "B", 1,
                                {static_cast<ssize_t>(section.bytes.size())}, {ssize_t{1}},
                                /*readonly=*/true);
-      });
+      })
+      .def("__len__", [](const SharedBytes& section) { return section.bytes.size(); });
   py::class_<Entry, std::shared_ptr<Entry>>(m, "Entry", "One immutable entry.")
       .def_property_readonly("key", [](const Entry& entry) { return entry.key.hex(); })
       .def_property_readonly("kind",

@@ -110,8 +110,8 @@ class PythonService final : public worker::Service {
     });
   }
 
-  std::string compile(const worker::CompileJob& job) override {
-    return in_python(device::kCompiling, [&] {
+  worker::Bytes compile(const worker::CompileJob& job) override {
+    return in_python(device::kCompiling, [&]() -> worker::Bytes {
       const auto progress = [&](double fraction, const std::string& stage) {
         const py::gil_scoped_release unlocked;
         job.progress(fraction, stage);
@@ -120,15 +120,21 @@ class PythonService final : public worker::Service {
       const py::object artefact = service_.attr("compile")(
           job.device, py::bytes(job.program), py::dict(py::cast(job.options)),
           rows_of(job.constants, Access::kRead), py::cpp_function(progress));
-      return std::string(artefact.cast<py::bytes>());
+      if (!py::isinstance<py::int_>(artefact)) return std::string(artefact.cast<py::bytes>());
+      // A descriptor of memory that the Python side wrote and froze.
+      auto memory = std::make_shared<const worker::SharedMemory>(Fd(artefact.cast<int>()), false);
+      const size_t size = memory->size();
+      return {std::move(memory), size};
     });
   }
 
   std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override {
     return in_python(device::kExecuting, [&]() -> std::unique_ptr<worker::Runnable> {
       return std::make_unique<PythonRunnable>(service_.attr("load")(
-          job.device, py::bytes(job.artefact), rows_of(job.constants, Access::kRead),
-          rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite),
+          job.device,
+          py::memoryview::from_memory(job.artefact.data(),
+                                      static_cast<ssize_t>(job.artefact.size())),
+          rows_of(job.constants, Access::kRead), rows_of(job.inputs, Access::kRead), rows_of(job.outputs, Access::kWrite),
           types_of(job.states)));
     });
   }

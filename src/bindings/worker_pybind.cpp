@@ -8,6 +8,7 @@
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
 #include "bindings/python_plugin.hpp"
+#include "bindings/shared_bytes.hpp"
 #include "device/worker_service.hpp"
 #include "ir/type.hpp"
 #include "worker/activity.hpp"
@@ -99,7 +100,7 @@ std::shared_ptr<Worker> start(const std::vector<std::string>& command,
   return Worker::start(options, &look_for_signals);
 }
 
-py::bytes compile(Worker& self, uint64_t device, const std::string& program,
+SharedBytes compile(Worker& self, uint64_t device, const std::string& program,
                   const std::vector<std::pair<std::string, std::string>>& options,
                   const std::shared_ptr<Weights>& weights, const py::object& progress,
                   double timeout_s, double stall_s) {
@@ -110,13 +111,16 @@ py::bytes compile(Worker& self, uint64_t device, const std::string& program,
       progress(fraction, stage);
     };
   }
-  std::string artefact;
+  auto artefact = std::make_shared<worker::Bytes>();
   {
     const py::gil_scoped_release unlocked;
-    artefact = self.compile({device, program, options, {}}, weights, on_progress,
+    *artefact = self.compile({device, program, options, {}}, weights, on_progress,
                             patience(timeout_s, stall_s));
   }
-  return artefact;
+  const ByteSpan bytes = as_byte_span(artefact->view());
+  const auto memory = artefact->memory();
+  if (!memory) return {artefact, bytes};
+  return {artefact, bytes, std::shared_ptr<const Fd>(memory, &memory->file()), 0};
 }
 
 std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buffer& artefact,
@@ -124,15 +128,23 @@ std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buf
                                     const std::vector<Shape>& inputs,
                                     const std::vector<Shape>& outputs, double timeout_s,
                                     const std::vector<Named>& states, double stall_s) {
-  const py::buffer_info info = artefact.request();
-  std::string bytes(static_cast<const char*>(info.ptr),
-                    static_cast<size_t>(info.size * info.itemsize));
-  worker::LoadRequest request{device,           std::move(bytes),  {},
+  worker::LoadRequest request{device,           {},                {},
                               slots_of(inputs), slots_of(outputs), named_slots(states)};
+  std::shared_ptr<const Fd> file;
+  const SharedBytes* shared = shared_bytes_of(artefact);
+  if (shared != nullptr && shared->file != nullptr) {  // the worker maps it itself
+    file = shared->file;
+    request.file_offset = shared->offset;
+    request.file_bytes = shared->bytes.size();
+  } else {
+    const py::buffer_info info = artefact.request();
+    request.artefact.assign(static_cast<const char*>(info.ptr),
+                            static_cast<size_t>(info.size * info.itemsize));
+  }
   uint64_t unused = 0;
   worker::place_slots(request.states, unused);  // their sizes
   const py::gil_scoped_release unlocked;
-  return self.load(std::move(request), weights, patience(timeout_s, stall_s));
+  return self.load(std::move(request), weights, patience(timeout_s, stall_s), file.get());
 }
 
 std::shared_ptr<StateSet> make_states(Worker& self, uint64_t device,

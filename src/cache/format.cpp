@@ -177,8 +177,8 @@ EntryPtr make_entry(const Key& key, Artefact artefact, double compile_ms) {
                      std::chrono::duration_cast<std::chrono::seconds>(now).count(),
                      compile_ms};
   for (const auto& section : owned->sections) {
-    entry->sections.push_back({section.name, as_byte_span(section.bytes)});
-    entry->stored_bytes += section.bytes.size();
+    entry->sections.push_back({section.name, section.span(), section.file, 0});
+    entry->stored_bytes += section.span().size();
   }
   entry->storage = std::move(owned);
   return entry;
@@ -226,8 +226,8 @@ EncodedEntry encode_entry(const Entry& entry, const std::optional<Digest>& secre
   return out;
 }
 
-Decoded decode_entry(ByteSpan bytes, std::shared_ptr<const void> storage,
-                     const DecodeRules& rules) {
+Decoded decode_entry(ByteSpan bytes, std::shared_ptr<const void> storage, const DecodeRules& rules,
+                     const std::shared_ptr<const Fd>& file) {
   if (bytes.size() < kHeaderBytes) return corrupt("shorter than a header");
   Header header;
   std::memcpy(&header, bytes.data(), sizeof(header));
@@ -251,6 +251,12 @@ Decoded decode_entry(ByteSpan bytes, std::shared_ptr<const void> storage,
     }
   } catch (const std::exception& error) {
     return corrupt(std::string("metadata: ") + error.what());
+  }
+  if (file && entry->kind == ArtefactKind::kVendor) {
+    for (Section& section : entry->sections) {
+      section.file = file;
+      section.offset = static_cast<uint64_t>(section.bytes.data() - bytes.data());
+    }
   }
   const Digest guards =
       entry->metadata.guards.empty() ? Digest{} : hash_bytes(entry->metadata.guards);

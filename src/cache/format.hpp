@@ -42,8 +42,10 @@ struct DecodeRules {
   const std::optional<Digest>* secret = nullptr;
   bool require_code = false;  // no entry without a message authentication code
 };
-/// Never throws for any content of `bytes`; `storage` keeps them alive.
-Decoded decode_entry(ByteSpan bytes, std::shared_ptr<const void> storage, const DecodeRules& rules);
+/// Never throws for any content of `bytes`; `storage` keeps them alive. `file`, which has them from
+/// its start, is kept open by an artefact of a vendor: its worker maps it.
+Decoded decode_entry(ByteSpan bytes, std::shared_ptr<const void> storage, const DecodeRules& rules,
+                     const std::shared_ptr<const Fd>& file = nullptr);
 
 /// What the header and the metadata say, the sections unread: for listings.
 struct EntryHeader {

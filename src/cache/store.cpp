@@ -138,7 +138,7 @@ std::optional<Store::Loaded> Store::load(const std::string& path, const DecodeRu
     out.decoded.why = "a symbolic link";
     return out;
   }
-  const std::optional<Fd> file = open_if_exists(path, OpenFor::kReadNoLink);
+  std::optional<Fd> file = open_if_exists(path, OpenFor::kReadNoLink);
   if (!file) return std::nullopt;
   const struct stat status = file_status(*file, path);
   out.info = info_of(path, status);
@@ -149,7 +149,9 @@ std::optional<Store::Loaded> Store::load(const std::string& path, const DecodeRu
   try {
     auto bytes = std::make_shared<const FileBytes>(*file, out.info.size, path);
     const ByteSpan span = bytes->bytes();
-    out.decoded = decode_entry(span, std::move(bytes), rules);
+    const bool is_mapped = out.info.size >= FileBytes::kMapFromBytes;
+    const auto kept = is_mapped ? std::make_shared<const Fd>(std::move(*file)) : nullptr;
+    out.decoded = decode_entry(span, std::move(bytes), rules, kept);
   } catch (const FileError& error) {
     if (error.errno_value() != EIO) throw;
     out.decoded.why = error.what();  // cut short under us, or a bad disk

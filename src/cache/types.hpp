@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/file.hpp"
 #include "base/hash.hpp"
 
 namespace rm::cache {
@@ -38,6 +39,9 @@ struct FieldDigest {
 struct Section {
   std::string name;
   ByteSpan bytes;
+  /// Where the same bytes lie in a file, for another process to map; nullptr where they do not.
+  std::shared_ptr<const Fd> file = {};
+  uint64_t offset = 0;
 };
 
 /// What a compile function returns. Section bytes are moved, never copied.
@@ -45,6 +49,11 @@ struct Artefact {
   struct OwnedSection {
     std::string name;
     std::string bytes;
+    /// Set for bytes that lie elsewhere, immutable, instead of in `bytes`.
+    std::shared_ptr<const void> owner = {};
+    ByteSpan lent = {};
+    std::shared_ptr<const Fd> file = {};  ///< that holds them from its start; or nullptr
+    ByteSpan span() const { return owner ? lent : as_byte_span(bytes); }
   };
   std::vector<OwnedSection> sections;
   /// Conditions under which the entry may serve, opaque to the cache. Entries of one key with

@@ -135,7 +135,7 @@ worker::Ready BackendService::describe() {
           backend_.fingerprint(0)};
 }
 
-std::string BackendService::compile(const worker::CompileJob& job) {
+worker::Bytes BackendService::compile(const worker::CompileJob& job) {
   return with_reason(kCompiling, [&] {
     const Views views(job.constants);
     const auto constants = constants_of(job.constants, views);

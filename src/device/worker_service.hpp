@@ -11,7 +11,7 @@ class BackendService final : public worker::Service {
  public:
   explicit BackendService(Backend& backend) : backend_(backend) {}
   worker::Ready describe() override;
-  std::string compile(const worker::CompileJob& job) override;
+  worker::Bytes compile(const worker::CompileJob& job) override;
   std::unique_ptr<worker::Runnable> load(const worker::LoadJob& job) override;
   std::unique_ptr<worker::States> make_states(uint64_t device, const worker::Slots& slots) override;
   void copy_states(const worker::CopyJob& job) override;

@@ -38,6 +38,7 @@ OutgoingPacket::OutgoingPacket(MessageType type, uint64_t request, std::string_v
   if (in_memory) {
     memory_ = SharedMemory(body.size());
     std::memcpy(memory_.data(), body.data(), body.size());
+    if (body.size() >= Channel::kKeptFromBytes) memory_.freeze();  // whoever gets it may keep it
     descriptors_.push_back(memory_.file().get());
   }
   bytes_ = PacketHeader{type, request, body.size(), in_memory}.encode();
@@ -47,6 +48,14 @@ OutgoingPacket::OutgoingPacket(MessageType type, uint64_t request, std::string_v
     throw_invalid("[worker channel] expected " + std::to_string(Channel::kMaxFiles) +
                   " descriptors at most, got " + std::to_string(files.size()));
   }
+}
+
+OutgoingPacket OutgoingPacket::of(MessageType type, uint64_t request, const Bytes& body) {
+  if (!body.memory()) return {type, request, body.view()};
+  OutgoingPacket packet;
+  packet.bytes_ = PacketHeader{type, request, body.view().size(), true}.encode();
+  packet.descriptors_.push_back(body.memory()->file().get());
+  return packet;
 }
 
 bool Channel::send(const OutgoingPacket& packet, std::chrono::milliseconds timeout) {
@@ -119,17 +128,22 @@ Packet Channel::read_packet() {
   packet.type = header.type;
   packet.request = header.request;
   if (!header.body_in_memory) {
-    packet.body = bytes.substr(PacketHeader::kBytes);
-    if (packet.body.size() != header.body_bytes) reject("expected the body its header announces");
+    packet.body = std::string(bytes.substr(PacketHeader::kBytes));
+    if (packet.body.view().size() != header.body_bytes) reject("expected the body its header announces");
     return packet;
   }
   if (packet.files.empty() || header.body_bytes > kMaxBodyBytes) {
     reject("expected a descriptor with the body, got none or one of impossible size");
   }
-  const SharedMemory memory(std::move(packet.files.front()), false);
+  auto memory = std::make_shared<const SharedMemory>(std::move(packet.files.front()), false);
   packet.files.erase(packet.files.begin());
-  if (memory.size() < header.body_bytes) reject("expected the body its header announces");
-  packet.body.assign(reinterpret_cast<const char*>(memory.data()), header.body_bytes);
+  if (memory->size() < header.body_bytes) reject("expected the body its header announces");
+  if (header.body_bytes >= Channel::kKeptFromBytes && memory->is_frozen()) {
+    packet.body = Bytes(std::move(memory), header.body_bytes);
+  } else {
+    packet.body =
+        std::string(reinterpret_cast<const char*>(memory->data()), header.body_bytes);
+  }
   return packet;
 }
 

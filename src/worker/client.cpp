@@ -43,7 +43,7 @@ std::shared_ptr<Worker> Worker::start(const Options& options, const Interrupt& i
 Worker::~Worker() { stop(); }
 
 void Worker::greet(const Interrupt& interrupt) {
-  const std::string body = request({MessageType::kHello, "start", {}, {&page_.file()}}, {},
+  const Bytes body = request({MessageType::kHello, "start", {}, {&page_.file()}}, {},
                                    {options_.start_timeout_s, interrupt});
   ready_ = Ready::decode(body);
 }

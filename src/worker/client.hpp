@@ -104,12 +104,13 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::string log_tail() { return process_.log_tail(); }
 
   /// The artefact. Throws the worker's own error, RM302 after the time-out, RM303 after a crash.
-  std::string compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
-                      const OnProgress& progress, const Patience& patience);
-  /// `inputs` and `outputs` need dtype and dims only.
+  Bytes compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
+                const OnProgress& progress, const Patience& patience);
+  /// `inputs` and `outputs` need dtype and dims only. `artefact` is the file of an artefact that
+  /// lies in one (request.file_bytes), else nullptr.
   std::shared_ptr<LoadedProgram> load(LoadRequest request,
                                       const std::shared_ptr<const Weights>& weights,
-                                      const Patience& patience);
+                                      const Patience& patience, const Fd* artefact = nullptr);
   /// Zeros of these types on the device.
   std::shared_ptr<StateSet> make_states(uint64_t device, Slots slots, const Patience& patience);
   /// Asks it to end, then kills it.
@@ -134,10 +135,9 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Worker(const Options& options, std::pair<Fd, Fd> ends);
   void check_owner() const;
   void greet(const Interrupt& interrupt);
-  std::string request(const Request& request, const OnProgress& progress,
-                      const Patience& patience);
-  std::string exchange(const Request& request, const OnProgress& progress, Call& call);
-  std::string wait_for_answer(uint64_t id, const OnProgress& progress, Call& call);
+  Bytes request(const Request& request, const OnProgress& progress, const Patience& patience);
+  Bytes exchange(const Request& request, const OnProgress& progress, Call& call);
+  Bytes wait_for_answer(uint64_t id, const OnProgress& progress, Call& call);
   void cancel(uint64_t id) noexcept;
   void execute(uint64_t handle, uint64_t states, const Patience& patience);
   void ring_and_wait(uint64_t handle, uint64_t states, Call& call);

@@ -9,9 +9,9 @@ std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
   std::shared_ptr<StateSet> states(new StateSet);
   uint64_t bytes = 0;
   place_slots(slots, bytes);
-  const std::string answer = request({MessageType::kMakeStates, "states",
-                                      StatesRequest{device, slots}.encode(), {}, Beside::kNothing},
-                                     {}, patience);
+  const Bytes answer = request({MessageType::kMakeStates, "states",
+                                StatesRequest{device, slots}.encode(), {}, Beside::kNothing},
+                               {}, patience);
   Reader in(answer);
   states->handle_ = in.u64();
   in.end();

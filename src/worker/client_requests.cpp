@@ -111,8 +111,8 @@ void Worker::cancel(uint64_t id) noexcept {
   process_.kill();  // it does not listen; its successor loads again what this one had loaded
 }
 
-std::string Worker::request(const Request& request, const OnProgress& progress,
-                            const Patience& patience) {
+Bytes Worker::request(const Request& request, const OnProgress& progress,
+                      const Patience& patience) {
   check_owner();
   Call call(*this, patience, request.what);
   const auto look = [&call] { call.look_while_queued(); };
@@ -125,7 +125,7 @@ std::string Worker::request(const Request& request, const OnProgress& progress,
   return exchange(request, progress, call);
 }
 
-std::string Worker::exchange(const Request& request, const OnProgress& progress, Call& call) {
+Bytes Worker::exchange(const Request& request, const OnProgress& progress, Call& call) {
   const uint64_t id = next_request_++;
   const OutgoingPacket packet(request.type, id, request.body, request.files);
   bool is_sent = false;
@@ -154,14 +154,14 @@ std::string Worker::exchange(const Request& request, const OnProgress& progress,
   }
 }
 
-std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Call& call) {
+Bytes Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Call& call) {
   auto looked_at = WaitClock::now();
   while (true) {
-    const auto packet = channel_.receive(kWaitSlice);
+    auto packet = channel_.receive(kWaitSlice);
     if (packet && packet->request == id) {
       call.heard();
       if (packet->type == MessageType::kDone || packet->type == MessageType::kReady) {
-        return packet->body;
+        return std::move(packet->body);
       }
       if (packet->type == MessageType::kFailed) {
         throw Failure::decode(packet->body)
@@ -185,8 +185,8 @@ std::string Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Cal
   }
 }
 
-std::string Worker::compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
-                            const OnProgress& progress, const Patience& patience) {
+Bytes Worker::compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
+                      const OnProgress& progress, const Patience& patience) {
   std::vector<const Fd*> files;
   if (weights) {
     request.constants = weights->slots;
@@ -198,7 +198,7 @@ std::string Worker::compile(CompileRequest request, const std::shared_ptr<const 
 
 std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
                                             const std::shared_ptr<const Weights>& weights,
-                                            const Patience& patience) {
+                                            const Patience& patience, const Fd* artefact) {
   std::shared_ptr<LoadedProgram> program(new LoadedProgram);
   uint64_t bytes = 0;
   place_slots(request.inputs, bytes);
@@ -209,7 +209,8 @@ std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
     request.constants = weights->slots;
     files.push_back(&weights->memory.file());
   }
-  const std::string answer =
+  if (artefact != nullptr) files.push_back(artefact);
+  const Bytes answer =
       this->request({MessageType::kLoad, "load", request.encode(), files}, {}, patience);
   Reader in(answer);
   program->handle_ = in.u64();

@@ -111,6 +111,7 @@ std::string LoadRequest::encode() const {
   write(out, inputs);
   write(out, outputs);
   write(out, states);
+  out.u64(file_offset).u64(file_bytes);
   return out.take();
 }
 
@@ -123,6 +124,8 @@ LoadRequest LoadRequest::decode(std::string_view bytes) {
   out.inputs = read_slots(in);
   out.outputs = read_slots(in);
   out.states = read_slots(in);
+  out.file_offset = in.u64();
+  out.file_bytes = in.u64();
   in.end();
   return out;
 }

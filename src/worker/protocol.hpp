@@ -49,11 +49,13 @@ struct CompileRequest {
 
 /// Descriptors: the inputs' and outputs' memory, then the weights, when there are constants.
 /// `states` have names and types and lie in no memory of the client's: every run names a set of
-/// them.
+/// them. An artefact that lies in a file (`file_bytes` > 0) is that part of the last descriptor, and
+/// `artefact` is empty.
 struct LoadRequest {
   uint64_t device = 0;
   std::string artefact;
   Slots constants, inputs, outputs, states;
+  uint64_t file_offset = 0, file_bytes = 0;
   std::string encode() const;
   static LoadRequest decode(std::string_view bytes);
 };

@@ -12,6 +12,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "worker/channel.hpp"
@@ -79,7 +80,7 @@ class Server {
  private:
   void answer(Packet packet) {
     const uint64_t id = packet.request;
-    std::string reply;
+    Bytes reply;
     MessageType type = MessageType::kDone;
     try {
       switch (packet.type) {
@@ -116,7 +117,7 @@ class Server {
       type = MessageType::kFailed;
       reply = failure_of(std::current_exception()).encode();
     }
-    const OutgoingPacket packet_out(type, id, reply);
+    const auto packet_out = OutgoingPacket::of(type, id, reply);
     while (!channel_.send(packet_out, milliseconds(1000))) {  // a client that is stopped: it waits
     }
   }
@@ -141,7 +142,7 @@ class Server {
     return ready;
   }
 
-  std::string compile(Packet packet) {
+  Bytes compile(Packet packet) {
     const CompileRequest request = CompileRequest::decode(packet.body);
     SharedMemory weights;
     if (!request.constants.empty()) weights = SharedMemory(std::move(packet.files.at(0)), false);
@@ -176,8 +177,15 @@ class Server {
       loaded->weights = SharedMemory(std::move(packet.files.at(1)), false);
     }
     const LoadRequest& request = loaded->request;
+    std::optional<MappedPart> file;
+    if (request.file_bytes > 0) {
+      if (packet.files.empty() || !packet.files.back()) {
+        throw Error(RM_DATA_LOSS, "[worker] expected the artefact's file, got none", "RM303");
+      }
+      file.emplace(packet.files.back(), request.file_offset, request.file_bytes);
+    }
     const LoadJob job{request.device,
-                      request.artefact,
+                      file ? file->view() : std::string_view(request.artefact),
                       map_slots(request.constants, loaded->weights),
                       map_slots(request.inputs, loaded->io),
                       map_slots(request.outputs, loaded->io),
@@ -220,7 +228,7 @@ class Server {
   }
 
   template <class T>
-  void release(Handles<T>& handles, const std::string& body) {
+  void release(Handles<T>& handles, std::string_view body) {
     const uint64_t handle = Reader(body).u64();
     std::shared_ptr<T> gone;  // destroyed outside the lock, and after a run that uses it
     const std::lock_guard lock(mutex_);

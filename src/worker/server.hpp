@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/file.hpp"
+#include "worker/channel.hpp"
 #include "worker/protocol.hpp"
 
 namespace rm::worker {
@@ -52,7 +53,7 @@ struct CompileJob {
 
 struct LoadJob {
   uint64_t device = 0;
-  const std::string& artefact;
+  std::string_view artefact;  // in a file it stays mapped only during load()
   MappedTensors constants, inputs, outputs;  // stay mapped as long as the Runnable lives
   const Slots& states;
 };
@@ -63,7 +64,7 @@ class Service {
  public:
   virtual ~Service() = default;
   virtual Ready describe() = 0;
-  virtual std::string compile(const CompileJob& job) = 0;
+  virtual Bytes compile(const CompileJob& job) = 0;
   virtual std::unique_ptr<Runnable> load(const LoadJob& job) = 0;
   /// Zeros of these types. `slots` may go after the call.
   virtual std::unique_ptr<States> make_states(uint64_t device, const Slots& slots) = 0;

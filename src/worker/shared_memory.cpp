@@ -51,6 +51,34 @@ SharedMemory::~SharedMemory() {
   if (data_ != nullptr) munmap(data_, size_);
 }
 
+bool SharedMemory::is_frozen() const noexcept {
+  const int seals = fcntl(file_.get(), F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_WRITE) != 0;
+}
+
+bool SharedMemory::freeze() {
+  munmap(data_, size_);  // a mapping for writing would stand in the way
+  data_ = nullptr;
+  const bool done = fcntl(file_.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0;
+  map(!done);
+  return done;
+}
+
+MappedPart::MappedPart(const Fd& file, uint64_t offset, uint64_t bytes) : bytes_(bytes) {
+  const struct stat status = file_status(file, "an artefact");
+  const auto size = static_cast<uint64_t>(status.st_size);
+  if (bytes == 0 || offset > size || bytes > size - offset) {
+    throw Error(RM_DATA_LOSS, "[worker] expected an artefact inside its file, got one beyond it",
+                "RM303");
+  }
+  skip_ = offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  at_ = mmap(nullptr, bytes_ + skip_, PROT_READ, MAP_SHARED, file.get(),
+             static_cast<off_t>(offset - skip_));
+  if (at_ == MAP_FAILED) throw FileError("mmap", "an artefact", errno);
+}
+
+MappedPart::~MappedPart() { munmap(at_, bytes_ + skip_); }
+
 void SharedMemory::map(bool writable) {
   const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
   void* at = mmap(nullptr, size_, protection, MAP_SHARED, file_.get(), 0);

@@ -26,6 +26,10 @@ class SharedMemory {
   std::byte* data() const noexcept { return data_; }
   size_t size() const noexcept { return size_; }
   const Fd& file() const noexcept { return file_; }
+  /// From here on nobody can write to it, this process neither; it is mapped for reading. False
+  /// where somebody else has it mapped for writing: it stays as it is.
+  bool freeze();
+  bool is_frozen() const noexcept;
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
  private:
@@ -33,6 +37,23 @@ class SharedMemory {
   Fd file_;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+};
+
+/// A part of a file (a memfd or any other), mapped for reading. The file must not be cut short
+/// while it lives.
+class MappedPart {
+ public:
+  /// Throws rm::Error (RM_DATA_LOSS) for a part the file does not have.
+  MappedPart(const Fd& file, uint64_t offset, uint64_t bytes);
+  MappedPart(const MappedPart&) = delete;
+  MappedPart& operator=(const MappedPart&) = delete;
+  ~MappedPart();
+  std::string_view view() const noexcept { return {static_cast<const char*>(at_) + skip_, bytes_}; }
+
+ private:
+  void* at_ = nullptr;
+  size_t skip_ = 0;  // from the page's start
+  size_t bytes_ = 0;
 };
 
 /// Offsets of tensors in one block are multiples of this: what any kernel may assume, and a page

@@ -119,17 +119,16 @@ class DeviceCompiler:
             Progress(f"{self._label} for {self.device}", 1).say("Loading compiled model from cache")
         return entry, key.hex, source
 
-    def _compile(self, text: str, weights: dict[str, torch.Tensor]) -> bytes:
+    def _compile(self, text: str, weights: dict[str, torch.Tensor]) -> Any:
+        """The artefact's bytes: of the worker's own memory where there are many."""
         verbose = self._settings.integer("verbose")
         with Progress(f"{self._label} for {self.device}", verbose) as progress:
             worker = self.pool.worker("compile")
             options = sorted(self._options().items())
             block = self.shared(weights)
             program = onnx_program.to_onnx(text, weights) if self._takes_onnx else text.encode()
-            return bytes(
-                worker.compile(
-                    self.index, program, options, block, progress, self.timeout_s, self.stall_s
-                )
+            return worker.compile(
+                self.index, program, options, block, progress, self.timeout_s, self.stall_s
             )
 
     def _options(self) -> dict[str, str]:

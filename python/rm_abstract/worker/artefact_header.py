@@ -16,8 +16,10 @@ from dataclasses import asdict, dataclass
 from rm_abstract.plugin import Failure
 
 MAGIC = b"RMPYART1"
+BYTES, FILE, FOLDER = "bytes", "file", "folder"
 _SIZE = struct.Struct("<I")
 _MAX_HEADER = 1 << 20
+_TEXTS = ("name", "target", "fingerprint", "digest", "form", "file_name")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Header:
     target: str
     fingerprint: str
     digest: str
+    form: str = BYTES
+    file_name: str = ""  # of a payload that was a file
     payload_at: int = 0
 
     def fits(self, name: str, target: str, fingerprint: str) -> bool:
@@ -33,9 +37,15 @@ class Header:
 
 
 def wrap(payload: bytes, name: str, target: str, fingerprint: str) -> bytes:
-    header = Header(name, target, fingerprint, hashlib.sha256(payload).hexdigest())
-    text = json.dumps(asdict(header)).encode()
-    return MAGIC + _SIZE.pack(len(text)) + text + payload
+    return encode(Header(name, target, fingerprint, hashlib.sha256(payload).hexdigest())) + payload
+
+
+def encode(header: Header) -> bytes:
+    """What stands before the payload."""
+    fields = asdict(header)
+    del fields["payload_at"]
+    text = json.dumps(fields).encode()
+    return MAGIC + _SIZE.pack(len(text)) + text
 
 
 def read(artefact: memoryview | bytes) -> Header | None:
@@ -48,16 +58,21 @@ def read(artefact: memoryview | bytes) -> Header | None:
         return None
     try:
         fields = json.loads(bytes(artefact[start : start + size]))
-        texts = {key: fields[key] for key in ("name", "target", "fingerprint", "digest")}
+        texts = {key: fields[key] for key in _TEXTS}
     except (ValueError, KeyError, TypeError):
         return None
     if not all(isinstance(text, str) for text in texts.values()):
         return None
+    if texts["form"] not in (BYTES, FILE, FOLDER) or "/" in texts["file_name"]:
+        return None
     return Header(**texts, payload_at=start + size)
 
 
-def unwrap(artefact: bytes, name: str, target: str, fingerprint: str) -> bytes:
-    """The payload. Raises Failure RM602 for a damaged artefact, RM403 for another's."""
+def unwrap(
+    artefact: memoryview, name: str, target: str, fingerprint: str
+) -> tuple[Header, memoryview]:
+    """The header and the payload. Raises Failure RM602 for a damaged artefact, RM403 for
+    another's."""
     header = read(artefact)
     if header is None:
         raise Failure(f"[{name}] expected an artefact, got damaged bytes", "RM602")
@@ -70,4 +85,4 @@ def unwrap(artefact: bytes, name: str, target: str, fingerprint: str) -> bytes:
     payload = artefact[header.payload_at :]
     if hashlib.sha256(payload).hexdigest() != header.digest:
         raise Failure(f"[{name}] expected a whole artefact, got a damaged one", "RM602")
-    return payload
+    return header, payload

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rm_abstract import plugin as public
-from rm_abstract.worker import artefact_header, ports
+from rm_abstract.worker import artefact_files, artefact_header, ports
 from rm_abstract.worker.python_plugins import Found, fingerprint, source_digest
 from rm_abstract.worker.python_states import Copy, StateSet, copy_states
 from rm_abstract.worker.tensors import Tensor
@@ -152,7 +154,9 @@ class Service:
         options: dict[str, str],
         constants: Rows,
         report: Callable[[float, str], bool],
-    ) -> bytes:
+    ) -> bytes | int:
+        """The artefact, or a descriptor of frozen memory that holds it."""
+
         def progress(fraction: float, stage: str = "") -> None:
             if report(float(fraction), str(stage)):
                 raise Cancelled
@@ -160,27 +164,41 @@ class Service:
         with _told(f"{self._plugin.name} compile"):
             program = Program(self._plugin.program_format, code, _tensors_by_name(constants))
             payload = self._worker(device).compile(program, options, progress)
+            whose = (self._plugin.name, self._targets[device], self._fingerprint)
+            if isinstance(payload, Path):
+                return artefact_files.packed(
+                    payload, lambda *rest: artefact_header.Header(*whose, *rest)
+                )
             if not isinstance(payload, (bytes, bytearray)):
-                raise TypeError(f"expected compile() to give bytes, got {type(payload).__name__}")
-            target = self._targets[device]
-            return artefact_header.wrap(
-                bytes(payload), self._plugin.name, target, self._fingerprint
-            )
+                raise TypeError(
+                    f"expected compile() to give bytes or a Path, got {type(payload).__name__}"
+                )
+            return artefact_header.wrap(bytes(payload), *whose)
 
     def load(
         self,
         device: int,
-        artefact: bytes,
+        artefact: memoryview,
         constants: Rows,
         inputs: Rows,
         outputs: Rows,
         states: Types,
     ) -> Callable[[StateSet | None], None]:
         with _told(f"{self._plugin.name} load", executing=True):
-            payload = artefact_header.unwrap(
+            header, payload = artefact_header.unwrap(
                 artefact, self._plugin.name, self._targets[device], self._fingerprint
             )
-            loaded = self._worker(device).load(payload, _tensors_by_name(constants))
+            given_back: bytes | Path
+            if header.form == artefact_header.BYTES:
+                given_back = bytes(payload)
+            else:
+                given_back = artefact_files.unpacked(header, payload)
+            try:
+                loaded = self._worker(device).load(given_back, _tensors_by_name(constants))
+            except BaseException:
+                if isinstance(given_back, Path):
+                    artefact_files.remove(given_back)
+                raise
         given, wanted, kept = _tensors(inputs), _tensors(outputs), _ports(states)
 
         def run(held: StateSet | None) -> None:
@@ -192,6 +210,8 @@ class Service:
                     raise ValueError("expected states, got none")
                 loaded.execute(given, wanted, held.of(kept))
 
+        if isinstance(given_back, Path):  # not with `loaded`, which may allow no weak references
+            weakref.finalize(run, artefact_files.remove, given_back)
         return run
 
     def make_states(self, device: int, states: Types) -> StateSet:

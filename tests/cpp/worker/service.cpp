@@ -80,7 +80,7 @@ class TestService final : public worker::Service {
   worker::Ready describe() override {
     return {static_cast<uint64_t>(getpid()), "test", "1", "build", "print"};
   }
-  std::string compile(const worker::CompileJob& job) override {
+  worker::Bytes compile(const worker::CompileJob& job) override {
     if (job.program == "crash") std::abort();
     if (job.program == "stuck") wait_for_ever();
     double seconds = 0;

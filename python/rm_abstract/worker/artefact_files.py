@@ -1,0 +1,116 @@
+"""Artefacts that a vendor's compiler writes as a file or a folder: into memory the user's process
+can map, and back into files beside the vendor's runtime. Read and written in pieces, never whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rm_abstract.plugin import Failure
+from rm_abstract.worker import artefact_header
+from rm_abstract.worker.artefact_header import FILE, FOLDER, Header
+
+_PIECE = 4 << 20
+_ADD_SEALS, _FROZEN = 1033, 0x1 | 0x2 | 0x4 | 0x8  # F_ADD_SEALS: no more seals, sizes and writes
+_UNKNOWN = "0" * hashlib.sha256().digest_size * 2
+
+
+class _Sink(io.RawIOBase):
+    """Writes to a descriptor, and digests what it writes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self.digest = descriptor, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self.digest.update(view)
+        done = 0
+        while done < len(view):
+            done += os.write(self._descriptor, view[done:])
+        return len(view)
+
+
+def packed(source: Path, header: Callable[[str, str, str], Header]) -> int:
+    """A descriptor of frozen memory: ``header(digest, form, file name)`` and what lies at the path.
+    The vendor's file may go afterwards. Raises OSError."""
+    form = FOLDER if source.is_dir() else FILE
+    name = source.name if form == FILE else ""
+    descriptor = os.memfd_create("rm_artefact", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.write(descriptor, artefact_header.encode(header(_UNKNOWN, form, name)))
+        sink = _Sink(descriptor)
+        if form == FOLDER:
+            with tarfile.open(fileobj=sink, mode="w|", bufsize=_PIECE) as archive:
+                for path in sorted(source.iterdir()):
+                    archive.add(path, arcname=path.name)
+        else:
+            with source.open("rb") as file:
+                shutil.copyfileobj(file, sink, _PIECE)
+        digest = sink.digest.hexdigest()  # as long as the one it takes the place of
+        os.pwrite(descriptor, artefact_header.encode(header(digest, form, name)), 0)
+        fcntl.fcntl(descriptor, _ADD_SEALS, _FROZEN)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+class _Source(io.RawIOBase):
+    """Reads from memory, in pieces."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+def unpacked(header: Header, payload: memoryview) -> Path:
+    """The file or folder again, in a folder of this process that goes with it (or by `remove`).
+    Raises Failure (RM602) for what is no archive of ours."""
+    folder = Path(tempfile.mkdtemp(prefix="rm-artefact-"))
+    weakref.finalize(_kept, shutil.rmtree, str(folder), ignore_errors=True)
+    if header.form == FILE:
+        path = folder / (header.file_name or "artefact")
+        with path.open("wb") as file:
+            shutil.copyfileobj(_Source(payload), file, _PIECE)
+        return path
+    inside = folder / "artefact"
+    inside.mkdir()
+    try:
+        with tarfile.open(fileobj=_Source(payload), mode="r|", bufsize=_PIECE) as archive:
+            archive.extractall(inside, filter="data")
+    except tarfile.TarError as error:
+        raise Failure(f"[artefact] expected a folder, got {error}", "RM602") from error
+    return inside
+
+
+def remove(path: Path) -> None:
+    """What `unpacked` gave, once nobody reads it."""
+    shutil.rmtree(path.parent, ignore_errors=True)
+
+
+class _Kept:
+    """Lives as long as the process: its end removes what is left."""
+
+
+_kept = _Kept()
