@@ -313,7 +313,7 @@ def test_engines_are_switched_live_and_end_with_idleness_and_with_the_session(
 
 def test_an_engine_that_waits_for_ever_is_given_up_without_a_deadline() -> None:
     command = [sys.executable, str(PROGRAM), worker_side.__file__]
-    one = processes.EngineProcess("eager", command, dict(os.environ), stall_s=0.5)
+    one = processes.EngineProcess("eager", command, dict(os.environ), stall_s=5)
     with pytest.raises(rm.ExecutionError, match="neither computed") as error:
         one.ask("call", float("inf"), name="hang", arguments={})
     assert error.value.code == "RM309" and "in call" in str(error.value)  # the stack says where
