@@ -138,6 +138,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"sequence_length", "8"},
                                                     {"timeout_s", "1"},
                                                     {"execute_timeout_s", "7"},
+                                                    {"stall_timeout_s", "7"},
                                                     {"cache_dir", "/x"},
                                                     {"cache_mode", "read"},
                                                     {"cache_max_size", "1G"},
