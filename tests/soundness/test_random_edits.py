@@ -33,6 +33,7 @@ def test_what_was_found_once_stays_mended() -> None:
     assert not result.findings, str(result)
 
 
+@pytest.mark.timeout(5400)
 @pytest.mark.skipif(os.environ.get("RM_HEAVY") != "1", reason="takes many minutes: RM_HEAVY=1")
 def test_two_thousand_random_edits(seed: int) -> None:
     result = check_all(2000, seed, second_process=True)
