@@ -29,7 +29,10 @@ def test_products_of_a_prompt_are_those_pytorch_counts() -> None:
         model(torch.ones(1, length, dtype=torch.long), logits_to_keep=1)
     # Its counter knows no CPU attention: ours is the causal half of 4 * hidden * length^2 a layer.
     attention = 2.0 * TINY.layers * TINY.hidden * length * length
-    assert TINY.prefill_operations(length) - attention == counter.get_total_flops()
+    counted = TINY.prefill_operations(length) - attention
+    # Older transformers make the rotary angles by a product: head_dim / 2 frequencies a position.
+    angles = 2 * (TINY.hidden // TINY.heads // 2) * length
+    assert counter.get_total_flops() - counted in (0, angles)
 
 
 def test_key_and_value_bytes_count_both_and_only_their_heads() -> None:

@@ -86,8 +86,16 @@ def test_reset_empties_it() -> None:
     for cache in (plain, device):
         cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
         cache.reset()
-    equal(plain, device)
     assert device.get_seq_length() == 0
+    if plain.get_seq_length() == 0:  # older transformers writes zeros and keeps the length
+        equal(plain, device)
+
+
+def test_a_crop_by_a_tensor_leaves_a_number() -> None:
+    _, device = pair(1)
+    device.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    device.layers[0].crop(torch.tensor(-1))
+    assert type(device.layers[0].length) is int and device.get_seq_length() == 2
 
 
 def test_capacities_are_few_and_never_short() -> None:

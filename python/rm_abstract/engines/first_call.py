@@ -133,6 +133,8 @@ class FirstCall:
                 self._engine.gate(variant, spare, call_tensors(spare), expected, comparable)
         except Exception as error:  # the call was served: whatever we did wrong, it stays so
             failure = self._state.refuse(error, self._pattern, self._inputs)
+            if self._raises and failure is error:
+                raise
             if self._raises:
                 raise failure from error
             self._engine.events.failed(failure)
@@ -153,6 +155,8 @@ class FirstCall:
                 self._engine.trusted(variant)
         except Exception as error:  # nothing of the user's runs here
             failure = self._state.refuse(error, self._pattern, self._inputs)
+            if self._raises and failure is error:
+                raise
             if self._raises:
                 raise failure from error
             self._engine.events.failed(failure)

@@ -7,13 +7,14 @@ for shapes at which it lost by more than a tenth (decision 0011).
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from rm_abstract.base.profilers import profiling
 
 CALLS = 24  # a program serves this many before it is measured: by then its weights are packed
 SAME_SHAPE = 3  # and this many of the shape
@@ -68,7 +69,7 @@ class Trial:
         if shapes in self._decided or (len(self._seen) >= _SHAPES and shapes not in self._seen):
             return ""
         self._seen[shapes] = self._seen.get(shapes, 0) + 1
-        watched = sys.getprofile() is not None or torch._C._autograd._profiler_enabled()
+        watched = profiling() or torch._C._autograd._profiler_enabled()
         if self._seen[shapes] != SAME_SHAPE or watched or not self._running.acquire(False):
             return ""
         try:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from rm_abstract.base.kinds import same_value
+from rm_abstract.base.profilers import profiling
 from rm_abstract.guards import sources, torch_state
 from rm_abstract.guards.found import BOOKKEEPING, Sources
 from rm_abstract.guards.packages import is_user_file
@@ -39,8 +40,8 @@ _MODULE_SETATTR = torch.nn.Module.__setattr__.__code__
 
 
 def can_watch() -> bool:
-    """False while a profiler is on: the interpreter has room for one observer of calls."""
-    return sys.getprofile() is None
+    """False while a profiler is on: two observers of calls disturb each other."""
+    return not profiling()
 
 
 class Effects:

@@ -116,7 +116,8 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
         if tokens_to_remove >= 0 or not self.is_initialized:
             super().crop(tokens_to_remove)  # nothing to do, or transformers' own error
             return
-        self.length = max(self.length + tokens_to_remove, 0)
+        # int: older transformers give a tensor, and a length that is one cannot be captured.
+        self.length = max(self.length + int(tokens_to_remove), 0)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         if self.length:
