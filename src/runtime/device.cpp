@@ -2,12 +2,15 @@
 
 #include <cstring>
 
+#include "backend/bytes.hpp"
 #include "backend/status.hpp"
 #include "base/error.hpp"
 #include "runtime/aligned_memory.hpp"
 
 namespace rm::runtime {
 namespace {
+
+using backend::Bytes;
 
 constexpr size_t kAlignment = 256;
 
@@ -38,21 +41,6 @@ class Graph final : public Recording {
  private:
   const rm_graphs* const api_;
   rm_graph* const graph_;
-};
-
-// `bytes` of memory as a tensor of bytes.
-struct Bytes {
-  Bytes(const void* data, size_t bytes, DLDevice device) : size(static_cast<int64_t>(bytes)) {
-    tensor.data = const_cast<void*>(data);
-    tensor.device = device;
-    tensor.ndim = 1;
-    tensor.dtype = {kDLUInt, 8, 1};
-    tensor.shape = &size;
-    tensor.strides = &one;
-  }
-  Bytes(const Bytes&) = delete;
-  int64_t size, one = 1;
-  rm_tensor tensor{};
 };
 
 }  // namespace

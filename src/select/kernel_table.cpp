@@ -18,6 +18,8 @@ DLDevice device_of(const rm_device_info* info) {
 
 }  // namespace
 
+DLDevice Row::place() const { return device_of(device); }
+
 void KernelTable::add(std::string backend, const rm_kernel* kernel,
                       const rm_device_info* device) {
   const DLDevice here = this->device(), there = device_of(device);
@@ -32,7 +34,7 @@ void KernelTable::add(std::string backend, const rm_kernel* kernel,
 }
 
 DLDevice KernelTable::device() const {
-  return device_of(rows_.empty() ? nullptr : rows_.front()->device);
+  return rows_.empty() ? device_of(nullptr) : rows_.front()->place();
 }
 
 std::vector<const Row*> KernelTable::candidates(std::string_view op) const {

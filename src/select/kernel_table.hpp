@@ -23,6 +23,8 @@ struct Row {
   std::string backend;
 
   std::string_view name() const { return {kernel->name.data, kernel->name.size}; }
+  /// Where its operands lie; the host without information about a device.
+  DLDevice place() const;
   bool is_bridge() const { return (kernel->traits & RM_KERNEL_BRIDGE) != 0; }
 };
 

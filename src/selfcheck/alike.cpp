@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ir/type.hpp"
+#include "selfcheck/fused.hpp"
 
 namespace rm::selfcheck {
 namespace {
@@ -173,8 +174,55 @@ Axes sdpa_axes(const Shape& s) {
   const int rows = a.add(q[2], 'S'), t = a.add(k[2], 'T', true), d = a.add(q[3], 'D', true);
   const int e = a.add(s.outputs[0].layout.dims[3], 'E', true);
   a.of = {{b, h, rows, d}, {b, g, t, d}, {b, g, t, e}, {b, h, rows, t}};
+  if (s.inputs.size() > 4) a.of.push_back({a.add(1, 0, false, true)});
   a.of.resize(s.inputs.size());
   a.of.push_back({b, h, rows, e});
+  return a;
+}
+
+Axes append_sdpa_axes(const Shape& s) {
+  Axes a;
+  const Ints &q = s.inputs[0].layout.dims, &cache = s.outputs[1].layout.dims;
+  const int b = a.add(q[0], '*'), h = a.add(q[1], 'H', false, true), g = a.add(cache[1], '*');
+  const int one = a.add(1, 0, false, true), t = a.add(cache[2], 'T', true);
+  const int d = a.add(q[3], 'D', true, true);
+  a.of = {{b, h, one, d}, {b, g, one, d}, {b, g, one, d}, {b, h, one, d}, {b, h, one, d}, {one}, {b, h, one, t}};
+  a.of.resize(s.inputs.size());
+  a.of.insert(a.of.end(), {{b, h, one, d}, {b, g, t, d}, {b, g, t, d}});
+  // Angles may be given for one head.
+  for (size_t i : {size_t{3}, size_t{4}}) {
+    const Ints& angles = s.inputs[i].layout.dims;
+    if (angles[0] != q[0]) a.of[i][0] = one;
+    if (angles[1] != q[1]) a.of[i][1] = one;
+  }
+  if (s.inputs.size() > 6 && s.inputs[6].present) {
+    const Ints& mask = s.inputs[6].layout.dims;
+    if (mask[0] != q[0]) a.of[6][0] = one;
+    if (mask[1] != q[1]) a.of[6][1] = one;
+  }
+  return a;
+}
+
+/// One row of x: an axis of rows for each weight.
+Axes linears_axes(Shape& s) {
+  std::vector<Operand*> rows{&s.inputs[0], &s.inputs[2]};
+  for (Operand& o : s.outputs) rows.push_back(&o);
+  fold_rows(rows);
+  Axes a;
+  const int one = a.add(1, 0, false, true), k = a.add(s.inputs[0].layout.dims.back(), 'K', true);
+  a.of = {{one, k}, {k}, {}};
+  std::vector<int> n;
+  for (size_t i = 3; i < s.inputs.size(); i += 2) {
+    const int64_t size = s.inputs[i].layout.dims[0];
+    // Gated products have one size.
+    const bool again = !n.empty() && s.outputs.size() == 1;
+    n.push_back(again ? n.front() : a.add(size, 'N', true));
+    a.of.push_back({n.back(), k});
+    a.of.push_back({n.back()});
+  }
+  a.of[2] = {one, n.front()};
+  a.of.resize(s.inputs.size());
+  for (size_t i = 0; i < s.outputs.size(); ++i) a.of.push_back({one, n[i]});
   return a;
 }
 
@@ -260,6 +308,8 @@ Axes axes_of(Shape& s) {
   if (s.op == "quant_linear") return quant_linear_axes(s);
   if (s.op == "quantize") return quantize_axes(s);
   if (s.op == "sdpa") return sdpa_axes(s);
+  if (s.op == "append_sdpa") return append_sdpa_axes(s);
+  if (s.op == "linears") return linears_axes(s);
   if (s.op == "embedding") return embedding_axes(s);
   if (s.op == "gather" || s.op == "scatter" || s.op == "index" || s.op == "index_copy") {
     return lookup_axes(s);
@@ -316,14 +366,14 @@ int64_t elements(const Axes& a, const std::vector<int64_t>& sizes, size_t operan
 }
 
 bool is_product(const Shape& s) {
-  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa";
+  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || is_fused(s.op);
 }
 
 /// Repeated axes to a few, the outermost first, until the check is affordable.
 void bound(const Shape& s, const rm_kernel& row, const Axes& a, std::vector<int64_t>& sizes) {
   auto few = [&](size_t i) { sizes[i] = std::min(sizes[i], kFew); };
   for (size_t i = 0; i < a.all.size(); ++i) {
-    if (a.all[i].letter == '*') sizes[i] = std::min(sizes[i], s.op == "sdpa" ? 2 : kFew);
+    if (a.all[i].letter == '*') sizes[i] = std::min(sizes[i], s.op == "sdpa" || s.op == "append_sdpa" ? 2 : kFew);
   }
   if (is_product(s)) {
     const bool slow = (row.traits & RM_KERNEL_FALLBACK) != 0;
@@ -349,9 +399,17 @@ void derive(Shape& s, const Axes& a, std::vector<int64_t>& sizes) {
     }
     return a.all.size();
   };
-  if (s.op == "sdpa") {
+  if (s.op == "sdpa" || s.op == "append_sdpa") {
     const auto g = static_cast<size_t>(a.of[1][1]), h = find('H');
     if (a.all[g].size > 0) sizes[h] = sizes[g] * (a.all[h].size / a.all[g].size);
+  }
+  if (s.op == "index_copy" || s.op == "scatter") {
+    // Every source has a place of its own.
+    const size_t to = s.op == "scatter" ? 0 : a.of.size() - 1;
+    const auto rank = static_cast<int64_t>(a.of[to].size());
+    const auto axis = static_cast<size_t>(int_attr(s, "axis", rank - 1));
+    int64_t& places = sizes[static_cast<size_t>(a.of[to][axis])];
+    places = std::max(places, sizes[static_cast<size_t>(a.of[1][axis])]);
   }
   if (s.op == "sort" && int_attr(s, "k", -1) >= 0) {
     const auto rank = static_cast<int64_t>(a.of[0].size());

@@ -9,6 +9,7 @@
 #include "ir/scalar.hpp"
 #include "ops/ewise_opcodes.hpp"
 #include "ops/registry.hpp"
+#include "selfcheck/fused.hpp"
 
 namespace rm::selfcheck {
 namespace {
@@ -74,7 +75,7 @@ ir::Node node_of(const Shape& shape) {
 class Reference {
  public:
   Reference(const Shape& shape, const std::vector<Filled>& inputs, const std::vector<Filled>& before)
-      : shape_(shape), node_(node_of(shape)), before_(before) {
+      : shape_(shape), node_(node_of(shape)), inputs_(inputs), before_(before) {
     for (const Filled& f : inputs) operands_.push_back(f.memory != nullptr ? &f.values : nullptr);
     // Trailing absent operands may be missing; references look at present ones only.
     for (size_t i = 0; i < before.size(); ++i) {
@@ -83,6 +84,7 @@ class Reference {
   }
 
   std::vector<Part> run() {
+    if (is_fused(shape_.op)) return expected_fused(shape_, inputs_, before_);
     if (shape_.op == "copy") return {{0, *operands_[0], iota(operands_[0]->size())}};
     if (shape_.op == "gemm" && is_large()) return gemm();
     if (shape_.op == "quant_linear" && is_large()) return quant_linear();
@@ -221,7 +223,8 @@ class Reference {
       node_.attrs["is_causal"] = int64_t{0};
     }
     Operands operands{&cut[0], operands_[1], operands_[2]};
-    if (!mask.type.dims.empty()) operands.push_back(&mask);
+    if (!mask.type.dims.empty() || has(4)) operands.push_back(mask.type.dims.empty() ? nullptr : &mask);
+    if (has(4)) operands.push_back(operands_[4]);
     ir::TensorType type = out();
     type.dims[2] = static_cast<int64_t>(rows.size());
     return {{0, ops::get("sdpa").reference(node_, operands, {type})[0], elements_of(out(), 2, rows)}};
@@ -229,7 +232,7 @@ class Reference {
 
   const Shape& shape_;
   ir::Node node_;
-  const std::vector<Filled>& before_;
+  const std::vector<Filled>&inputs_, &before_;
   Operands operands_;
   std::vector<ir::TensorType> types_;
 };
@@ -277,6 +280,10 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   if (shape.op == "ewise") return {std::max(rounding, 2048 * single), 512 * single};
   // x may be rounded to 15 bits within a group.
   if (shape.op == "quant_linear") return {std::max(rounding, 0x1p-14), 0x1p-12};
+  // Weights of keys may be rounded to the values' type.
+  if ((shape.op == "sdpa" || shape.op == "append_sdpa") && ir::size_bytes(dtype) == 2) {
+    return {rounding, epsilon(dtype)};
+  }
   // Libraries may transform tiles (Winograd) and lose some bits there.
   if (shape.op == "conv") return {std::max(rounding, 16 * single), 1024 * single};
   return {std::max(rounding, 16 * single), 64 * single};

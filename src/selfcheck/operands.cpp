@@ -48,6 +48,14 @@ void fill_floats(HostTensor& t, Random& random, int64_t most, double unit) {
     }
     return;
   }
+  if (ir::size_bytes(t.type.dtype) == 2) {
+    char stored[257][2];
+    for (int64_t i = 0; i < span; ++i) ir::store_element(t.type.dtype, stored[i], values[i]);
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(t.at(i), stored[(random.next() >> 33) % static_cast<uint64_t>(span)], 2);
+    }
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) ir::store_element(t.type.dtype, t.at(i), value());
 }
 
@@ -110,13 +118,31 @@ void fill_activations(HostTensor& t, Random& random) {
   }
 }
 
+/// Half, one or two of either sign, less what is added to a norm's weight: products with it are exact.
+void fill_norm_weight(const Shape& s, HostTensor& t, Random& random) {
+  const auto it = s.attrs.find("weight_offset");
+  const double offset = it == s.attrs.end() ? 0 : std::get<double>(it->second);
+  for (int64_t i = 0; i < t.size(); ++i) {
+    const double x = 0.5 * static_cast<double>(int64_t{1} << random.between(0, 2));
+    ir::store_element(t.type.dtype, t.at(i), (random.next() >> 40) % 2 != 0 ? x - offset : -x - offset);
+  }
+}
+
 void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto dim = [&](size_t operand, size_t axis) { return s.inputs[operand].layout.dims[axis]; };
   const auto axis = static_cast<size_t>(
       int_attr(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
   if (s.op == "gemm" || s.op == "conv") return fill_floats(t, random, 8, 8);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
-  if (s.op == "sdpa" && input == 3) return fill_mask(t, random);
+  if (s.op == "linears") {
+    return input == 1 ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);
+  }
+  if ((s.op == "sdpa" && input == 3) || (s.op == "append_sdpa" && input == 6)) return fill_mask(t, random);
+  // The last key, the place of the new one: most of the others are seen.
+  if ((s.op == "sdpa" && input == 4) || (s.op == "append_sdpa" && input == 5)) {
+    const int64_t keys = s.op == "sdpa" ? dim(1, 2) : s.outputs[1].layout.dims[2];
+    return fill_ints(t, random, keys * 3 / 4, std::max<int64_t>(keys - 1, 0));
+  }
   if (s.op == "embedding" && input == 1) return fill_ints(t, random, 0, dim(0, 0) - 1);
   if (s.op == "gather" && input == 1) return fill_ints(t, random, 0, dim(0, axis) - 1);
   if (s.op == "scatter" && input == 1) return fill_places(t, random, axis, dim(0, axis));
@@ -174,6 +200,9 @@ void write(Filled& f) {
     for (size_t i = 0; i < f.offsets.size(); ++i) {
       std::memcpy(base + f.offsets[i] * 4, f.values.at(static_cast<int64_t>(i)), 4);
     }
+  } else if (item == 2) {
+    const char* from = f.values.bytes.data();
+    for (size_t i = 0; i < f.offsets.size(); ++i) std::memcpy(base + f.offsets[i] * 2, from + 2 * i, 2);
   } else {
     for (size_t i = 0; i < f.offsets.size(); ++i) {
       std::memcpy(base + static_cast<size_t>(f.offsets[i]) * item, f.values.at(static_cast<int64_t>(i)), item);
@@ -186,10 +215,10 @@ void write(Filled& f) {
 
 GuardedMemory::GuardedMemory(size_t bytes)
     : bytes_(bytes),
-      block_(static_cast<std::byte*>(std::aligned_alloc(kGuard, (bytes + 3 * kGuard - 1) / kGuard * kGuard)),
+      block_(static_cast<std::byte*>(std::aligned_alloc(kGuard, block_bytes())),
              std::free) {
   if (block_ == nullptr) throw std::bad_alloc();
-  std::memset(block_.get(), 0xff, (bytes + 3 * kGuard - 1) / kGuard * kGuard);
+  std::memset(block_.get(), 0xff, block_bytes());
 }
 
 bool GuardedMemory::guards_intact() const {
@@ -237,7 +266,7 @@ std::vector<Filled> blank_outputs(const Shape& shape, uint64_t seed) {
       continue;
     }
     Filled f = blank(o.layout);
-    if (shape.op == "index_copy") {
+    if (shape.op == "index_copy" || (shape.op == "append_sdpa" && !out.empty())) {
       fill_any(f.values, random);
       write(f);
     }
@@ -249,6 +278,11 @@ std::vector<Filled> blank_outputs(const Shape& shape, uint64_t seed) {
 void read_back(Filled& f) {
   const size_t item = ir::size_bytes(f.values.type.dtype);
   const auto* base = reinterpret_cast<const char*>(f.memory->data());
+  if (item == 2) {
+    char* to = f.values.bytes.data();
+    for (size_t i = 0; i < f.offsets.size(); ++i) std::memcpy(to + 2 * i, base + f.offsets[i] * 2, 2);
+    return;
+  }
   for (size_t i = 0; i < f.offsets.size(); ++i) {
     std::memcpy(f.values.at(static_cast<int64_t>(i)), base + static_cast<size_t>(f.offsets[i]) * item, item);
   }

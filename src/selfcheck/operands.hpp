@@ -20,9 +20,12 @@ class GuardedMemory {
   const std::byte* data() const { return block_.get() + kGuard; }
   size_t size() const { return bytes_; }
   bool guards_intact() const;
+  /// All of it, guards included: `data()` lies kGuard bytes behind the start.
+  std::byte* block() { return block_.get(); }
+  size_t block_bytes() const { return (bytes_ + 3 * kGuard - 1) / kGuard * kGuard; }
+  static constexpr size_t kGuard = 256;
 
  private:
-  static constexpr size_t kGuard = 256;
   size_t bytes_;
   std::unique_ptr<std::byte, void (*)(void*)> block_;
 };

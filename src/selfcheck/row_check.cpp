@@ -2,6 +2,7 @@
 #include "selfcheck/row_check.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <sstream>
 
 #include "backend/status.hpp"
@@ -29,55 +30,111 @@ struct Prepared {
   select::KernelState state;
 };
 
-/// The packed copy of a constant operand; null when the kernel reads it as it lies.
-std::unique_ptr<GuardedMemory> packed(const Prepared& prepared, const rm_tensor& operand,
-                                      size_t input, const Filled& filled) {
+/// The memory of a launch as the row sees it: on the host where it is; on a device in one block with
+/// the same guards, copied there before the launch and back behind it.
+class Stage {
+ public:
+  explicit Stage(Place* place) : place_(place) {}
+
+  void add(GuardedMemory* memory) {
+    if (memory == nullptr) return;
+    blocks_.push_back({memory, bytes_});
+    bytes_ += memory->block_bytes();
+  }
+  /// Of everything added; nothing is added any more.
+  void enter() {
+    if (place_ == nullptr) return;
+    there_ = place_->allocate(bytes_);
+    here_.resize(bytes_);
+    for (const Block& b : blocks_) {
+      std::memcpy(here_.data() + b.at, b.memory->block(), b.memory->block_bytes());
+    }
+    place_->copy_in(there_.get(), here_.data(), bytes_);
+  }
+  void leave() {
+    if (place_ == nullptr) return;
+    place_->copy_out(here_.data(), there_.get(), bytes_);
+    for (const Block& b : blocks_) {
+      std::memcpy(b.memory->block(), here_.data() + b.at, b.memory->block_bytes());
+    }
+  }
+  void* address(GuardedMemory* memory) const {
+    if (memory == nullptr || place_ == nullptr) return memory == nullptr ? nullptr : memory->data();
+    const auto it = std::find_if(blocks_.begin(), blocks_.end(),
+                                 [&](const Block& b) { return b.memory == memory; });
+    return static_cast<std::byte*>(there_.get()) + it->at + GuardedMemory::kGuard;
+  }
+  rm_stream* stream() const { return place_ == nullptr ? nullptr : place_->stream(); }
+
+ private:
+  struct Block {
+    GuardedMemory* memory;
+    size_t at;
+  };
+  Place* const place_;
+  std::vector<Block> blocks_;
+  size_t bytes_ = 0;
+  std::vector<std::byte> here_;
+  std::shared_ptr<void> there_;
+};
+
+/// For the packed copy of a constant operand; null when the kernel reads it as it lies.
+std::unique_ptr<GuardedMemory> room_for_packed(const Prepared& prepared, size_t input) {
   const rm_kernel* kernel = prepared.kernel;
   if (kernel->packing == nullptr || kernel->prepack == nullptr) return nullptr;
   rm_packing packing{};
   packing.struct_size = sizeof packing;
   kernel->packing(prepared.state.get(), input, &packing);
-  if (packing.bytes == 0) return nullptr;
-  auto copy = std::make_unique<GuardedMemory>(packing.bytes);
-  rm_tensor source = operand;
-  source.data = const_cast<std::byte*>(filled.memory->data());
-  backend::check(kernel->prepack(prepared.state.get(), input, &source, copy->data()), "prepack");
-  return copy;
+  return packing.bytes == 0 ? nullptr : std::make_unique<GuardedMemory>(packing.bytes);
 }
 
-std::string launched(const Prepared& prepared, const select::Problem& problem,
+std::string launched(const Prepared& prepared, const select::Problem& problem, Place* place,
                      const std::vector<Filled>& inputs, std::vector<Filled>& outputs) {
-  std::vector<std::unique_ptr<GuardedMemory>> copies;
-  std::vector<const void*> in;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    in.push_back(inputs[i].memory == nullptr ? nullptr : inputs[i].memory->data());
-    const bool constant = i < 64 && (problem.c().constant_inputs >> i & 1) != 0;
-    if (in.back() == nullptr || !constant) continue;
-    auto copy = packed(prepared, problem.input(i), i, inputs[i]);
-    if (copy == nullptr) continue;
-    in.back() = copy->data();
-    copies.push_back(std::move(copy));
-  }
-  std::vector<void*> out;
-  for (Filled& f : outputs) out.push_back(f.memory == nullptr ? nullptr : f.memory->data());
   const rm_kernel* kernel = prepared.kernel;
   GuardedMemory workspace(kernel->workspace == nullptr
                               ? 0
                               : static_cast<size_t>(kernel->workspace(prepared.state.get())));
+  std::vector<std::unique_ptr<GuardedMemory>> copies(inputs.size());
+  Stage stage(place);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    stage.add(inputs[i].memory.get());
+    const bool constant = i < 64 && (problem.c().constant_inputs >> i & 1) != 0;
+    if (inputs[i].memory != nullptr && constant) copies[i] = room_for_packed(prepared, i);
+    stage.add(copies[i].get());
+  }
+  for (Filled& f : outputs) stage.add(f.memory.get());
+  stage.add(&workspace);
+  stage.enter();
+
+  std::vector<const void*> in;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    in.push_back(stage.address(inputs[i].memory.get()));
+    if (copies[i] == nullptr) continue;
+    rm_tensor source = problem.input(i);
+    source.data = const_cast<void*>(in.back());
+    void* packed = stage.address(copies[i].get());
+    backend::check(kernel->prepack(prepared.state.get(), i, &source, packed), "prepack");
+    in.back() = packed;
+  }
+  std::vector<void*> out;
+  for (Filled& f : outputs) out.push_back(stage.address(f.memory.get()));
   rm_launch launch{};
   launch.struct_size = sizeof launch;
   launch.state = prepared.state.get();
   launch.inputs = in.data();
   launch.outputs = out.data();
-  launch.workspace = workspace.data();
+  launch.workspace = stage.address(&workspace);
+  launch.stream = stage.stream();
   backend::check(kernel->launch(&launch), "launch");
+  stage.leave();
+
   const bool around = std::all_of(outputs.begin(), outputs.end(), [](const Filled& f) {
     return f.memory == nullptr || (f.memory->guards_intact() && gaps_intact(f));
   });
   if (!around) return "it wrote outside its result";
   if (!workspace.guards_intact()) return "it wrote outside its workspace";
   for (const auto& copy : copies) {
-    if (!copy->guards_intact()) return "it packed outside its copy of a weight";
+    if (copy != nullptr && !copy->guards_intact()) return "it packed outside its copy of a weight";
   }
   for (const Filled& f : inputs) {
     if (f.memory != nullptr && !f.memory->guards_intact()) return "it wrote around an operand";
@@ -98,11 +155,11 @@ struct Fault {
 };
 
 std::vector<Fault> faults(const Prepared& prepared, const select::Problem& problem,
-                          const Shape& shape, uint64_t seed, std::string* failure) {
+                          const Shape& shape, Place* place, uint64_t seed, std::string* failure) {
   const std::vector<Filled> inputs = random_inputs(shape, seed);
   std::vector<Filled> outputs = blank_outputs(shape, seed);
   const std::vector<Part> parts = expected(shape, inputs, outputs);
-  *failure = launched(prepared, problem, inputs, outputs);
+  *failure = launched(prepared, problem, place, inputs, outputs);
   std::vector<Fault> out;
   if (!failure->empty()) return out;
   for (const Part& part : parts) {
@@ -150,19 +207,20 @@ size_t results_of(const Shape& shape) {
 
 }  // namespace
 
-std::string check_row(const select::Row& row, uint32_t config, const Shape& shape) {
-  const select::Problem problem(shape.op, shape.inputs, shape.outputs, shape.attrs);
+std::string check_row(const select::Row& row, uint32_t config, const Shape& shape, Place* place) {
+  const select::Problem problem(shape.op, shape.inputs, shape.outputs, shape.attrs, row.place());
   const Prepared prepared(row, config, problem);
   try {
     std::string failure;
-    const std::vector<Fault> first = faults(prepared, problem, shape, 1, &failure);
+    const std::vector<Fault> first = faults(prepared, problem, shape, place, 1, &failure);
     if (!failure.empty()) return failure;
     if (first.empty()) return {};
-    const std::vector<Fault> again = faults(prepared, problem, shape, 2, &failure);
+    const std::vector<Fault> again = faults(prepared, problem, shape, place, 2, &failure);
     if (!failure.empty()) return failure;
     if (comes_back(first, again, results_of(shape))) return text(first[0], first.size(), shape);
     return {};
   } catch (const Error& error) {
+    if (error.code() == RM_RESOURCE_EXHAUSTED) throw;  // says nothing about the row
     return error.what();
   }
 }

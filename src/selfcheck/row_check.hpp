@@ -6,11 +6,14 @@
 
 #include "select/kernel_table.hpp"
 #include "selfcheck/alike.hpp"
+#include "selfcheck/place.hpp"
 
 namespace rm::selfcheck {
 
 /// Empty when the row's results are right, and nothing around them was written; else what was wrong.
-/// A row whose launch fails is wrong, too. Throws rm::Error when the row cannot be prepared.
-std::string check_row(const select::Row& row, uint32_t config, const Shape& shape);
+/// A row whose launch fails is wrong, too. `place`: where it is launched, null for a row of the host.
+/// Throws rm::Error when the row cannot be prepared, or there is no memory for the check.
+std::string check_row(const select::Row& row, uint32_t config, const Shape& shape,
+                      Place* place = nullptr);
 
 }  // namespace rm::selfcheck

@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "ops/registry.hpp"
 #include "selfcheck/alike.hpp"
+#include "selfcheck/fused.hpp"
 #include "selfcheck/row_check.hpp"
 #include "selfcheck/verdicts.hpp"
 
@@ -28,6 +29,7 @@ std::string_view view(rm_str s) { return {s.data, s.size}; }
 std::string machine_of(const rm_device_info* device) {
   std::string out = processor_name();
   if (device == nullptr) return out;
+  if (device->dl_device_type != kDLCPU) out += "\n" + std::string(view(device->name));
   out += "\n" + std::string(view(device->arch));
   for (size_t i = 0; i < device->properties.size; ++i) {
     const rm_option& o = device->properties.data[i];
@@ -56,14 +58,15 @@ Digest key_of(const select::Row& row, uint32_t config, const Shape& shape) {
 bool is_exempt(const select::Row& row, const select::Problem& problem) {
   if (row.is_bridge()) return true;
   const std::string_view op = view(problem.c().op);
-  if (op == "copy") return false;  // low level only: its reference is its operand
+  // Low level only: the reference of copy is its operand, of the fused ones fused.cpp's.
+  if (op == "copy" || is_fused(op)) return false;
   const ops::OpDef* def = ops::find(op);
   return def == nullptr || def->is(ops::kOpaque) || def->reference == nullptr;
 }
 
 bool supports(const select::Row& row, const Shape& shape) {
   if (row.kernel->supports == nullptr) return true;
-  const select::Problem problem(shape.op, shape.inputs, shape.outputs, shape.attrs);
+  const select::Problem problem(shape.op, shape.inputs, shape.outputs, shape.attrs, row.place());
   rm_str why{"", 0};
   return row.kernel->supports(&problem.c(), row.device, &why) != 0;
 }
@@ -138,9 +141,10 @@ std::string SelfCheck::refusal(const select::Row& row, uint32_t config,
   const auto start = Clock::now();
   std::string why;
   try {
-    why = check_row(row, config, shape);
+    const std::unique_ptr<Place> place = settings_.place(row);
+    why = check_row(row, config, shape, place.get());
   } catch (const Error& error) {
-    return std::string("it could not be prepared: ") + error.what();  // no fault: not remembered
+    return std::string("it could not be checked: ") + error.what();  // no fault: not remembered
   }
   const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   const select::Problem checked(shape.op, shape.inputs, shape.outputs, shape.attrs);

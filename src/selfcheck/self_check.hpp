@@ -11,6 +11,7 @@
 
 #include "select/kernel_table.hpp"
 #include "select/row_judge.hpp"
+#include "selfcheck/place.hpp"
 
 namespace rm::selfcheck {
 
@@ -26,6 +27,7 @@ struct Settings {
   Mode mode = Mode::kAuto;
   std::string directory;  // of the verdicts; empty: they are kept in this process only
   bool writable = true;
+  PlaceOf place = place_of;  // where rows of a device are run
 };
 
 struct Report {

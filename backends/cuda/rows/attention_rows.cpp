@@ -11,6 +11,7 @@ using cuda_ops::Tensor;
 struct SdpaOp {
   using Problem = cuda_ops::Sdpa;
   static constexpr const char* kOp = "sdpa";
+  static constexpr rm_edge kEdges[] = {{'S', 0, 128}, {'T', 0, 128}, {'D', 0, 256}, {'E', 0, 256}};
   static auto rows() { return cuda_ops::sdpa_rows(); }
 
   std::vector<Placed> tensors;
@@ -49,6 +50,7 @@ struct SdpaOp {
 struct SdpaStepOp {
   using Problem = cuda_ops::SdpaStep;
   static constexpr const char* kOp = "append_sdpa";
+  static constexpr rm_edge kEdges[] = {{'T', 0, 128}};
   static constexpr bool kUpdates = true;
   static auto rows() { return cuda_ops::sdpa_step_rows(); }
 

@@ -75,6 +75,7 @@ struct Product {
 struct GemmOp : Product {
   using Problem = cuda_ops::Gemm;
   static constexpr const char* kOp = "gemm";
+  static constexpr rm_edge kEdges[] = {{'M', 0, 128}, {'N', 0, 256}, {'K', 0, 128}};
   static auto rows() { return cuda_ops::gemm_rows(); }
   using Product::Product;
 
@@ -102,6 +103,7 @@ struct GemmOp : Product {
 struct GemvOp : Product {
   using Problem = cuda_ops::Gemv;
   static constexpr const char* kOp = "gemm";
+  static constexpr rm_edge kEdges[] = {{'M', 0, 8}, {'N', 0, 128}, {'K', 0, 512}};
   static constexpr int64_t kMostRowsOfX = 8;
   static auto rows() { return cuda_ops::gemv_rows(); }
 
@@ -138,6 +140,8 @@ struct GemvOp : Product {
 struct LinearsOp {
   using Problem = cuda_ops::GemvGroup;
   static constexpr const char* kOp = "linears";
+  // So many rows, in two weights, are more than one turn of a large card's blocks.
+  static constexpr rm_edge kEdges[] = {{'N', 0, 1088}, {'K', 0, 128}};
   static constexpr size_t kFirst = 3, kMost = 3;  // operands: x, norm, residual, then w and bias each
   /// Plans use the first alone: where it does not serve, single products do better than the other,
   /// which is for operands that turn out to lie on odd addresses.

@@ -12,6 +12,7 @@
 // and, where the table leaves it out,
 //   static double least_us(const Problem&);           // that moving its memory takes
 //   bool stable;                                      // the problem's stable_weights are constants
+//   static constexpr rm_edge kEdges[];                // where its kernels' tiles end (rm_kernel.edges)
 //
 // In a graph kernels overlap (decision 0029): the graph's launch stands between whatever wrote weights
 // and every kernel in it. Launched one by one they do not.
@@ -24,6 +25,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <string>
 #include <utility>
@@ -70,6 +72,9 @@ void launch_copies_in(const std::vector<Densed>& copies, cuda_ops::Tensor* t, ch
 void launch_copies_out(const std::vector<Densed>& copies, const cuda_ops::Tensor* t,
                        const std::vector<Placed>& tensors, void* const* outputs,
                        cudaStream_t stream);
+
+/// Of operators that name none: blocks of threads and their vectors along the innermost axis.
+inline constexpr rm_edge kBlockEdges[] = {{0, 0, 1024}};
 
 template <class Op>
 struct Row {
@@ -224,6 +229,11 @@ struct Row {
     row.release = release;
     row.workspace = workspace;
     row.launch = launch;
+    if constexpr (requires { Op::kEdges; }) {
+      row.edges = Op::kEdges, row.num_edges = std::size(Op::kEdges);
+    } else {
+      row.edges = kBlockEdges, row.num_edges = std::size(kBlockEdges);
+    }
     return row;
   }
 

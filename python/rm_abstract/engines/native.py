@@ -300,7 +300,7 @@ class NativeEngine:
             packing=self._packing(call),
             shared=self._shared.of(weights),
             repeated=repeated,
-            checks=None if self.placement.away else self._context.kernel_checks(),
+            checks=self._context.kernel_checks(),
             device=self.placement.index,
         )
         return self.placement.placed(program, home)

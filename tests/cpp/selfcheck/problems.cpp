@@ -16,6 +16,8 @@ Backend& cpu() {
   static Backend& backend = [&]() -> Backend& {
     backend::Options options;
     if (const char* set = std::getenv("RM_CPU_ISA")) options.emplace_back("cpu_isa", set);
+    // Another plugin's rows, those of a device: on a machine that has one.
+    if (const char* path = std::getenv("RM_TEST_KERNELS")) return backend::registry().load(path);
     if (const char* path = std::getenv("RM_TEST_ONEDNN")) options.emplace_back("onednn_path", path);
     return backend::registry().load(RM_CPU_PLUGIN, options);
   }();
@@ -35,7 +37,9 @@ Operand dense(DType dtype, Ints dims, bool constant) {
 }
 
 std::unique_ptr<select::Problem> problem_of(const Shape& s) {
-  return std::make_unique<select::Problem>(s.op, s.inputs, s.outputs, s.attrs);
+  const rm_device_info& info = cpu().get_device_info(0);
+  const DLDevice device{static_cast<DLDeviceType>(info.dl_device_type), info.dl_device_id};
+  return std::make_unique<select::Problem>(s.op, s.inputs, s.outputs, s.attrs, device);
 }
 
 bool supports(const rm_kernel& row, const Shape& shape, std::string* why_not) {
@@ -99,6 +103,48 @@ void add_products(std::vector<Shape>& out) {
                         masked ? mask : absent()},
                        {out_of},
                        {{"scale", 0.125}, {"is_causal", int64_t{s > 1 && !masked}}}});
+      }
+    }
+  }
+}
+
+/// Only some devices have rows for these.
+void add_fused(std::vector<Shape>& out) {
+  for (DType t : {DType::kBF16, DType::kF16}) {
+    const auto weight = [&](int64_t n, int64_t k) { return dense(t, {n, k}, true); };
+    const ir::Attrs plain{{"activation", std::string("none")}, {"eps", 1e-5}, {"gated", int64_t{0}},
+                          {"weight_offset", 0.0}};
+    ir::Attrs gated = plain, offset = plain;
+    gated["gated"] = int64_t{1}, gated["activation"] = std::string("silu");
+    offset["weight_offset"] = 1.0;
+    for (int64_t k : {64, 896, 2048, 8192}) {
+      const Operand norm = dense(t, {k}, true), none = absent();
+      out.push_back({"linears",
+                     {dense(t, {1, 1, k}), norm, none, weight(k, k), dense(t, {k}, true), weight(512, k), none,
+                      weight(513, k), dense(t, {513}, true)},
+                     {dense(t, {1, 1, k}), dense(t, {1, 1, 512}), dense(t, {1, 1, 513})}, plain});
+      out.push_back({"linears", {dense(t, {1, k}), norm, none, weight(4864, k), none, weight(4864, k), none},
+                     {dense(t, {1, 4864})}, gated});
+      out.push_back({"linears", {dense(t, {1, k}), norm, dense(t, {1, 300}), weight(300, k), none},
+                     {dense(t, {1, 300})}, offset});
+    }
+    for (int64_t d : {64, 128, 256}) {
+      for (bool masked : {false, true}) {
+        for (int64_t batch : {1, 3}) {
+          const auto heads = [&](int64_t n) {
+            Operand out_of = dense(t, {batch, 1, n, d});
+            out_of.layout = ir::view_permute(out_of.layout, {0, 2, 1, 3});
+            return out_of;
+          };
+          Operand angles = dense(t, {1, 1, 1, d}), mask = dense(DType::kBool, {batch, 1, 1, 1000});
+          angles.layout = ir::view_expand(angles.layout, {batch, 8, 1, d});
+          mask.layout = ir::view_expand(mask.layout, {batch, 8, 1, 1000});
+          out.push_back({"append_sdpa",
+                         {heads(8), heads(2), heads(2), angles, angles, dense(DType::kI64, {1}),
+                          masked ? mask : absent()},
+                         {heads(8), dense(t, {batch, 2, 1000, d}), dense(t, {batch, 2, 1000, d})},
+                         {{"scale", 0.125}, {"ends", int64_t{masked ? 0 : 1}}}});
+        }
       }
     }
   }
@@ -249,6 +295,7 @@ void add_images(std::vector<Shape>& out) {
 std::vector<Shape> problems() {
   std::vector<Shape> out;
   add_products(out);
+  add_fused(out);
   add_quantised(out);
   add_elementwise(out);
   add_rows(out);

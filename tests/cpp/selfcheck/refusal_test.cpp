@@ -2,6 +2,8 @@
 // verdict outlives the process.
 #include <doctest/doctest.h>
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -15,6 +17,7 @@
 #include "ops/host_tensor.hpp"
 #include "problems.hpp"
 #include "select/prepared_kernels.hpp"
+#include "selfcheck/operands.hpp"
 #include "selfcheck/self_check.hpp"
 
 using namespace rm;
@@ -34,7 +37,15 @@ struct Wrong {
   std::map<const rm_kernel_state*, ir::Layout> outputs;
   std::mutex mutex;
   int launches = 0;
+  selfcheck::Place* place = nullptr;  // of a device: what it launches is changed there
 } wrong;
+
+/// The backend's own, remembered for the faults.
+std::unique_ptr<selfcheck::Place> watched_place(const select::Row& row) {
+  auto place = selfcheck::place_of(row);
+  wrong.place = place.get();
+  return place;
+}
 
 ir::Layout layout_of(const rm_tensor& t) {
   ir::Layout out;
@@ -63,16 +74,7 @@ void change(const ir::Layout& l, std::byte* base, int64_t offset) {
   }
 }
 
-rm_status* wrong_launch(const rm_launch* launch) {
-  rm_status* status = wrong.kernel->launch(launch);
-  if (status != nullptr) return status;
-  ir::Layout l;
-  {
-    const std::lock_guard lock(wrong.mutex);
-    ++wrong.launches;
-    l = wrong.outputs[launch->state];
-  }
-  auto* base = static_cast<std::byte*>(launch->outputs[0]);
+void make_wrong(const ir::Layout& l, std::byte* base, int64_t end) {
   const std::vector<int64_t> at = ops::strided_offsets(l.dims, l.strides);
   const int64_t last = l.dims.empty() ? 1 : l.dims.back();
   for (size_t i = 0; i < at.size(); ++i) {
@@ -82,10 +84,27 @@ rm_status* wrong_launch(const rm_launch* launch) {
                      (wrong.fault == Fault::kType && l.dtype == wrong.only);
     if (hit) change(l, base, at[i]);
   }
-  if (wrong.fault == Fault::kOutside) {
-    int64_t end = 0;
-    for (size_t d = 0; d < l.dims.size(); ++d) end += (l.dims[d] - 1) * l.strides[d];
-    base[(end + 1) * static_cast<int64_t>(ir::size_bytes(l.dtype))] = std::byte{7};
+  if (wrong.fault == Fault::kOutside) base[end] = std::byte{7};
+}
+
+rm_status* wrong_launch(const rm_launch* launch) {
+  rm_status* status = wrong.kernel->launch(launch);
+  if (status != nullptr) return status;
+  ir::Layout l;
+  {
+    const std::lock_guard lock(wrong.mutex);
+    ++wrong.launches;
+    l = wrong.outputs[launch->state];
+  }
+  const auto end = static_cast<int64_t>(selfcheck::extent_bytes(l));
+  auto* base = static_cast<std::byte*>(launch->outputs[0]);
+  if (wrong.place == nullptr) {
+    make_wrong(l, base, end);
+  } else if (wrong.fault != Fault::kNone) {
+    std::vector<std::byte> here(static_cast<size_t>(end) + 1);
+    wrong.place->copy_out(here.data(), base, here.size());
+    make_wrong(l, here.data(), end);
+    wrong.place->copy_in(base, here.data(), here.size());
   }
   return nullptr;
 }
@@ -100,6 +119,56 @@ rm_kernel made_wrong(const rm_kernel& kernel, Fault fault, ir::DType only) {
   out.prepare = wrong_prepare;
   out.launch = wrong_launch;
   return out;
+}
+
+/// A device's memory: the host may not touch it but in copies and kernels.
+class FarMemory final : public selfcheck::Place {
+ public:
+  FarMemory() { current = this; }
+  ~FarMemory() override { current = nullptr; }
+  template <class Body>
+  auto within(Body body) {
+    mprotect(base_, bytes_, PROT_READ | PROT_WRITE);
+    struct Close {
+      FarMemory& self;
+      ~Close() { mprotect(self.base_, self.bytes_, PROT_NONE); }
+    } close{*this};
+    return body();
+  }
+  std::shared_ptr<void> allocate(size_t bytes) override {
+    bytes_ = (bytes + 4095) / 4096 * 4096 + 4096;
+    base_ = mmap(nullptr, bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(base_ != MAP_FAILED);
+    return {base_, [size = bytes_](void* p) { munmap(p, size); }};
+  }
+  void copy_in(void* to, const void* from, size_t bytes) override {
+    within([&] { std::memcpy(to, from, bytes); });
+  }
+  void copy_out(void* to, const void* from, size_t bytes) override {
+    within([&] { std::memcpy(to, from, bytes); });
+  }
+  rm_stream* stream() override { return reinterpret_cast<rm_stream*>(this); }
+  static inline FarMemory* current = nullptr;
+
+ private:
+  void* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+rm_status* far_launch(const rm_launch* launch) {
+  FarMemory& memory = *FarMemory::current;
+  CHECK(launch->stream == memory.stream());
+  return memory.within([&] { return wrong_launch(launch); });
+}
+
+rm_status* far_prepack(const rm_kernel_state* state, size_t input, const rm_tensor* src, void* dst) {
+  return FarMemory::current->within([&] { return wrong.kernel->prepack(state, input, src, dst); });
+}
+
+rm_device_info far_device() {
+  rm_device_info info = cpu().get_device_info(0);
+  info.dl_device_type = kDLCUDA;
+  return info;
 }
 
 struct Folder {
@@ -127,8 +196,10 @@ TEST_CASE("a row that is wrong in a column, a tail, for a type or outside is ref
       if (!supports(kernel, shape)) continue;
       for (Fault fault : kFaults) {
         const rm_kernel bad = made_wrong(kernel, fault, shape.outputs[0].layout.dtype);
-        const select::Row row{&bad, &cpu().get_device_info(0), "cpu"};
-        SelfCheck check({});
+        const select::Row row{&bad, &cpu().get_device_info(0), cpu().name()};
+        selfcheck::Settings settings;
+        settings.place = watched_place;
+        SelfCheck check(settings);
         CAPTURE(text(kernel.name));
         CAPTURE(problem->str());
         CAPTURE(static_cast<int>(fault));
@@ -140,6 +211,55 @@ TEST_CASE("a row that is wrong in a column, a tail, for a type or outside is ref
     }
   }
   CHECK(refused.size() == operators().size());
+  wrong.place = nullptr;
+}
+
+TEST_CASE("rows of a device are run in its memory, on a stream, and refused for the same faults") {
+  const Silent silent;
+  const rm_device_info device = far_device();
+  selfcheck::Settings settings;
+  settings.place = [](const select::Row& row) -> std::unique_ptr<selfcheck::Place> {
+    CHECK(row.place().device_type == kDLCUDA);
+    return std::make_unique<FarMemory>();
+  };
+  std::map<std::string, int> seen;
+  for (const auto& shape : problems()) {
+    const auto problem = problem_of(shape);
+    for (const rm_kernel& kernel : cpu().kernels()) {
+      if (!supports(kernel, shape) || ++seen[shape.op] > 2) continue;
+      for (Fault fault : {Fault::kNone, Fault::kColumn, Fault::kTail, Fault::kType, Fault::kOutside}) {
+        rm_kernel row = made_wrong(kernel, fault, shape.outputs[0].layout.dtype);
+        row.launch = far_launch;
+        if (row.prepack != nullptr) row.prepack = far_prepack;
+        SelfCheck check(settings);
+        CAPTURE(text(kernel.name));
+        CAPTURE(problem->str());
+        CAPTURE(static_cast<int>(fault));
+        const std::string why = check.refusal({&row, &device, "far"}, 0, *problem);
+        CHECK((why == "") == (fault == Fault::kNone));
+        CHECK(check.report().checked == 1);
+      }
+    }
+  }
+  CHECK(seen.size() == operators().size());
+}
+
+TEST_CASE("a device without memory for a check says nothing about the row, and nothing is remembered") {
+  const Silent silent;
+  const rm_device_info device = far_device();
+  const auto problem = problem_of(gemm(8, 300, 96));
+  selfcheck::Settings settings;
+  settings.place = [](const select::Row&) -> std::unique_ptr<selfcheck::Place> {
+    throw Error(RM_RESOURCE_EXHAUSTED, "[device] expected memory, got none");
+  };
+  SelfCheck check(settings);
+  for (const rm_kernel& kernel : cpu().kernels()) {
+    if (!supports(kernel, gemm(8, 300, 96))) continue;
+    const select::Row row{&kernel, &device, "far"};
+    CHECK(check.refusal(row, 0, *problem).find("could not be checked") != std::string::npos);
+    CHECK(check.report().refused.empty());
+    CHECK(check.report().checked == 0);
+  }
 }
 
 TEST_CASE("a wrong row is passed over, the next one serves, and without one there is an error") {

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -87,17 +88,18 @@ TEST_CASE("every row passes its self-check") {
         record.not_run(kernel, why_not);
         continue;
       }
-      const select::Row row{&kernel, &cpu().get_device_info(0), "cpu"};
+      const select::Row row{&kernel, &cpu().get_device_info(0), cpu().name()};
+      const auto place = selfcheck::place_of(row);
       const selfcheck::Shape small = selfcheck::alike(*problem, kernel);
       CAPTURE(text(kernel.name));
       CAPTURE(problem->str());
       CAPTURE(problem_of(small)->str());
       const auto start = std::chrono::steady_clock::now();
-      const std::string fault = selfcheck::check_row(row, 0, small);
+      const std::string fault = selfcheck::check_row(row, 0, small, place.get());
       CHECK(fault == "");
       record.ran(kernel, fault.empty());
       const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-      if (verbose) MESSAGE(text(kernel.name) << " " << ms << " ms: " << problem_of(small)->str());
+      if (verbose) std::printf("%s %.2f ms: %s\n", text(kernel.name).c_str(), ms, problem_of(small)->str().c_str());
     }
   }
   record.write();

@@ -1,0 +1,173 @@
+#include "selfcheck/fused.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "ir/scalar.hpp"
+#include "ops/ewise_opcodes.hpp"
+#include "ops/registry.hpp"
+
+namespace rm::selfcheck {
+namespace {
+
+using ops::HostTensor;
+
+double float_attr(const Shape& s, const char* name, double otherwise) {
+  const auto it = s.attrs.find(name);
+  return it == s.attrs.end() ? otherwise : std::get<double>(it->second);
+}
+
+int64_t int_attr(const Shape& s, const char* name) {
+  const auto it = s.attrs.find(name);
+  return it == s.attrs.end() ? 0 : std::get<int64_t>(it->second);
+}
+
+const HostTensor* operand(const std::vector<Filled>& inputs, size_t i) {
+  return i < inputs.size() && inputs[i].memory != nullptr ? &inputs[i].values : nullptr;
+}
+
+double at(const HostTensor& t, int64_t i) { return ir::load_element(t.type.dtype, t.at(i)); }
+
+int activation_of(const Shape& s) {
+  const auto it = s.attrs.find("activation");
+  const std::string name = it == s.attrs.end() ? "none" : std::get<std::string>(it->second);
+  return static_cast<int>(ops::find_opcode(name == "none" ? "copy" : name)->opcode);
+}
+
+/// x as the products see it, and what they are multiplied by: the norm's weight and its root.
+struct Row {
+  std::vector<float> x;
+  double scale = 1;
+};
+
+Row row_of(const Shape& shape, const std::vector<Filled>& inputs) {
+  Row out;
+  const HostTensor& x = *operand(inputs, 0);
+  const HostTensor* norm = operand(inputs, 1);
+  const double offset = float_attr(shape, "weight_offset", 0);
+  double squares = 0;
+  for (int64_t i = 0; i < x.size(); ++i) {
+    const double v = at(x, i);
+    squares += v * v;
+    out.x.push_back(static_cast<float>(norm == nullptr ? v : v * (at(*norm, i) + offset)));
+  }
+  if (norm != nullptr) {
+    const double mean = squares / static_cast<double>(x.size());
+    out.scale = 1 / std::sqrt(mean + float_attr(shape, "eps", 1e-5));
+  }
+  return out;
+}
+
+float single(ir::DType dtype, const char* bytes) {
+  if (dtype != ir::DType::kBF16) return static_cast<float>(ir::load_element(dtype, bytes));
+  uint16_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
+}
+
+/// Every row of w times x. The operands are multiples of powers of two (operands.cpp): sums in
+/// float32 are exact.
+std::vector<double> products(const Row& row, const HostTensor& w, const HostTensor* bias) {
+  const size_t k = row.x.size();
+  std::vector<double> out(static_cast<size_t>(w.type.dims[0].value()));
+  std::vector<float> weights(k);
+  for (size_t j = 0; j < out.size(); ++j) {
+    const char* from = w.at(static_cast<int64_t>(j * k));
+    const size_t item = ir::size_bytes(w.type.dtype);
+    for (size_t i = 0; i < k; ++i) weights[i] = single(w.type.dtype, from + i * item);
+    float sum = 0;
+    for (size_t i = 0; i < k; ++i) sum += row.x[i] * weights[i];
+    out[j] = sum * row.scale + (bias == nullptr ? 0 : at(*bias, static_cast<int64_t>(j)));
+  }
+  return out;
+}
+
+std::vector<int64_t> all_of(const HostTensor& t) {
+  std::vector<int64_t> out(static_cast<size_t>(t.size()));
+  std::iota(out.begin(), out.end(), int64_t{0});
+  return out;
+}
+
+std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
+                          const std::vector<Filled>& before) {
+  const Row row = row_of(shape, inputs);
+  const bool gated = int_attr(shape, "gated") != 0;
+  const int activation = activation_of(shape);
+  const HostTensor* residual = operand(inputs, 2);
+  std::vector<Part> out;
+  for (size_t y = 0; y < before.size(); ++y) {
+    std::vector<double> values = products(row, *operand(inputs, 3 + 2 * y), operand(inputs, 4 + 2 * y));
+    std::vector<double> second;
+    if (gated) second = products(row, *operand(inputs, 5), nullptr);
+    for (size_t j = 0; j < values.size(); ++j) {
+      values[j] = ops::apply_float(activation, values[j], 0, 0);
+      if (gated) values[j] *= second[j];
+      if (residual != nullptr) values[j] += at(*residual, static_cast<int64_t>(j));
+    }
+    HostTensor result = ops::from_doubles(before[y].values.type, values);
+    std::vector<int64_t> all = all_of(result);
+    out.push_back({y, std::move(result), std::move(all)});
+  }
+  return out;
+}
+
+std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inputs,
+                              const std::vector<Filled>& before) {
+  ir::Node rope, attention;
+  rope.op = "rope", rope.attrs = {{"interleaved", int64_t{0}}};
+  attention.op = "sdpa";
+  attention.attrs = {{"scale", float_attr(shape, "scale", 1)}, {"is_causal", int64_t{0}}};
+  const auto turned = [&](size_t i) {
+    const HostTensor& x = *operand(inputs, i);
+    // Angles are those of one head, which the operand repeats as often as there are queries.
+    HostTensor cos = *operand(inputs, 3), sin = *operand(inputs, 4);
+    const int64_t heads = cos.type.dims[1].value();
+    if (heads != x.type.dims[1].value()) {
+      for (HostTensor* t : {&cos, &sin}) {
+        const std::vector<int64_t> sizes = ops::sizes(t->type.dims);
+        ir::TensorType one = t->type;
+        one.dims[1] = int64_t{1};
+        t->bytes = ops::take(*t, one, ops::strided_offsets(ops::sizes(one.dims), ops::contiguous_strides(sizes))).bytes;
+        t->type = one;
+      }
+    }
+    return ops::get("rope").reference(rope, {&x, &cos, &sin}, {x.type})[0];
+  };
+  const HostTensor q = turned(0), k = turned(1);
+  const int64_t position = ops::to_ints(*operand(inputs, 5))[0];
+  HostTensor caches[2] = {before[1].values, before[2].values};
+  const HostTensor* fresh[2] = {&k, operand(inputs, 2)};
+  const ops::AxisSplit split = ops::split_at(caches[0].type.dims, 2);
+  const size_t row = static_cast<size_t>(split.inner) * ir::size_bytes(k.type.dtype);
+  for (int i = 0; i < 2; ++i) {
+    for (int64_t o = 0; o < split.outer; ++o) {
+      std::copy_n(fresh[i]->at(o * split.inner), row, caches[i].at((o * split.size + position) * split.inner));
+    }
+  }
+  const HostTensor last = ops::from_ints({ir::DType::kI64, {int64_t{1}}}, {position});
+  const bool ends = int_attr(shape, "ends") != 0;
+  HostTensor o = ops::get("sdpa").reference(
+      attention, {&q, &caches[0], &caches[1], operand(inputs, 6), ends ? &last : nullptr},
+      {before[0].values.type})[0];
+  std::vector<Part> out;
+  const auto whole = [&](HostTensor t) {
+    std::vector<int64_t> all = all_of(t);
+    out.push_back({out.size(), std::move(t), std::move(all)});
+  };
+  whole(std::move(o)), whole(std::move(caches[0])), whole(std::move(caches[1]));
+  return out;
+}
+
+}  // namespace
+
+bool is_fused(std::string_view op) { return op == "linears" || op == "append_sdpa"; }
+
+std::vector<Part> expected_fused(const Shape& shape, const std::vector<Filled>& inputs,
+                                 const std::vector<Filled>& before) {
+  return shape.op == "linears" ? linears(shape, inputs, before) : append_sdpa(shape, inputs, before);
+}
+
+}  // namespace rm::selfcheck

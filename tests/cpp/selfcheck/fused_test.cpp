@@ -1,0 +1,157 @@
+// The references of the fused operators against kernels written here, element by element, which
+// also are made wrong.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "ir/scalar.hpp"
+#include "problems.hpp"
+#include "selfcheck/row_check.hpp"
+
+using namespace rm;
+using namespace rm::selfcheck_test;
+
+namespace {
+
+// The problem being run; kernels are C functions.
+const selfcheck::Shape* running = nullptr;
+int wrong_output = -1;
+const rm_kernel_state* const kState = reinterpret_cast<const rm_kernel_state*>(&running);
+
+struct View {
+  const ir::Layout& layout;
+  std::byte* data;
+  std::byte* at(std::initializer_list<int64_t> place) const {
+    int64_t offset = 0;
+    size_t d = 0;
+    for (int64_t i : place) offset += i * layout.strides[d++];
+    return data + offset * static_cast<int64_t>(ir::size_bytes(layout.dtype));
+  }
+  double get(std::initializer_list<int64_t> place) const { return ir::load_element(layout.dtype, at(place)); }
+  void set(std::initializer_list<int64_t> place, double x) const {
+    ir::store_element(layout.dtype, at(place), x);
+  }
+  double rounded(double x) const {
+    char bytes[8];
+    ir::store_element(layout.dtype, bytes, x);
+    return ir::load_element(layout.dtype, bytes);
+  }
+};
+
+View input(const rm_launch* l, size_t i) {
+  return {running->inputs[i].layout, static_cast<std::byte*>(const_cast<void*>(l->inputs[i]))};
+}
+View output(const rm_launch* l, size_t i) {
+  return {running->outputs[i].layout, static_cast<std::byte*>(l->outputs[i])};
+}
+
+rm_status* run_linears(const rm_launch* l) {
+  const auto attr = [](const char* name) { return std::get<double>(running->attrs.at(name)); };
+  const bool gated = std::get<int64_t>(running->attrs.at("gated")) != 0;
+  const View x = input(l, 0);
+  const int64_t k = x.layout.dims.back();
+  double squares = 0;
+  for (int64_t i = 0; i < k; ++i) squares += x.get({0, i}) * x.get({0, i});
+  const double root = std::sqrt(squares / static_cast<double>(k) + attr("eps"));
+  const auto times = [&](size_t weight, int64_t row) {
+    const View w = input(l, weight), norm = input(l, 1);
+    double sum = 0;
+    for (int64_t i = 0; i < k; ++i) sum += x.get({0, i}) * (norm.get({i}) + attr("weight_offset")) * w.get({row, i});
+    sum /= root;
+    return l->inputs[weight + 1] == nullptr ? sum : sum + input(l, weight + 1).get({row});
+  };
+  for (size_t y = 0; y < running->outputs.size(); ++y) {
+    const int64_t n = running->inputs[3 + 2 * y].layout.dims[0];
+    for (int64_t j = 0; j < n; ++j) {
+      double v = times(3 + 2 * y, j);
+      if (gated) v = v / (1 + std::exp(-v)) * times(5, j);
+      if (l->inputs[2] != nullptr) v += input(l, 2).get({0, j});
+      if (wrong_output == static_cast<int>(y) && j == n - 1) v += 0.25 * (1 + std::abs(v));
+      output(l, y).set({0, j}, v);
+    }
+  }
+  return nullptr;
+}
+
+rm_status* run_append_sdpa(const rm_launch* l) {
+  const View q = input(l, 0), cos = input(l, 3), sin = input(l, 4), o = output(l, 0);
+  const ir::Ints& dims = q.layout.dims;
+  const int64_t groups = running->outputs[1].layout.dims[1], keys = running->outputs[1].layout.dims[2];
+  const int64_t d = dims[3], share = dims[1] / groups;
+  int64_t position = 0;
+  std::memcpy(&position, l->inputs[5], sizeof position);
+  const bool ends = std::get<int64_t>(running->attrs.at("ends")) != 0;
+  const auto turned = [&](const View& t, int64_t b, int64_t h, int64_t i) {
+    const double partner = i < d / 2 ? -t.get({b, h, 0, i + d / 2}) : t.get({b, h, 0, i - d / 2});
+    return t.rounded(t.get({b, h, 0, i}) * cos.get({b, 0, 0, i}) + partner * sin.get({b, 0, 0, i}));
+  };
+  for (int64_t b = 0; b < dims[0]; ++b) {
+    for (int64_t h = 0; h < dims[1]; ++h) {
+      const int64_t g = h / share;
+      for (int64_t i = 0; i < d; ++i) {
+        output(l, 1).set({b, g, position, i}, turned(input(l, 1), b, g, i));
+        output(l, 2).set({b, g, position, i}, input(l, 2).get({b, g, 0, i}));
+      }
+      std::vector<double> sum(static_cast<size_t>(d));
+      double total = 0;
+      for (int64_t t = 0; t < (ends ? position + 1 : keys); ++t) {
+        if (l->inputs[6] != nullptr && input(l, 6).get({b, h, 0, t}) == 0) continue;
+        double score = 0;
+        for (int64_t i = 0; i < d; ++i) score += turned(q, b, h, i) * output(l, 1).get({b, g, t, i});
+        const double p = std::exp(score * std::get<double>(running->attrs.at("scale")));
+        total += p;
+        for (int64_t i = 0; i < d; ++i) sum[static_cast<size_t>(i)] += p * output(l, 2).get({b, g, t, i});
+      }
+      for (int64_t i = 0; i < d; ++i) {
+        o.set({b, h, 0, i}, total == 0 ? 0 : sum[static_cast<size_t>(i)] / total);
+      }
+    }
+  }
+  // One element: of the attention, or of a cache where nothing is appended.
+  if (wrong_output == 0) o.set({0, 1, 0, d - 1}, o.get({0, 1, 0, d - 1}) + 0.5);
+  if (wrong_output > 0) {
+    const View cache = output(l, static_cast<size_t>(wrong_output));
+    cache.set({0, 0, 1, 0}, cache.get({0, 0, 1, 0}) + 0.5);
+  }
+  return nullptr;
+}
+
+rm_kernel kernel_of(const std::string& op) {
+  static constexpr rm_edge kEdges[] = {{'N', 0, 32}, {'K', 0, 64}, {'T', 0, 16}};
+  rm_kernel out{};
+  out.struct_size = sizeof out;
+  out.op = {op.data(), op.size()}, out.name = {"written_here", 12};
+  out.edges = kEdges, out.num_edges = std::size(kEdges);
+  out.prepare = [](const rm_problem*, const rm_device_info*, uint32_t, rm_kernel_state** state) -> rm_status* {
+    *state = const_cast<rm_kernel_state*>(kState);
+    return nullptr;
+  };
+  out.launch = op == "linears" ? run_linears : run_append_sdpa;
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("fused steps are compared with what their parts give, in every result") {
+  int count = 0;
+  for (const auto& shape : problems()) {
+    if (shape.op != "linears" && shape.op != "append_sdpa") continue;
+    const rm_kernel kernel = kernel_of(shape.op);
+    const select::Row row{&kernel, &cpu().get_device_info(0), "here"};
+    const selfcheck::Shape small = selfcheck::alike(*problem_of(shape), kernel);
+    running = &small;
+    CAPTURE(problem_of(shape)->str());
+    CAPTURE(problem_of(small)->str());
+    wrong_output = -1;
+    CHECK(selfcheck::check_row(row, 0, small) == "");
+    for (size_t i = 0; i < small.outputs.size(); ++i) {
+      wrong_output = static_cast<int>(i);
+      CHECK(selfcheck::check_row(row, 0, small) != "");
+    }
+    ++count;
+  }
+  CHECK(count >= 20);
+}
