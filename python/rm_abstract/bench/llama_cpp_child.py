@@ -53,7 +53,22 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
     return ordered
 
 
-def write_model(folder: Path, kind: str) -> Path:
+def write_words(writer: gguf.GGUFWriter, count: int) -> None:
+    """A vocabulary of numbered words, for programs that turn tokens into text."""
+    words = [b"<unk>", b"<s>", b"</s>", *(f"w{n}\u2581".encode() for n in range(3, count))]
+    types = gguf.TokenType
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(words)
+    writer.add_token_scores([0.0] * count)
+    special = [types.UNKNOWN, types.CONTROL, types.CONTROL]
+    writer.add_token_types([*special, *([types.NORMAL] * (count - len(special)))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+
+
+def write_model(folder: Path, kind: str, words: bool = False) -> Path:
+    """With `words` the file has a vocabulary, else none: token ids only."""
     description = json.loads((folder / "model.json").read_text())
     config, path = description["config"], folder / f"{kind}.gguf"
     writer = gguf.GGUFWriter(path, "llama")
@@ -66,7 +81,10 @@ def write_model(folder: Path, kind: str) -> Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_tokenizer_model("no_vocab")
+    if words:
+        write_words(writer, config["vocab_size"])
+    else:
+        writer.add_tokenizer_model("no_vocab")
     types = gguf.GGMLQuantizationType
     weights = np.memmap(folder / "weights.bin", dtype=np.float32, mode="r")
     for name, entry in description["tensors"].items():
