@@ -191,6 +191,26 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
     scheduler.close()
 
 
+def test_a_short_prompt_goes_between_the_pieces_of_a_long_one() -> None:
+    """It comes while the first piece is computed, and waits for that piece alone."""
+    model, widths = llama(), []
+    scheduler = Scheduler.of(model)
+    real, short = model.forward, Heard()
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        widths.append(kwargs["input_ids"].shape[1])
+        if len(widths) == 1:
+            scheduler.submit(Job([5, 6, 7], 1, short, Sampling(temperature=0)))
+        return real(*args, **kwargs)
+
+    model.forward = forward
+    long = Heard()
+    scheduler.submit(Job(list(range(3, 153)), 1, long, Sampling(temperature=0)))
+    assert long.ids() and short.ids()
+    assert widths == [32, 3, 32, 32, 54]
+    scheduler.close()
+
+
 def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
     scheduler = Scheduler.of(model, Limits(rows=2, waiting=4))
     heard = [Heard() for _ in range(4)]

@@ -26,6 +26,9 @@ from rm_abstract.generation.sampling import Sampler
 from rm_abstract.kv.device_cache import DeviceCache
 
 _LONGEST_WAIT_S = 0.05  # for a guest's choice, before others go on without it
+# Tokens of a prompt in one call while it is longer than what may lie between two steps. Products of
+# so many rows read weights as they lie; of more, weights are packed first, in every call.
+_PIECE = 32
 
 
 @dataclass(frozen=True)
@@ -296,6 +299,8 @@ class Scheduler:
     def _advance_prompts(self) -> None:
         budget = self.limits.prompt_chunk
         while budget > 0 and self._prompts:
+            if budget < self.limits.prompt_chunk:
+                self._admit()  # a short prompt that came meanwhile
             prompt = min(self._prompts, key=self._urgency)
             for other in self._prompts:
                 other.job.turns_waited += other is not prompt
@@ -313,7 +318,10 @@ class Scheduler:
     def _chunk(self, prompt: _Prompt) -> int:
         """Computes the next tokens of the prompt; how many."""
         job, at = prompt.job, prompt.cache.length
-        ids = job.prompt[at : at + self.limits.prompt_chunk]
+        most = self.limits.prompt_chunk
+        if prompt.left() > most:
+            most = min(most, _PIECE)
+        ids = job.prompt[at : at + most]
         end = at + len(ids)
         try:
             logits = self._calls.logits(

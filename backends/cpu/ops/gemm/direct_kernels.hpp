@@ -22,7 +22,8 @@ struct DotArgs {
   int64_t acc_step;
 };
 
-/// Rows of x as the kernels read them: f32 in the order the weights come apart, zeros past k.
+/// Rows of x as the kernels read them, zeros past k: f32 in the order the weights come apart, or the
+/// elements themselves where the kernels multiply those.
 struct SpreadArgs {
   const void* src;
   int64_t row_stride, col_stride, m, k;

@@ -20,6 +20,7 @@ RM_CPU_TABLE(DirectSet, direct_kernels)
 #if RM_CPU_X86
 namespace avx512_bf16 {
 extern const KernelSet gemm_kernels;
+extern const DirectSet direct_kernels;
 }
 #endif
 
@@ -87,6 +88,28 @@ struct Direct {
     return DirectGemm::edges(*RM_CPU_PICK(kIsa, direct_kernels), *RM_CPU_PICK(kIsa, gemm_kernels));
   }
 };
+
+#if RM_CPU_X86
+struct DirectBf16 {
+  using Kernel = DirectGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!extras().avx512_bf16) return "this machine (or the option cpu_isa) has no AVX512-BF16";
+    if (g.dtype[kA] != DType::bf16) return "direct: bf16 only";
+    return DirectGemm::reject(g);
+  }
+  /// As PackedBf16; with AMX behind the row that widens.
+  static Roof roof(const GemmProblem&) {
+    return {kDirectShare * (extras().amx_bf16 ? 105.0 : 300.0), 500, 0};
+  }
+  static Kernel* make(GemmProblem g) {
+    return new DirectGemm(std::move(g), avx512_bf16::direct_kernels,
+                          *RM_CPU_PICK(Isa::avx512, gemm_kernels));
+  }
+  static std::vector<rm_edge> edges() {
+    return DirectGemm::edges(avx512_bf16::direct_kernels, *RM_CPU_PICK(Isa::avx512, gemm_kernels));
+  }
+};
+#endif
 
 struct OneDnn {
   using Kernel = OneDnnGemm;
@@ -202,6 +225,7 @@ std::span<const rm_kernel> gemm_rows() {
   using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
+    gemm::make_row<DirectBf16>("gemm_direct_avx512_bf16", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Direct<Isa::avx512>>("gemm_direct_avx512", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Direct<Isa::avx2>>("gemm_direct_avx2", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<PackedBf16>("gemm_packed_avx512_bf16", RM_KERNEL_DETERMINISTIC),

@@ -1,7 +1,8 @@
 // Products of few rows with a weight as it lies in memory ([N, K], K dense), for one ISA.
 //
 // Bound by reading the weight once. 16-bit weights are widened in registers: bf16 comes apart into
-// even and odd elements with a shift and a mask, so x is stored in that order.
+// even and odd elements with a shift and a mask, so x is stored in that order. With AVX512-BF16 both
+// stay as they are, and an instruction multiplies pairs.
 #include "common/sum_lanes.hpp"
 #include "ops/gemm/direct_kernels.hpp"
 #include "ops/gemm/simd.hpp"
@@ -12,10 +13,17 @@ namespace {
 template <int T>
 struct Weight;
 
-/// load(): two vectors of consecutive elements of a row; x goes through the same load, so any order
-/// will do. kAhead: prefetch distance in bytes, 0 where the hardware's own is as good (measured).
+/// Elements as floats: a block is two vectors, of x as well.
+struct Widened {
+  static constexpr int kParts = 2;
+  static RM_INLINE Vec add_product(Vec sum, Vec w, Vec x) { return sum + w * x; }
+};
+
+/// load(): kParts vectors with a block of consecutive elements of a row; x goes through the same
+/// load, so any order will do. kAhead: prefetch distance in bytes, 0 where the hardware's own is as
+/// good (measured).
 template <>
-struct Weight<kF32> {
+struct Weight<kF32> : Widened {
   using Scalar = float;
   static constexpr int kAhead = 0;
   static RM_INLINE void load(const float* p, Vec* v) {
@@ -23,8 +31,22 @@ struct Weight<kF32> {
     v[1] = F32::load(p + kLanes);
   }
 };
+#if defined(__AVX512BF16__)
 template <>
 struct Weight<kBF16> {
+  using Scalar = uint16_t;
+  static constexpr int kAhead = 1024;
+  static constexpr int kParts = 1;
+  static RM_INLINE void load(const uint16_t* p, Vec* v) {
+    v[0] = (Vec)*reinterpret_cast<const BitsMem*>(p);
+  }
+  static RM_INLINE Vec add_product(Vec sum, Vec w, Vec x) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+  }
+};
+#else
+template <>
+struct Weight<kBF16> : Widened {
   using Scalar = uint16_t;
   static constexpr int kAhead = 1024;
   static RM_INLINE void load(const uint16_t* p, Vec* v) {
@@ -33,8 +55,9 @@ struct Weight<kBF16> {
     v[1] = (Vec)(both & 0xffff0000);
   }
 };
+#endif
 template <>
-struct Weight<kF16> {
+struct Weight<kF16> : Widened {
   using Scalar = uint16_t;
   static constexpr int kAhead = 1024;
   static RM_INLINE void load(const uint16_t* p, Vec* v) {
@@ -44,6 +67,12 @@ struct Weight<kF16> {
 };
 
 constexpr int kBlock = 2 * kLanes;  // elements of a load()
+
+/// Floats that hold `elements` of a row of x: those of whole blocks.
+template <int T>
+constexpr int64_t x_floats(int64_t elements) {
+  return elements / 2 * Weight<T>::kParts;
+}
 
 /// What is prefetched: nothing, a little ahead into the first-level cache, or into the second-level
 /// cache what comes when these rows are done with.
@@ -62,15 +91,16 @@ RM_INLINE Vec load_once(const float* x) {
 }
 
 /// One block of k: R rows times M rows of x.
-template <int R, int M>
-RM_INLINE void add_products(Vec (&sum)[R][M], const Vec (&v)[R][2], const float* x, int64_t ldx) {
+template <class W, int R, int M>
+RM_INLINE void add_products(Vec (&sum)[R][M], const Vec (&v)[R][W::kParts], const float* x,
+                            int64_t ldx) {
 #pragma GCC unroll 2
-  for (int h = 0; h < 2; ++h) {
+  for (int h = 0; h < W::kParts; ++h) {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
       const Vec xi = load_once(x + i * ldx + h * kLanes);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sum[r][i] += v[r][h] * xi;
+      for (int r = 0; r < R; ++r) sum[r][i] = W::add_product(sum[r][i], v[r][h], xi);
     }
   }
 }
@@ -105,27 +135,27 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
     }
 #pragma GCC unroll 2
     for (int b = 0; b < kBlocks; ++b) {
-      Vec v[R][2];
+      Vec v[R][W::kParts];
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) W::load(w[r] + at + b * kBlock, v[r]);
-      add_products<R, M>(sum, v, x + at + b * kBlock, ldx);
+      add_products<W, R, M>(sum, v, x + x_floats<T>(at + b * kBlock), ldx);
     }
   }
   for (; at + kBlock <= k; at += kBlock) {
-    Vec v[R][2];
+    Vec v[R][W::kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) W::load(w[r] + at, v[r]);
-    add_products<R, M>(sum, v, x + at, ldx);
+    add_products<W, R, M>(sum, v, x + x_floats<T>(at), ldx);
   }
   if (at < k) {
-    Vec v[R][2];
+    Vec v[R][W::kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       typename W::Scalar rest[kBlock] = {};
       __builtin_memcpy(rest, w[r] + at, static_cast<size_t>(k - at) * sizeof(*rest));
       W::load(rest, v[r]);
     }
-    add_products<R, M>(sum, v, x + at, ldx);
+    add_products<W, R, M>(sum, v, x + x_floats<T>(at), ldx);
   }
 #pragma GCC unroll 16
   for (int first = 0; first < R * M; first += 8) {
@@ -243,10 +273,9 @@ void spread(const SpreadArgs& a) {
       } else {
         for (int64_t j = 0; j < count; ++j) block[j] = src[(k + j) * a.col_stride];
       }
-      Vec v[2];
+      Vec v[W::kParts];
       W::load(block, v);
-      F32::store(dst + k, v[0]);
-      F32::store(dst + k + kLanes, v[1]);
+      for (int h = 0; h < W::kParts; ++h) F32::store(dst + x_floats<T>(k) + h * kLanes, v[h]);
     }
   }
 }
