@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     import rm_abstract.functional as functional
     import rm_abstract.memory as memory
     import rm_abstract.nn as nn
+    import rm_abstract.onnx as onnx
     import rm_abstract.optim as optim
     from rm_abstract.executable import Executable
     from rm_abstract.framework.random import manual_seed
@@ -93,6 +94,7 @@ __all__ = [
     "memory",
     "nn",
     "no_grad",
+    "onnx",
     "optim",
     "patches",
     "profile",
@@ -114,6 +116,7 @@ _LAZY = {
     "manual_seed": ("rm_abstract.framework.random", "manual_seed"),
     "nn": ("rm_abstract.nn", None),
     "no_grad": ("rm_abstract.framework.tensor", "no_grad"),
+    "onnx": ("rm_abstract.onnx", None),
     "optim": ("rm_abstract.optim", None),
     "record": ("rm_abstract.framework.recording", "record"),
     "use_backend": ("rm_abstract.framework.tensor", "use_backend"),

@@ -219,14 +219,15 @@ def compile(
     """Compiles a module by itself, without arming it. Raises CompileError instead of falling back.
 
     Without ``example_inputs`` compilation happens at the first call. Gives an Executable; for the
-    path of an ONNX file an ``onnx_file.OnnxExecutable``, which takes and returns tensors or arrays.
+    path or the bytes of an ONNX file an ``onnx_file.OnnxExecutable``, which takes and returns
+    tensors or arrays.
     """
     from rm_abstract.executable import Executable
 
     settings = config.resolve({"device": device, "compile_options": options, "fallback": "error"})
     settings = settings.replaced("compile_mode", "sync")  # the caller waits for the result
     fresh = session.Session(settings, _devices.resolve(settings))
-    if isinstance(module, (str, os.PathLike)):
+    if isinstance(module, (str, os.PathLike, bytes)):
         from rm_abstract.onnx_file import OnnxExecutable
 
         loaded = OnnxExecutable(module, fresh)

@@ -35,16 +35,20 @@ class OnnxExecutable:
     call may raise CompileError.
     """
 
-    def __init__(self, path: str | os.PathLike[str], session: Session) -> None:
+    def __init__(self, source: str | os.PathLike[str] | bytes, session: Session) -> None:
 
         if session.device != "cpu":
             raise ConfigError(
                 f"[compile] expected device cpu for an ONNX file, got {session.device}; "
                 'try device="cpu"'
             )
-        self.path = Path(path)
         self._session = session
-        self._mapped = _map(self.path, str(self.path))
+        if isinstance(source, bytes):  # a model in memory has no folder, so no external data
+            self.path = Path("a model in memory")
+            self._mapped = _held(source)
+        else:
+            self.path = Path(source)
+            self._mapped = _map(self.path, str(self.path))
         self._values: set[str] = set()  # inputs whose values the program needs
         self._sizes = False
         self._programs: collections.OrderedDict[Any, _Made] = collections.OrderedDict()
@@ -130,6 +134,11 @@ class OnnxExecutable:
         )
 
     @property
+    def waits_for(self) -> list[str]:
+        """What a call has to say before there is a program: "sizes", "values of NAME"."""
+        return ["sizes"] * self._sizes + [f"values of {name}" for name in sorted(self._values)]
+
+    @property
     def device(self) -> str:
         return self._session.device
 
@@ -153,14 +162,14 @@ class OnnxExecutable:
         from rm_abstract import _core
 
         given = self._in_order(args, kwargs)
-        tensors = [x.detach() if isinstance(x, torch.Tensor) else torch.as_tensor(x) for x in given]
+        tensors = [x.detach() if isinstance(x, torch.Tensor) else _tensor(x) for x in given]
         made = self._for(tensors)
         try:
             results = list(made.program.run([tensors[k] for k in made.inputs]))
         except _core.CoreError as error:
             raise from_core(error, ExecutionError) from None
         if given and not any(isinstance(x, torch.Tensor) for x in given):
-            return [r.numpy() for r in results]
+            return [_array(r) for r in results]
         return results
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -181,7 +190,42 @@ class _Made(NamedTuple):
 def _bytes(tensor: torch.Tensor) -> bytes:
     import torch
 
+    if not tensor.numel():  # its strides may be such that it cannot be read as bytes
+        return b""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _tensor(x: Any) -> torch.Tensor:
+    import torch
+
+    if str(getattr(x, "dtype", "")) == "bfloat16":  # numpy has none of its own
+        return torch.as_tensor(x.view("uint16").copy()).view(torch.bfloat16)
+    try:
+        return torch.as_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"[onnx] expected tensors or arrays of numbers: {error}") from None
+
+
+def _array(x: torch.Tensor) -> Any:
+    import torch
+
+    if x.dtype != torch.bfloat16:
+        return x.numpy()
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise ConfigError(
+            "[onnx] expected ml_dtypes for arrays of bfloat16, got none; try tensors as inputs"
+        ) from None
+    return x.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+
+
+def _held(content: bytes) -> torch.Tensor:
+    import torch
+
+    if not content:
+        raise CompileError("[onnx] expected a model, got no bytes", code="RM340")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
 def _map(path: Path, said: str) -> torch.Tensor:
@@ -231,6 +275,12 @@ def _weights(
 
 def _external(path: Path, location: str, name: str) -> torch.Tensor:
     """A file of external data, which has to lie in the model's folder or below it."""
+    if not path.is_file():
+        raise CompileError(
+            f"[onnx] expected the data of '{name}' in the model, got {location!r} and {path}; "
+            "try compiling the path of the file",
+            code="RM340",
+        )
     folder = path.resolve().parent
     found = (folder / location.replace("\0", "/..")).resolve()
     if not found.is_relative_to(folder):

@@ -442,7 +442,7 @@ std::optional<ops::HostTensor> Importer::constant(const Entry& e) const {
   return ops::HostTensor{w.type, w.in_file.empty() ? w.decoded : std::string(w.in_file)};
 }
 
-std::optional<Dims> Importer::sizes(size_t input) {
+std::optional<Dims> Importer::numbers(size_t input) {
   Entry& e = entry(input);
   if (e.sizes) return e.sizes;
   const ir::TensorType t = type(e.id);
@@ -454,8 +454,14 @@ std::optional<Dims> Importer::sizes(size_t input) {
   return Dims(values.begin(), values.end());
 }
 
+std::optional<Dims> Importer::sizes(size_t input) {
+  Entry& e = entry(input);
+  if (!e.sizes && dtype(e.id) != ir::DType::kI64) return std::nullopt;
+  return numbers(input);
+}
+
 Dims Importer::known(size_t input, const char* what) {
-  std::optional<Dims> found = sizes(input);
+  std::optional<Dims> found = numbers(input);
   if (!found) ask(in(input), what);
   return *found;
 }

@@ -73,9 +73,9 @@ class Importer {
   bool has(size_t input) const;
   ValueId in(size_t input);  // throws when it is absent
   ValueId in_or_none(size_t input) { return has(input) ? in(input) : ir::kNoValue; }
-  /// The value as sizes, when it is known without the values of tensors.
+  /// The value as sizes (i64), when it is known without the values of tensors.
   std::optional<Dims> sizes(size_t input);
-  /// The same; throws when it is not known.
+  /// Integers of 32 or 64 bits; throws when they are not known.
   Dims known(size_t input, const char* what);
   Ints integers(size_t input, const char* what);
   int64_t integer(size_t input, const char* what);
@@ -161,6 +161,7 @@ class Importer {
   void convert_plain(const Node& node);
   void call(const Function& function, const Node& node);
   Entry* find(std::string_view name);
+  std::optional<Dims> numbers(size_t input);
   std::optional<ops::HostTensor> constant(const Entry& entry) const;
   [[noreturn]] void ask(ValueId value, const char* what) const;
   ValueId folded(ValueId value);

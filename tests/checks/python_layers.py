@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("framework",),
     ("functional", "optim"),
     ("nn",),
-    ("api", "executable", "onnx_file", "quality", "ahead", "cache", "memory", "doors"),
+    ("api", "executable", "onnx_file", "onnx", "quality", "ahead", "cache", "memory", "doors"),
     ("",),  # the package itself: the public names
     ("server",),
     (

@@ -108,6 +108,26 @@ def test_the_command_line_runs_a_file(mlp: Path, tmp_path: Path) -> None:
     assert "expected the inputs ['x']" in CliRunner().invoke(cli, ["run", str(mlp)]).output
 
 
+def test_the_command_line_compiles_a_file_ahead(mlp: Path) -> None:
+    from click.testing import CliRunner
+
+    from rm_abstract.cli.main import cli
+
+    done = CliRunner().invoke(cli, ["compile", str(mlp)])
+    assert done.exit_code == 0 and done.output == "inputs: x; outputs: y\ncompiled\n", done.output
+    mlp.write_bytes(mlp.read_bytes()[:100])
+    done = CliRunner().invoke(cli, ["compile", str(mlp)])
+    assert done.exit_code == 1 and "RM340" in done.output
+
+
+def test_a_model_in_memory_has_no_external_data(mlp: Path, tmp_path: Path) -> None:
+    (y,) = rm.compile(mlp.read_bytes(), device="cpu")(np.ones((2, 16), np.float32))
+    assert y.shape == (2, 8)
+    onnx.save(_mlp(), mlp, save_as_external_data=True, location="w.bin", size_threshold=64)
+    with pytest.raises(rm.CompileError, match="model in memory"):
+        rm.compile(mlp.read_bytes(), device="cpu")
+
+
 @pytest.mark.parametrize("location", ["../w.bin", "/etc/hostname", "missing.bin"])
 def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "w.bin").write_bytes(b"\0" * 4096)

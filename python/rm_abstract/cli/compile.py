@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +28,7 @@ def _integers(context: click.Context, option: click.Parameter, text: str) -> lis
 def ahead_options(command: _Command) -> _Command:
     """What `compile` and `cache warm` ask for."""
     options = [
-        click.argument("model_dir", type=click.Path(exists=True, file_okay=False, path_type=Path)),
+        click.argument("model_dir", type=click.Path(exists=True, path_type=Path)),
         click.option("--device", help="device to compile for (default: as init() chooses)"),
         click.option("--batch-size", default="1", callback=_integers, help="sizes, such as 1,4,8"),
         click.option(
@@ -41,6 +42,20 @@ def ahead_options(command: _Command) -> _Command:
     return command
 
 
+def _compile_file(path: Path, device: str | None, as_json: bool) -> None:
+    """One program for all sizes; without one, what a call has to say first."""
+    from rm_abstract import api
+
+    made = api.compile(path, device=device or "cpu")
+    waits = made.waits_for
+    if as_json:
+        row = {"inputs": made.input_names, "outputs": made.output_names, "waits_for": waits}
+        click.echo(json.dumps(row))
+        return
+    click.echo(f"inputs: {', '.join(made.input_names)}; outputs: {', '.join(made.output_names)}")
+    click.echo(f"compiled by its first call, for {', '.join(waits)}" if waits else "compiled")
+
+
 @click.command("compile")
 @ahead_options
 @click.option("--precision", help="of the weights of products: auto, int8, int4")
@@ -52,7 +67,9 @@ def ahead_options(command: _Command) -> _Command:
     help="a text: print the perplexity on it in the model's own precision and compiled",
 )
 def compile_command(as_json: bool, **sizes: Any) -> None:
-    """Compile a transformers model folder into the cache for the given sizes."""
+    """Compile a transformers model folder into the cache for the given sizes, or an ONNX file."""
+    if sizes["model_dir"].is_file():
+        return _compile_file(sizes["model_dir"], sizes["device"], as_json)
     report: Report = compile_ahead(**sizes)
     click.echo(report.to_json() if as_json else str(report))
     if report.routed == 0:
