@@ -25,18 +25,6 @@ constexpr std::string_view kVersion = "0.1.0";
 // Below the CPU's: "auto" does not choose a GPU by itself yet (docs/gpu.md).
 constexpr int kScore = 50;
 
-/// Allocations of this thread do not end another thread's capture of a graph.
-class RelaxedCapture {
- public:
-  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  RelaxedCapture(const RelaxedCapture&) = delete;
-  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 struct DeviceBuffer final : plugin::Buffer {
   DeviceBuffer(int device, size_t bytes) : device(device) {
     const DeviceScope scope(device);
@@ -172,6 +160,7 @@ class CudaDevice final : public plugin::Device {
   }
   std::unique_ptr<plugin::Stream> stream_create(uint32_t) override {
     const DeviceScope scope(index_);
+    const RelaxedCapture relaxed;
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
     return std::make_unique<CudaStream>(index_, stream, true);
@@ -238,10 +227,14 @@ class CudaBackend final : public plugin::Backend {
 }  // namespace
 
 CudaStream::~CudaStream() {
+  const RelaxedCapture relaxed;
   if (owned) cudaStreamDestroy(stream);
 }
 
-void CudaStream::sync() { check_cuda(cudaStreamSynchronize(stream), "work without errors"); }
+void CudaStream::sync() {
+  const RelaxedCapture relaxed;
+  check_cuda(cudaStreamSynchronize(stream), "work without errors");
+}
 
 void CudaStream::copy(const rm_tensor& src, rm_tensor& dst) {
   const size_t bytes = bytes_of(src);
@@ -250,6 +243,7 @@ void CudaStream::copy(const rm_tensor& src, rm_tensor& dst) {
   }
   if (bytes == 0) return;
   const DeviceScope scope(device);
+  const RelaxedCapture relaxed;
   check_cuda(cudaMemcpyAsync(static_cast<char*>(dst.data) + dst.byte_offset,
                              static_cast<const char*>(src.data) + src.byte_offset, bytes,
                              cudaMemcpyDefault, stream),

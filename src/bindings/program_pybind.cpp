@@ -116,6 +116,21 @@ class PyProgram {
     return outputs.take();
   }
 
+  py::tuple launch_into(const py::sequence& inputs) {
+    std::vector<engine::TensorView> views = views_of(inputs);
+    void* stream = exchange::current_stream(api_, device_);
+    exchange::FrameworkOutputs outputs(api_, device_);
+    std::shared_ptr<void> kept;
+    {
+      py::gil_scoped_release release;
+      kept = program_.launch_into(views, outputs, stream);
+    }
+    auto owner = std::make_unique<std::shared_ptr<void>>(std::move(kept));
+    py::capsule capsule(owner.get(), [](void* p) { delete static_cast<std::shared_ptr<void>*>(p); });
+    owner.release();
+    return py::make_tuple(outputs.take(), capsule);
+  }
+
   void accept_kernels(uint64_t set) { program_.accept_kernels(set); }
 
   uint64_t kernel_set(const py::sequence& inputs) {
@@ -378,6 +393,10 @@ void bind_program(py::module_& m) {
       .def("run", &PyProgram::run, py::arg("inputs"), py::arg("only_accepted") = false,
            "The results. With `only_accepted` raises NewKernels(set), and executes nothing, when "
            "these sizes use a set of kernels that accept_kernels was not told of.")
+      .def("launch_into", &PyProgram::launch_into, py::arg("inputs"),
+           "For a recording of the current stream: (results, what has to be kept as long as the "
+           "recording). Inputs and results are used where they lie. Raises CoreError, and launches "
+           "nothing, for sizes that did not run before or cannot be recorded.")
       .def("accept_kernels", &PyProgram::accept_kernels, py::arg("set"))
       .def("kernel_set", &PyProgram::kernel_set, py::arg("inputs"),
            "The digest of the set of kernels that a run with these inputs uses now.")

@@ -277,6 +277,41 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);
 }
 
+std::shared_ptr<void> Program::launch_into(const std::vector<TensorView>& inputs,
+                                           OutputAllocator& outputs, void* stream) {
+  struct Kept {
+    std::shared_ptr<Instance> instance;
+    std::unique_ptr<runtime::ExecutionContext> context;
+    runtime::Arena arena;
+  };
+  auto kept = std::make_shared<Kept>();
+  {
+    std::lock_guard lock(state_->mutex);
+    const bool traced = state_->traced.load(std::memory_order_relaxed);
+    if (!traced) kept->instance = state_->instances.find(inputs);
+  }
+  if (kept->instance == nullptr || !state_->device->can_record() ||
+      kept->instance->launched.load(std::memory_order_relaxed) < kLaunchedBefore ||
+      !RecordedRun::possible(*kept->instance)) {
+    throw Error(RM_FAILED_PRECONDITION,
+                "[program] expected sizes that ran and kernels that can be recorded, got others");
+  }
+  const Instance& instance = *kept->instance;
+  kept->context = std::make_unique<runtime::ExecutionContext>(instance.plan, instance.constants);
+  kept->arena = runtime::make_arena(instance.plan->arena_bytes, *state_->device);
+  kept->context->bind_arena(kept->arena.base());
+  for (size_t i = 0; i < inputs.size(); ++i) kept->context->bind_input(i, inputs[i].data);
+  for (size_t i = 0; i < instance.outputs.size(); ++i) {
+    if (instance.output_input[i] >= 0) {
+      outputs.reuse(i, static_cast<size_t>(instance.output_input[i]));
+    } else {
+      kept->context->bind_output(i, outputs.allocate(i, instance.outputs[i]));
+    }
+  }
+  kept->context->run(state_->device->stream_of(stream));
+  return kept;
+}
+
 void Program::pack_later(const std::shared_ptr<Instance>& from) {
   std::lock_guard lock(state_->mutex);
   if (from->store != state_->store) return;

@@ -88,6 +88,12 @@ class Program {
   /// may be given up at once where that is ordered with the stream, as torch's allocator does.
   void run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
            bool only_accepted = false, void* stream = nullptr);
+  /// Launches the steps on a stream that the caller records (a CUDA graph of its own); inputs and
+  /// outputs are used where they lie. The recording is good as long as what is returned, inputs,
+  /// outputs and weights are there. Throws rm::Error (RM_FAILED_PRECONDITION) where these sizes have
+  /// not run, cannot be recorded or are traced: then nothing is launched.
+  std::shared_ptr<void> launch_into(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
+                                    void* stream);
   /// Results of this set of kernels were compared with the original's. Packing weights and other
   /// sizes give other sets.
   void accept_kernels(uint64_t set);

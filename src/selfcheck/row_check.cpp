@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <sstream>
+#include <stdexcept>
 
 #include "backend/status.hpp"
 #include "base/error.hpp"
@@ -30,6 +31,11 @@ struct Prepared {
   select::KernelState state;
 };
 
+/// The device cannot run a check now; that says nothing about the row.
+struct NoPlace : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// The memory of a launch as the row sees it: on the host where it is; on a device in one block with
 /// the same guards, copied there before the launch and back behind it.
 class Stage {
@@ -44,12 +50,11 @@ class Stage {
   /// Of everything added; nothing is added any more.
   void enter() {
     if (place_ == nullptr) return;
-    there_ = place_->allocate(bytes_);
-    here_.resize(bytes_);
-    for (const Block& b : blocks_) {
-      std::memcpy(here_.data() + b.at, b.memory->block(), b.memory->block_bytes());
+    try {
+      fill();
+    } catch (const Error& error) {
+      throw NoPlace(error.what());
     }
-    place_->copy_in(there_.get(), here_.data(), bytes_);
   }
   void leave() {
     if (place_ == nullptr) return;
@@ -67,6 +72,15 @@ class Stage {
   rm_stream* stream() const { return place_ == nullptr ? nullptr : place_->stream(); }
 
  private:
+  void fill() {
+    there_ = place_->allocate(bytes_);
+    here_.resize(bytes_);
+    for (const Block& b : blocks_) {
+      std::memcpy(here_.data() + b.at, b.memory->block(), b.memory->block_bytes());
+    }
+    place_->copy_in(there_.get(), here_.data(), bytes_);
+  }
+
   struct Block {
     GuardedMemory* memory;
     size_t at;
@@ -219,8 +233,11 @@ std::string check_row(const select::Row& row, uint32_t config, const Shape& shap
     if (!failure.empty()) return failure;
     if (comes_back(first, again, results_of(shape))) return text(first[0], first.size(), shape);
     return {};
+  } catch (const NoPlace& error) {
+    throw Error(RM_UNAVAILABLE, error.what());
   } catch (const Error& error) {
-    if (error.code() == RM_RESOURCE_EXHAUSTED) throw;  // says nothing about the row
+    // No memory, or a graph that is being recorded: neither is the row's.
+    if (error.code() == RM_RESOURCE_EXHAUSTED || error.code() == RM_FAILED_PRECONDITION) throw;
     return error.what();
   }
 }

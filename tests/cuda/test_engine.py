@@ -238,3 +238,55 @@ def test_a_call_inside_a_users_graph_is_left_to_pytorch(tmp_path: Path) -> None:
     graph.replay()
     torch.cuda.synchronize()
     check_near(output, expected.last_hidden_state)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_whole_steps_of_a_generation_are_replayed(
+    tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rm_abstract.generation.step_graph import StepGraph
+
+    replayed = 0
+
+    def counted(self: StepGraph, original: Any = StepGraph.replay) -> None:
+        nonlocal replayed
+        replayed += 1
+        original(self)
+
+    monkeypatch.setattr(StepGraph, "replay", counted)
+    rm.init("gpu:0", fallback="warn")
+    model = llama(tmp_path, torch.float32).cuda()
+    torch.manual_seed(rows)
+    ids = torch.randint(10, 100, (rows, 9), device="cuda")
+    mask = torch.ones_like(ids)
+    if rows > 1:
+        mask[1, :4] = 0  # left padding
+
+    def tokens(eos: Any, **options: Any) -> Any:
+        asked = {"attention_mask": mask, "max_new_tokens": 90, "do_sample": False, **options}
+        return model.generate(ids, eos_token_id=eos, pad_token_id=0, **asked)
+
+    with rm.disabled():
+        plain = tokens(None)
+    ends = plain[:, 40].unique().tolist()  # in the middle of the rows
+    for eos in (None, ends, [*ends, 5]):
+        with rm.disabled():
+            expected = tokens(eos)
+        for number in range(3):
+            before = replayed
+            assert torch.equal(tokens(eos), expected)
+            with torch.inference_mode():
+                assert torch.equal(tokens(eos), expected)
+            assert torch.equal(tokens(eos, max_new_tokens=12), expected[:, :21]) or eos
+            if number == 2 and expected.shape[1] > 30:
+                assert replayed > before + 20
+    # What a step reads of the weights is what they are: written in place, and replaced.
+    with torch.no_grad():
+        model.lm_head.weight.mul_(-1)
+    with rm.disabled():
+        expected = tokens(None)
+    assert not torch.equal(expected, plain)
+    assert torch.equal(tokens(None), expected)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone().neg_())
+    for _ in range(3):
+        assert torch.equal(tokens(None), plain)

@@ -13,10 +13,26 @@ namespace rm::cuda {
 inline void check_cuda(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
   cudaGetLastError();  // reported here: not once more by the next launch
-  const rm_code code = e == cudaErrorMemoryAllocation ? RM_RESOURCE_EXHAUSTED : RM_UNAVAILABLE;
+  const bool captures = e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorStreamCaptureWrongThread;
+  const rm_code code = e == cudaErrorMemoryAllocation ? RM_RESOURCE_EXHAUSTED
+                       : captures                      ? RM_FAILED_PRECONDITION
+                                                       : RM_UNAVAILABLE;
   throw plugin::Error(code, std::string("[cuda] expected ") + what + ", got " +
                                 cudaGetErrorName(e) + ": " + cudaGetErrorString(e));
 }
+
+/// What this thread does beside its own recordings neither fails for another thread's recording of a
+/// graph nor ends it: memory, streams, waits, kernels that are loaded when they are first launched.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
 
 class DeviceScope {
  public:

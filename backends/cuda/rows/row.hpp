@@ -172,6 +172,7 @@ struct Row {
                             rm_kernel_state** out) {
     return plugin::guard([&] {
       const DeviceScope scope(info->dl_device_id);
+      const RelaxedCapture relaxed;
       auto state = std::make_unique<State>(decoded(*p));
       state->kernel = Op::rows()[I].name;
       state->device = info->dl_device_id;
@@ -190,6 +191,7 @@ struct Row {
     return plugin::guard([&] {
       const State& state = *reinterpret_cast<const State*>(l->state);
       const DeviceScope scope(state.device);
+      const RelaxedCapture relaxed;
       cuda_ops::Tensor t[kMostTensors];
       for (size_t i = 0; i < state.op.tensors.size(); ++i) {
         const Placed& placed = state.op.tensors[i];

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 FIRST_S = 4.0
 SECOND_S = 5.0
 WAIT_S = 30.0  # for all of it, by the clock
+MODULES = 200  # a model of more has so much more time: torch.export's grows with the operators
 PATIENCE = 10  # times as long where the user asked for the capture itself and waits for it
 SAY_AFTER_S = 2.0
 _CHANNELS = (3, 4)  # of images and of what diffusion models compute with
@@ -70,6 +71,11 @@ class SayWhenSlow:
 
     def __exit__(self, *exception: object) -> None:
         self._timer.cancel()
+
+
+def share_of(module: torch.nn.Module) -> float:
+    """How many times the limits a model of this size has; at least once."""
+    return max(1.0, sum(1 for _ in module.modules()) / MODULES)
 
 
 def open_sizes(tensors: Sequence[torch.Tensor], cached: Sequence[bool]) -> list[dict[int, Any]]:

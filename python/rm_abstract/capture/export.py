@@ -297,6 +297,7 @@ def _export(
     """With open sizes first; where that takes too long, for the sizes of this call alone."""
     sizes = budget.open_sizes(tensors, _cached(call))
     fixed: list[dict[int, Any]] = [{} for _ in tensors]
+    patience *= budget.share_of(wrapper.m)
     attempts = [(sizes, budget.FIRST_S), (fixed, budget.SECOND_S)]
     attempts = [(dims, seconds * patience) for dims, seconds in attempts]
     limit, wait = sum(seconds for _, seconds in attempts), budget.WAIT_S * patience

@@ -112,9 +112,19 @@ class GpuProgram:
 
     def __init__(self, program: Any, device: torch.device, home: torch.device) -> None:
         self._program, self._device, self._home = program, device, home
-        for name in ("accept_kernels", "report", "start_trace", "take_trace", "update_weights"):
+        for name in ("accept_kernels", "report", "take_trace", "launch_into", "wait_for_packing"):
             setattr(self, name, getattr(program, name))
-        self.wait_for_packing = program.wait_for_packing
+        # Of whole steps of a generation (generation/step_graph.py); good within one epoch.
+        self.recordings: Any = None
+        self.epoch = 0
+
+    def update_weights(self, weights: dict[str, torch.Tensor], shared: Any = None) -> None:
+        self.epoch += 1
+        self._program.update_weights(weights, shared)
+
+    def start_trace(self) -> None:
+        self.epoch += 1
+        self._program.start_trace()
 
     def run(
         self, inputs: Sequence[torch.Tensor], only_accepted: bool = False

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rm_abstract.generation.largest import largest
+
 if TYPE_CHECKING:
     from rm_abstract.generation.greedy_step import GreedyStep
+    from rm_abstract.generation.step_graph import StepGraph
 
 _ASK = 4  # steps between two questions whether all rows have ended
 _LEAD = 32  # steps that the host may be ahead of the device
+_RECORDED = 2  # steps from which on a recording is worth asking for
 # Processors that compute from their arguments alone: a step that is taken back leaves nothing.
 _STATELESS = frozenset(
     "MinLength MinNewTokensLength Temperature TopK TopP MinP Typical EpsilonCutoff EtaCutoff "
@@ -56,7 +60,8 @@ class Ahead:
     ) -> None:
         self._step, self._ids, self._pad = step, ids, pad
         device = ids.device
-        self._eos = torch.tensor(sorted(eos), device=device) if eos else None
+        self._ends = sorted(eos)
+        self._eos = torch.tensor(self._ends, device=device) if eos else None
         self._began = ~torch.tensor(finished, device=device)
         self._open = self._began  # rows that go on
         self._generator = (
@@ -72,6 +77,10 @@ class Ahead:
 
         Raises what a run of the program or a processor raises; the cache then holds whole steps.
         """
+        if not sample and not len(processors) and self._ids.is_cuda and steps >= _RECORDED:
+            recording = self._step.recording(self._ends, self._pad, steps)
+            if recording is not None:
+                return self._replay(recording, steps)
         chosen: list[torch.Tensor] = []
         drawn: list[torch.Tensor] = []  # the generator behind each step
         tokens = self._ids[:, -1]
@@ -83,17 +92,40 @@ class Ahead:
             if self._eos is not None and number % _ASK == 0 and self._all_ended():
                 break
             self._keep_pace()
-        found = torch.stack(chosen, dim=1)
+        found = self._kept(torch.stack(chosen, dim=1))
+        if sample and found.shape[1] < len(chosen):
+            self._generator.set_state(drawn[found.shape[1] - 1])
+        return found
+
+    def _replay(self, recording: StepGraph, steps: int) -> torch.Tensor:
+        """`run` of greedy steps, a launch each."""
+        start = self._step.length()
+        recording.enter(self._step.tensors, self._ids[:, -1], self._open, self._pad)
+        self._open = recording.open
+        number = 0
+        try:
+            for number in range(1, steps + 1):
+                recording.replay()
+                if number % _ASK:
+                    continue
+                if self._eos is not None and self._all_ended():
+                    break
+                self._keep_pace(_LEAD // _ASK)
+        finally:
+            found = recording.leave(self._step.tensors, start, number)
+            self._step.replayed(recording, number)
+        return self._kept(found)
+
+    def _kept(self, found: torch.Tensor) -> torch.Tensor:
+        """What of the tokens counts; steps behind that are taken back. Waits for all of them."""
         kept = self._length_of(found)
-        if kept < len(chosen):
-            self._step.take_back(len(chosen) - kept)
-            if sample:
-                self._generator.set_state(drawn[kept - 1])
+        if kept < found.shape[1]:
+            self._step.take_back(found.shape[1] - kept)
         return found[:, :kept]
 
     def _choose(self, logits: torch.Tensor, processors: Any, sample: bool) -> torch.Tensor:
         if not sample and not len(processors):
-            tokens = logits.argmax(dim=-1)
+            tokens = largest(logits)
         else:
             scores = processors(self._ids, logits.to(copy=True, dtype=torch.float32))
             if sample:
@@ -121,9 +153,9 @@ class Ahead:
                 return True
         return False
 
-    def _keep_pace(self) -> None:
+    def _keep_pace(self, lead: int = _LEAD) -> None:
         self._paced.append(_Mark(self._ids.device))
-        if len(self._paced) > _LEAD:
+        if len(self._paced) > lead:
             self._paced.popleft().wait()
 
     def _length_of(self, found: torch.Tensor) -> int:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.generation.step_graph import Recordings
 
 if TYPE_CHECKING:
     from rm_abstract.engines.compiled_call import CompiledCall
     from rm_abstract.engines.variant import Variant
+    from rm_abstract.generation.step_graph import StepGraph
 
 
 class GreedyStep:
@@ -143,6 +145,18 @@ class GreedyStep:
         self.variant.report.calls += 1
         logits: torch.Tensor = results[self._roles["logits"]]
         return logits
+
+    def recording(self, eos: list[int], pad: torch.Tensor | None, steps: int) -> StepGraph | None:
+        """This step and the choice of its token as one launch; None where there is none yet."""
+        program: Any = self.variant.program
+        recordings = Recordings.of(program)
+        return recordings.take(program, self.tensors, self._roles, eos, pad, steps)
+
+    def replayed(self, recording: StepGraph, steps: int) -> None:
+        """`recording` made so many steps, and is used no more."""
+        program: Any = self.variant.program
+        self.variant.report.calls += steps
+        Recordings.of(program).give_back(recording)
 
     def take_back(self, steps: int) -> None:
         """The last `steps` never were. Nothing reads what they wrote; this step runs no more."""

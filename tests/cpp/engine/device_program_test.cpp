@@ -261,6 +261,44 @@ TEST_CASE("a recording that updates a state serves that state only") {
   CHECK(device->errors.empty());
 }
 
+TEST_CASE("steps launched into a caller's recording have memory of their own, kept by the caller") {
+  std::mt19937 rng(8);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  {
+    Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    const HostTensor x = random_tensor(rng, ir::DType::kF32, {5, 32});
+    Tensor given = placed(*device, x);
+    for (int run = 0; run < 2; ++run) {
+      DeviceOutputs early(*device), outputs(*device);
+      CHECK_THROWS_AS(program.launch_into({given.view}, early, native(3)), Error);  // too early
+      CHECK(device->waiting() == 0);
+      program.run({given.view}, outputs, false, native(1));
+      device->drain();
+    }
+    DeviceOutputs mine(*device);
+    std::shared_ptr<void> kept = program.launch_into({given.view}, mine, native(3));
+    // What others run meanwhile, with the same sizes, does not touch it; nor does another weight.
+    std::vector<std::unique_ptr<DeviceOutputs>> theirs;
+    const HostTensor y = random_tensor(rng, ir::DType::kF32, {5, 32});
+    Tensor other = placed(*device, y);
+    for (int run = 0; run < 4; ++run) {
+      theirs.push_back(std::make_unique<DeviceOutputs>(*device));
+      program.run({other.view}, *theirs.back(), false, native(1));
+    }
+    program.release_arenas();
+    device->drain();
+    CHECK(max_difference(mine.read(0), on_the_host(c, x)) < 1e-6);
+    for (auto& outputs : theirs) CHECK(max_difference(outputs->read(0), on_the_host(c, y)) < 1e-6);
+    program.start_trace();
+    CHECK_THROWS_AS(program.launch_into({given.view}, mine, native(3)), Error);
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
 TEST_CASE("a program is for one device") {
   std::mt19937 rng(5);
   const Case c = load(kModel, rng);

@@ -122,7 +122,7 @@ rm_kernel made_wrong(const rm_kernel& kernel, Fault fault, ir::DType only) {
 }
 
 /// A device's memory: the host may not touch it but in copies and kernels.
-class FarMemory final : public selfcheck::Place {
+class FarMemory : public selfcheck::Place {
  public:
   FarMemory() { current = this; }
   ~FarMemory() override { current = nullptr; }
@@ -244,21 +244,39 @@ TEST_CASE("rows of a device are run in its memory, on a stream, and refused for 
   CHECK(seen.size() == operators().size());
 }
 
-TEST_CASE("a device without memory for a check says nothing about the row, and nothing is remembered") {
+TEST_CASE("a device that cannot run a check now says nothing about the row, and nothing is remembered") {
   const Silent silent;
   const rm_device_info device = far_device();
   const auto problem = problem_of(gemm(8, 300, 96));
-  selfcheck::Settings settings;
-  settings.place = [](const select::Row&) -> std::unique_ptr<selfcheck::Place> {
-    throw Error(RM_RESOURCE_EXHAUSTED, "[device] expected memory, got none");
+  struct Busy final : FarMemory {
+    void copy_in(void*, const void*, size_t) override { throw Error(RM_UNAVAILABLE, "[device] busy"); }
   };
-  SelfCheck check(settings);
-  for (const rm_kernel& kernel : cpu().kernels()) {
-    if (!supports(kernel, gemm(8, 300, 96))) continue;
-    const select::Row row{&kernel, &device, "far"};
-    CHECK(check.refusal(row, 0, *problem).find("could not be checked") != std::string::npos);
-    CHECK(check.report().refused.empty());
-    CHECK(check.report().checked == 0);
+  struct Recording final : FarMemory {
+    void copy_out(void*, const void*, size_t) override {
+      throw Error(RM_FAILED_PRECONDITION, "[device] a graph is being recorded");
+    }
+  };
+  const selfcheck::PlaceOf places[] = {
+      [](const select::Row&) -> std::unique_ptr<selfcheck::Place> {
+        throw Error(RM_RESOURCE_EXHAUSTED, "[device] expected memory, got none");
+      },
+      [](const select::Row&) { return std::make_unique<Busy>(); },
+      [](const select::Row&) { return std::make_unique<Recording>(); },
+  };
+  for (const auto& place : places) {
+    selfcheck::Settings settings;
+    settings.place = place;
+    SelfCheck check(settings);
+    for (const rm_kernel& kernel : cpu().kernels()) {
+      if (!supports(kernel, gemm(8, 300, 96))) continue;
+      rm_kernel far = made_wrong(kernel, Fault::kNone, ir::DType::kF32);
+      far.launch = far_launch;
+      if (far.prepack != nullptr) far.prepack = far_prepack;
+      CHECK(check.refusal({&far, &device, "far"}, 0, *problem).find("could not be checked") !=
+            std::string::npos);
+      CHECK(check.report().refused.empty());
+      CHECK(check.report().checked == 0);
+    }
   }
 }
 

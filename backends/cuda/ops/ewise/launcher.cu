@@ -17,6 +17,25 @@ double bytes_of(const Ewise& p) {
   return bytes;
 }
 
+/// A chain's thread computes its 16 values of a long function one after the other.
+double long_functions_us(const Ewise& p) {
+  constexpr double kEach = 4;
+  double us = 0;
+  for (const EwiseInstruction& in : p.program.code) {
+    switch (in.opcode) {
+#define RM_CASE(name) case name:
+      RM_EWISE_RARE_UNARY(RM_CASE)
+      RM_EWISE_RARE_BINARY(RM_CASE)
+#undef RM_CASE
+      us += kEach;
+      break;
+      default:
+        break;
+    }
+  }
+  return us;
+}
+
 const char* chain_why_not(const Ewise& p) {
   EwiseChainArgs args;
   int vector = 0, bytes = 0;
@@ -52,9 +71,11 @@ constexpr KernelRow<Ewise> kRows[] = {
     {"ewise_fused_sm80", "chains over at most three operands: dense, rows or single values",
      fused_why_not, [](const Ewise& p) { return 0.5 + 1.02 * move_us(bytes_of(p)); }, launch_fused},
     {"ewise_chain_sm80", "class f32 programs, dense or broadcast inner axis, multiple of 8",
-     chain_why_not, [](const Ewise& p) { return 1 + 1.1 * move_us(bytes_of(p)); }, launch_chain},
+     chain_why_not,
+     [](const Ewise& p) { return 1 + 1.1 * move_us(bytes_of(p)) + long_functions_us(p); },
+     launch_chain},
     {"ewise_interp_any", "any program", [](const Ewise&) -> const char* { return nullptr; },
-     [](const Ewise& p) { return 10 * move_us(bytes_of(p)); }, launch_interp},
+     [](const Ewise& p) { return 3 + 10 * (move_us(bytes_of(p)) - move_us(0)); }, launch_interp},
 };
 
 }  // namespace
