@@ -1,4 +1,4 @@
-"""Checks of the repository itself, without any import of the product: layers, sizes, text.
+"""Checks of the repository itself, without any import of the product: layers, sizes, text, names.
 
 Each check yields one line a finding; the exit status is 1 when there is any.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layers
+import names
 import python_layers
 import sizes
 import text
@@ -39,6 +40,7 @@ def main() -> int:
         python_layers.check,
         sizes.check,
         text.check,
+        names.check,
     ]
     findings = [finding for check in checks for finding in check(ROOT, files)]
     print("\n".join(findings) or f"{len(files)} files, no finding")

@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import layers
+import names
 import python_layers
 import run
 import sizes
@@ -211,3 +212,9 @@ def test_forbidden_text_is_found(tmp_path: Path, content: str) -> None:
 def test_ordinary_text_passes(tmp_path: Path) -> None:
     content = "path = '/dev/null'  # home/work\nrule = '======='\n"
     assert list(text.check(tmp_path, write(tmp_path, "a.py", content))) == []
+
+
+def test_two_test_files_of_one_name_are_found(tmp_path: Path) -> None:
+    files = write(tmp_path, "tests/a/test_x.py", "") + write(tmp_path, "tests/b/test_x.py", "")
+    (finding,) = names.check(tmp_path, files)
+    assert finding.startswith("tests/b/test_x.py: tests/a/test_x.py has the same name")

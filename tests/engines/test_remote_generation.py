@@ -25,6 +25,7 @@ from rm_abstract.generation.remote import process as processes
 from rm_abstract.generation.remote import worker_side
 from rm_abstract.generation.vllm import engine as vllm_engine
 from rm_abstract.generation.vllm import options as vllm_options
+from rm_abstract.kv.names import cache_name
 
 PROGRAM = Path(__file__).parent / "eager_worker.py"
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -160,7 +161,7 @@ def test_what_it_does_not_do_runs_elsewhere_and_is_named(served: Any, seed: int)
     for given, name in (
         ({"no_repeat_ngram_size": 2}, "NoRepeatNGramLogitsProcessor"),
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
-        ({"past_key_values": DynamicCache()}, "past_key_values"),
+        ({"past_key_values": DynamicCache()}, cache_name()),
         ({"logits_processor": LogitsProcessorList([mine])}, "function"),
         ({"max_new_tokens": 300}, "max_model_len is 256"),
         ({"num_beams": 2}, "beam search"),

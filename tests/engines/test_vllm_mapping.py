@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, GenerationMixin
 from rm_abstract.base.decline import Decline
 from rm_abstract.generation.request import GenerationRequest
 from rm_abstract.generation.vllm.mapping import Plan, plan
+from rm_abstract.kv.names import NAMES
 
 DRAWN = {"do_sample": True, "top_k": 0}
 TAKEN: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
@@ -58,7 +59,7 @@ DECLINED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"logits_processor": [lambda ids, scores: scores]}, "function"),
 )
 # Seen before `_sample`, or only by the hook: tests of the engine itself have them.
-ELSEWHERE = {"num_beams", "assistant_model", "past_key_values", "inputs_embeds"}
+ELSEWHERE = {"num_beams", "assistant_model", *NAMES, "inputs_embeds"}
 ELSEWHERE |= {"stop_strings", "streamer", "attention_mask"}
 
 

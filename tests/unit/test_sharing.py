@@ -18,6 +18,7 @@ from rm_abstract.base.errors import ExecutionError
 from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.model_calls import ModelCalls
 from rm_abstract.generation.sharing import Sharing
+from rm_abstract.kv.names import cache_name
 
 PATIENCE = 120.0
 
@@ -101,7 +102,7 @@ class Text:
             "input_ids": torch.tensor([self.ids[-1:]]),
             "position_ids": torch.tensor([[len(self.ids) - 1 - self.pads]]),
             "attention_mask": self._mask(1),
-            "past_key_values": self.cache,
+            cache_name(): self.cache,
             "logits_to_keep": self.kind,
         }
         assert Guest.fits(inputs, self.cache)

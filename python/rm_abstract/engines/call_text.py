@@ -21,7 +21,7 @@ def call_key(call: FlatCall, pattern: Pattern) -> str:
 
 
 def readable(call: FlatCall) -> str:
-    """The call in one line: input_ids[2,7], past_key_values(24 tensors), use_cache=True."""
+    """The call in one line: input_ids[2,7], cache(24 layers), use_cache=True."""
     leaves = iter(call.leaves)
     parts = []
     for name, spec in zip(call.spec.names, call.spec.specs, strict=True):

@@ -18,11 +18,12 @@ from rm_abstract.base.scope import disabled_var
 from rm_abstract.calls.call import CallSpec, leaf_count, leaf_numbers
 from rm_abstract.calls.step_call import StepCall
 from rm_abstract.engines.buckets import TOKEN_INPUTS, padded_tokens
+from rm_abstract.kv.names import NAMES, cache_name
 
 if TYPE_CHECKING:
     from rm_abstract.kv.history import History
 
-_REPLAYED = {"attention_mask", "position_ids", "past_key_values", *TOKEN_INPUTS}
+_REPLAYED = {"attention_mask", "position_ids", *NAMES, *TOKEN_INPUTS}
 
 
 class DeviceStep(StepCall):
@@ -83,7 +84,7 @@ def replaying(module: torch.nn.Module, parameters: Sequence[str]) -> Any:
             with torch.no_grad():
                 for piece in history.merged():
                     end += piece.tokens.shape[1]
-                    given: dict[str, Any] = {piece.name: piece.tokens, "past_key_values": cache}
+                    given: dict[str, Any] = {piece.name: piece.tokens, cache_name(): cache}
                     if history.mask is not None:
                         given["attention_mask"] = history.mask[:, :end]
                     if piece.positions is not None:

@@ -15,8 +15,9 @@ import torch
 
 from rm_abstract.kv import kv_cache
 from rm_abstract.kv.device_cache import DeviceCache, DeviceLayer
+from rm_abstract.kv.names import NAMES, cache_name
 
-OWN = ("input_ids", "position_ids", "attention_mask", "past_key_values")
+OWN = ("input_ids", "position_ids", "attention_mask", *NAMES)
 
 
 class Guest:
@@ -29,7 +30,7 @@ class Guest:
     def __init__(
         self, inputs: dict[str, Any], limit: int, eos: list[int], chooses: bool = False
     ) -> None:
-        self.cache: DeviceCache = inputs["past_key_values"]
+        self.cache: DeviceCache = inputs[cache_name()]
         self.last: int | None = int(inputs["input_ids"])
         self.position = int(inputs["position_ids"])
         self.inputs, self.kind = inputs, kind(inputs)
@@ -47,7 +48,7 @@ class Guest:
     def fits(inputs: dict[str, Any], cache: Any) -> bool:
         """One token of one row, its position given, and no padding but on the left."""
         ids, positions = inputs.get("input_ids"), inputs.get("position_ids")
-        mask, held = inputs.get("attention_mask"), inputs.get("past_key_values")
+        mask, held = inputs.get("attention_mask"), inputs.get(cache_name())
         if ids is None or positions is None or not kv_cache.is_device(cache) or held is not cache:
             return False
         if mask is not None:
@@ -114,7 +115,7 @@ class Guest:
 def kind(inputs: dict[str, Any]) -> tuple[Any, ...]:
     """Steps of one kind may be made together."""
     named = sorted((k, v) for k, v in inputs.items() if k not in OWN)
-    return (*(f"{k}={v!r}" for k, v in named), inputs["past_key_values"].shapes())
+    return (*(f"{k}={v!r}" for k, v in named), inputs[cache_name()].shapes())
 
 
 def empty_like(cache: DeviceCache) -> DeviceCache:

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicCache
 from rm_abstract.base.errors import Error
 from rm_abstract.generation.guests import empty_like
 from rm_abstract.kv.device_cache import CacheNotes, DeviceCache, expected_shape, from_dynamic
+from rm_abstract.kv.names import cache_name
 
 if TYPE_CHECKING:
     from rm_abstract.generation.greedy_step import GreedyStep
@@ -64,7 +65,7 @@ class ModelCalls:
         model: Any, own: tuple[str, ...], inputs: dict[str, Any], programs: Programs
     ) -> ModelCalls:
         """For steps with the arguments of this one, but for those named in `own`."""
-        like = empty_like(inputs["past_key_values"])
+        like = empty_like(inputs[cache_name()])
         given = {name: value for name, value in inputs.items() if name not in own}
         return ModelCalls(model, lambda: empty_like(like), given, True, programs)
 
@@ -95,4 +96,4 @@ class ModelCalls:
         inputs = {**self._given, "input_ids": ids, "attention_mask": mask}
         if self._positions:
             inputs["position_ids"] = positions
-        return {**inputs, "past_key_values": cache, "return_dict": True}
+        return {**inputs, cache_name(): cache, "return_dict": True}

@@ -20,12 +20,12 @@ class GenerationRequest:
     model: Any
     input_ids: torch.Tensor  # [rows, tokens], int64
     config: Any  # GenerationConfig
-    model_kwargs: dict[str, Any]  # attention_mask, past_key_values, ...
+    model_kwargs: dict[str, Any]  # attention_mask, the cache, ...
     processors: Any  # LogitsProcessorList
     criteria: Any  # StoppingCriteriaList
     streamer: Any = None
     synced_gpus: bool = False
-    cache_is_new: bool = True  # past_key_values is None or was made, empty, for this call alone
+    cache_is_new: bool = True  # the cache is None or was made, empty, for this call alone
     chunk_tokens: int | None = None  # most tokens of a row that one item of the stream may hold
 
     @staticmethod

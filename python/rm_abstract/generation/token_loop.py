@@ -26,6 +26,7 @@ from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.served import ServedModel, served
 from rm_abstract.generation.sharing import Sharing, release_workers
 from rm_abstract.kv import kv_cache
+from rm_abstract.kv.names import NAMES, cache_name
 
 if TYPE_CHECKING:
     from rm_abstract import _core
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from rm_abstract.generation.state import RoutedModel
 
 _SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
-_KNOWN = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_KNOWN = {"attention_mask", "position_ids", *NAMES, "use_cache", "logits_to_keep"}
 _KNOWN |= {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
 _NEEDED = ("_prefill", "_update_model_kwargs_for_generation", "prepare_inputs_for_generation")
 
@@ -70,9 +71,9 @@ def why_not(request: GenerationRequest) -> str:
                 return name
     if unknown := sorted(set(request.model_kwargs) - _KNOWN):
         return f"the argument {unknown[0]}"
-    cache = kv_cache.device_part(request.model_kwargs.get("past_key_values"))
+    cache = kv_cache.device_part(request.model_kwargs.get(cache_name()))
     if cache is None:
-        return "the kind of past_key_values"
+        return "the kind of cache"
     if cache.home is not None:
         return "a device whose programs the core cannot run"
     if not all(hasattr(model, name) for name in _NEEDED):
@@ -225,7 +226,7 @@ class TokenLoop:
         step = GreedyStep.serving(entry, leaves)
         if step is None:
             return False
-        cache = kv_cache.device_part(self._kwargs["past_key_values"])
+        cache = kv_cache.device_part(self._kwargs[cache_name()])
         drafting = self._drafting(step, following) if here else None
         before = step.length()
         try:
@@ -324,7 +325,7 @@ class TokenLoop:
     def _drafting(self, step: GreedyStep, inputs: dict[str, Any]) -> _core.Drafting | None:
         """Drafts for the row of this step; None where there is none to look for."""
         drafts, engine = self._armed.generation.drafts, self._armed.engine
-        cache = self._kwargs["past_key_values"]
+        cache = self._kwargs[cache_name()]
         if not isinstance(engine, NativeEngine) or not self._tokens_only():
             return None
         if not can_widen(inputs):
@@ -348,7 +349,7 @@ class TokenLoop:
         The generation goes on without drafts while another process captures it.
         """
         drafts = self._armed.generation.drafts
-        cache = self._kwargs["past_key_values"]
+        cache = self._kwargs[cache_name()]
         inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
         cache.on_trial = True
         try:
@@ -378,7 +379,7 @@ class TokenLoop:
 
     def _shareable(self, inputs: dict[str, Any]) -> Sharing | None:
         """Where this generation may share its steps with others; it is a guest there then."""
-        cache = self._kwargs["past_key_values"]
+        cache = self._kwargs[cache_name()]
         if self._chunk < 2**62 or self._longest >= 2**62 or not Guest.fits(inputs, cache):
             return None
         if self._dict or getattr(cache, "_is_user_defined", False):
@@ -421,7 +422,7 @@ class TokenLoop:
             "sequences": self._ids,
             "scores": self._scores,
             "logits": self._logits,
-            "past_key_values": self._kwargs["past_key_values"],
+            cache_name(): self._kwargs[cache_name()],
         }
         if self._model.config.is_encoder_decoder:
             return GenerateEncoderDecoderOutput(**parts)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rm_abstract.base.errors import ExecutionError
 from rm_abstract.hooks.arming import armed_of
 from rm_abstract.hooks.host import HookHost
+from rm_abstract.kv.names import cache_name
 
 if TYPE_CHECKING:
     from rm_abstract.generation.engine import GenerationEngine, TokenStream
@@ -37,9 +38,9 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
     def prepare(
         self: Any, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        given = model_kwargs.get("past_key_values")
+        given = model_kwargs.get(cache_name())
         result = original(self, generation_config, model_kwargs, *args, **kwargs)
-        made = model_kwargs.get("past_key_values")
+        made = model_kwargs.get(cache_name())
         _made.cache = lambda: None
         if not host.active:
             return result
@@ -51,7 +52,7 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
             if (away or _planned(host)) and str(self.device) == _place(host):
                 _replace(self, generation_config, model_kwargs, made, notes, away)
         if given is None:
-            cache = model_kwargs.get("past_key_values")
+            cache = model_kwargs.get(cache_name())
             _made.cache = (lambda: None) if cache is None else weakref.ref(cache)
         return result
 
@@ -99,7 +100,7 @@ def _stream(
         from rm_abstract.generation.token_loop import TokenLoopEngine
 
         request = GenerationRequest.of(original, model, args, kwargs)
-        cache = request.model_kwargs.get("past_key_values")
+        cache = request.model_kwargs.get(cache_name())
         request.cache_is_new = cache is None or cache is made
         remote = armed.generation.remote
         engines: list[GenerationEngine] = [TokenLoopEngine(armed)]
@@ -170,7 +171,7 @@ def _replace(
     cache: Any = from_dynamic(own, shape, reserve, found, away, model.device)
     if cache is not None:
         cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
-        model_kwargs["past_key_values"] = cache
+        model_kwargs[cache_name()] = cache
 
 
 def _plain(value: Any, name: str) -> bool:

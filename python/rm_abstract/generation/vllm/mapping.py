@@ -15,6 +15,7 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.generation.request import GenerationRequest
+from rm_abstract.kv.names import NAMES, cache_name
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Plan:
 
 # Fields of a call that vLLM has no way to do, by what makes them visible at _sample.
 _KNOWN_ARGUMENTS = frozenset(
-    {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    {"attention_mask", "position_ids", *NAMES, "use_cache", "logits_to_keep"}
     | {"tokenizer"}  # of stop_strings: a criterion has it, forward does not get it
 )
 # In this order vLLM applies them; transformers' list must not need another one.
@@ -73,12 +74,12 @@ def plan(request: GenerationRequest, longest: float = float("inf")) -> Plan:
     if config.return_dict_in_generate:
         names = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
         asked = [name for name in names if getattr(config, name)]
-        raise _declined(asked[0] if asked else "return_dict_in_generate (its past_key_values)")
+        raise _declined(asked[0] if asked else f"return_dict_in_generate (its {cache_name()})")
     given = request.model_kwargs
     if unknown := sorted(set(given) - _KNOWN_ARGUMENTS):
         raise _declined(f"the argument {unknown[0]}")
     if not request.cache_is_new:
-        raise _declined("past_key_values")
+        raise _declined(cache_name())
     prompts = _prompts(request.input_ids, given.get("attention_mask"))
     _check_positions(given.get("position_ids"), given.get("attention_mask"))
     sampling = _sampling(request, [request.input_ids.shape[1] - len(row) for row in prompts])
