@@ -32,9 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def with_layers(root: Path, **deps: str) -> None:
     """A source tree whose layers declare these sets."""
-    for name, needed in deps.items():
+    for name, used in deps.items():
         write(
-            root, f"src/{name}/CMakeLists.txt", f"rm_add_layer({name} SOURCES a.cpp\n DEPS {needed})"
+            root, f"src/{name}/CMakeLists.txt", f"rm_add_layer({name} SOURCES a.cpp\n DEPS {used})"
         )
 
 
