@@ -15,13 +15,23 @@ import pytest
 import rm_abstract
 
 
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(text)  # argparse names the option and the value
+    return share
+
+
+_share.__name__ = "share between 0 and 1"  # as argparse calls it in its message
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("rm_abstract")
     group.addoption("--rm-device", default=None, help="device for init(), as auto, cpu or npu:0")
     group.addoption("--rm-xfail", default=None, help="YAML file of tests expected to fail")
     group.addoption(
         "--rm-min-routed",
-        type=float,
+        type=_share,
         default=None,
         metavar="SHARE",
         help="fail when the share of served module calls (0 to 1) is below",
@@ -29,11 +39,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    rm_abstract.init(config.getoption("--rm-device"))
+    try:
+        rm_abstract.init(config.getoption("--rm-device"))
+    except rm_abstract.Error as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[_EXPECTED] = _read(config.getoption("--rm-xfail"))
 
 
 _EXPECTED: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
+_UNUSED: pytest.StashKey[list[str]] = pytest.StashKey()  # patterns that no test has
 
 
 def _read(path: str | None) -> list[tuple[str, str]]:
@@ -55,10 +69,13 @@ def _read(path: str | None) -> list[tuple[str, str]]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    unused = {pattern for pattern, _ in config.stash[_EXPECTED]}
     for item in items:
         for pattern, reason in config.stash[_EXPECTED]:
             if fnmatch.fnmatchcase(item.nodeid, pattern):
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
+                unused.discard(pattern)
+    config.stash[_UNUSED] = sorted(unused)
 
 
 def _served() -> tuple[int, int]:
@@ -84,3 +101,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if wanted is not None and (calls == 0 or routed / calls < wanted):
         line += f"; --rm-min-routed asks for a share of {wanted:g}"
     terminalreporter.write_line(line)
+    for pattern in config.stash.get(_UNUSED, []):
+        terminalreporter.write_line(
+            f"rm_abstract: --rm-xfail names {pattern!r}, which is no test of this run"
+        )

@@ -68,7 +68,7 @@ class Report:
         """Every reason that kept a call eager, in one line."""
         found = [reason for model in self.models for reason in model["reasons"]]
         return ", ".join(f"{r['code']} {r['detail']}".strip() for r in found) or (
-            "no model was armed"
+            "no model was caught"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,14 +88,17 @@ class Report:
         return json.dumps(self.to_dict(), indent=indent, default=str)
 
     def __str__(self) -> str:
-        lines = [f"rm_abstract on {self.device}: {self.routed} calls routed, {self.eager} eager"]
+        lines = [
+            f"rm_abstract on {self.device}: {_count(self.routed, 'call')} ran compiled, "
+            f"{self.eager} in PyTorch"
+        ]
         lines += [f"  {note['code']} {note['message']}" for note in self.device_notes]
         for model in self.models:
             lines += _model_lines(model)
         for row in self.not_intercepted:
-            lines.append(f"{row['class']}: not intercepted, {row['code']}: {row['why']}")
+            lines.append(f"{row['class']}: not accelerated, {row['code']}: {row['why']}")
         if not self.models and not self.not_intercepted:
-            lines.append("  no model was armed: load one after init(), or use accelerate(model)")
+            lines.append("  no model was caught: load one after init(), or call accelerate(model)")
         lines += _check_lines(self.kernel_checks)
         if self.quality:
             lines.append(str(self.quality))
@@ -105,7 +108,7 @@ class Report:
 
 
 def build(session: Session, model: Any = None) -> Report:
-    """The report of one armed model (a module), or of everything the session saw."""
+    """The report of one routed model (a module), or of everything the session saw."""
     notes = [*session.resolved.notes, *_cache_notes(session)]
     report = Report(
         device=session.device,
@@ -166,10 +169,25 @@ def _why_absent(session: Session, model: Any) -> dict[str, str]:
     return {"class": name, "code": code, "why": why}
 
 
+# How a model was found, as its user would say it.
+_WAYS = {
+    "train": "its eval()",
+    "to": "its to()",
+    "call": "its first call",
+    "accelerate": "accelerate()",
+    "compile": "compile()",
+}
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _model_lines(model: dict[str, Any]) -> list[str]:
     lines = [
-        f"{model['model']} (caught by {model['caught_by']}): {model['routed']} routed, "
-        f"{model['eager']} eager, {model['first_calls']} of them to compile and compare, "
+        f"{model['model']} (caught by {_WAYS.get(model['caught_by'], model['caught_by'])}): "
+        f"{_count(model['routed'], 'call')} ran compiled, {model['eager']} in PyTorch, "
+        f"{model['first_calls']} of them to compile and compare, "
         f"{model['compile_seconds']:.2f} s compiling"
     ]
     lines += _times(max(model["entries"], key=lambda entry: int(entry["calls"]), default={}))
@@ -224,10 +242,12 @@ def _times(entry: dict[str, Any]) -> list[str]:
         return []
     if eager is None:
         return [f"  a call takes {compiled:.3f} ms compiled; PyTorch served none to compare with"]
-    how = "measured by turns" if entry["timed"] == "by turns" else "PyTorch's is its first call"
+    if entry["timed"] != "by turns":  # a first call also pays for what is done once: no ratio
+        first = f"the first call, in PyTorch, took {eager:.3f} ms"
+        return [f"  a call takes {compiled:.3f} ms compiled; {first}"]
     return [
-        f"  a call takes {eager:.3f} ms eager → {compiled:.3f} ms compiled "
-        f"({eager / compiled:.2f}x; {how})"
+        f"  a call takes {eager:.3f} ms in PyTorch → {compiled:.3f} ms compiled "
+        f"({eager / compiled:.2f}x, measured in turns)"
     ]
 
 
@@ -235,10 +255,11 @@ def _entry_lines(entry: dict[str, Any]) -> list[str]:
     flops = entry["native_flops_share"]
     share = "FLOPs of the rest not known" if flops is None else f"{flops:.1%} of FLOPs"
     lines = [
-        f"  entry {entry['signature']}: {entry['calls']} calls, {entry['shapes']} shapes, "
+        f"  program for {entry['signature']}: {_count(entry['calls'], 'call')}, "
+        f"{_count(entry['shapes'], 'shape')}, "
         f"cache {entry['cache'] or 'unused'}, parity {entry['parity'] or 'not checked'}, "
         f"capture {entry['capture_ms']:.0f} ms, compile {entry['compile_ms']:.0f} ms",
-        f"    native {entry['native_nodes']}/{entry['nodes']} nodes "
+        f"    kernels of ours run {entry['native_nodes']} of {entry['nodes']} operators "
         f"({entry['native_share']:.1%}), {share}",
     ]
     if entry.get("precision"):
@@ -248,7 +269,7 @@ def _entry_lines(entry: dict[str, Any]) -> list[str]:
             f"    RM303 its worker crashed {len(crashes)} times and was started again, last: "
             + crashes[-1].splitlines()[0]
         )
-    kept = "kept on the cpu" if entry["engine"] == "whole_program" else "kept on torch"
+    kept = "run on the CPU" if entry["engine"] == "whole_program" else "run by PyTorch"
     for title, counts in (("kernels", entry["kernels"]), (kept, entry["kept"])):
         if counts:
             ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,4 +1,5 @@
-"""Checks of the repository itself, without any import of the product: layers, sizes, text, names.
+"""Checks of the repository itself, without any import of the product: layers, sizes, text, names,
+and that pages name files that exist.
 
 Each check yields one line a finding; the exit status is 1 when there is any.
 """
@@ -13,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import layers
 import names
+import pages
 import python_layers
 import sizes
 import text
@@ -41,6 +43,7 @@ def main() -> int:
         sizes.check,
         text.check,
         names.check,
+        pages.check,
     ]
     findings = [finding for check in checks for finding in check(ROOT, files)]
     print("\n".join(findings) or f"{len(files)} files, no finding")

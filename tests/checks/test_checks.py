@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 import layers
 import names
+import pages
 import python_layers
 import run
 import sizes
@@ -218,3 +219,18 @@ def test_two_test_files_of_one_name_are_found(tmp_path: Path) -> None:
     files = write(tmp_path, "tests/a/test_x.py", "") + write(tmp_path, "tests/b/test_x.py", "")
     (finding,) = names.check(tmp_path, files)
     assert finding.startswith("tests/b/test_x.py: tests/a/test_x.py has the same name")
+
+
+def test_a_page_may_only_name_files_that_exist(tmp_path: Path) -> None:
+    files = write(tmp_path, "src/base/a.cpp", "")
+    page = write(tmp_path, "docs/page.md", "`base/a.cpp`, `src/base/*.cpp`, [it](../src/base)\n")
+    assert list(pages.check(tmp_path, files + page)) == []
+    page[0].write_text("see\n`base/b.cpp` and [a link](other.md#part)\n")
+    found = list(pages.check(tmp_path, files + page))
+    assert len(found) == 2 and found[0].startswith("docs/page.md:2: names base/b.cpp")
+
+
+def test_a_folder_at_the_top_level_needs_a_place_in_the_house(tmp_path: Path) -> None:
+    files = write(tmp_path, "cmake/find.cmake", "") + write(tmp_path, ".ci/run", "")
+    (finding,) = pages.check(tmp_path, files)
+    assert finding.startswith("cmake: the top level holds only")

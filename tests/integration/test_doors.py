@@ -132,7 +132,7 @@ def test_the_ipython_extension_initialises_and_leaves(capsys):
     rm.load_ipython_extension(shell)
     assert rm.is_initialized()
     shell.magics["line"]["rm_explain"]("")
-    assert "calls routed" in capsys.readouterr().out
+    assert "calls ran compiled" in capsys.readouterr().out
     rm.unload_ipython_extension(shell)
     assert not rm.is_initialized() and not shell.magics["line"]
 
@@ -174,6 +174,27 @@ def test_the_pytest_plugin_fails_below_the_share(tmp_path):
 def test_the_pytest_plugin_names_a_file_it_cannot_read(tmp_path):
     done = plugin(tmp_path, "--rm-xfail", "absent.yaml")
     assert done.returncode == 4 and "absent.yaml" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rm-device", "toaster"), "toaster"),
+        (("--rm-min-routed", "7"), "share between 0 and 1"),
+        (("--rm-min-routed", "most"), "share between 0 and 1"),
+    ],
+)
+def test_the_pytest_plugin_names_an_argument_it_cannot_use(tmp_path, arguments, said):
+    done = plugin(tmp_path, *arguments)
+    assert done.returncode == 4 and said in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr and "INTERNALERROR" not in done.stdout
+
+
+def test_the_pytest_plugin_names_a_pattern_of_no_test(tmp_path):
+    (tmp_path / "old.yaml").write_text("- id: '*::test_wrong'\n- id: '*::test_gone'\n")
+    done = plugin(tmp_path, "--rm-xfail", "old.yaml")
+    assert done.returncode == 0 and "names '*::test_gone'" in done.stdout
+    assert "test_wrong'" not in done.stdout
 
 
 def test_the_doctor_knows_the_ways_in():

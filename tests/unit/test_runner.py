@@ -111,10 +111,21 @@ def test_a_script_that_is_not_there_is_told_in_two_lines(target, tmp_path):
     assert ("rm-abstract bench" in done.stderr) == (target == "bench")
 
 
+def test_a_module_that_is_not_there_is_told_as_python_tells_it(tmp_path):
+    done = run("-m", "absent_module", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.endswith("No module named absent_module\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_form_of_the_report_is_named_with_the_right_ones():
+    done = run("--explain=yaml", "-c", "pass")
+    assert done.returncode == 2 and "expected --explain or --explain=json" in done.stderr
+
+
 def test_a_script_without_a_routed_call_fails_when_asked_to():
     assert run("-c", "pass").returncode == 0
     done = run("--fail-if-not-routed", "-c", "pass")
-    assert done.returncode == 3 and "expected routed calls" in done.stderr
+    assert done.returncode == 3 and "expected accelerated calls" in done.stderr
     assert run("--fail-if-not-routed", "-c", "raise SystemExit(5)").returncode == 5
 
 
@@ -122,7 +133,7 @@ def test_the_report_is_printed_as_text_or_json_on_stderr():
     done = run("--explain=json", "-c", "print('mine')")
     assert done.stdout == "mine\n"
     assert json.loads(done.stderr)["routed"] == 0
-    assert "no model was armed" in run("--explain", "-c", "pass").stderr
+    assert "no model was caught" in run("--explain", "-c", "pass").stderr
 
 
 def test_the_device_is_inherited_by_children_and_a_bad_one_is_an_error():

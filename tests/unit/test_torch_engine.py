@@ -41,7 +41,7 @@ def test_every_call_is_pytorch_and_no_fault(tmp_path, model, fallback):
             report = str(rm.explain(model))
         finally:
             rm.shutdown()
-    assert "0 routed, 3 eager" in report
+    assert "0 calls ran compiled, 3 in PyTorch" in report
     assert "RM108" in report and "inference_engine='torch'" in report
 
 

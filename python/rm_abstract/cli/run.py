@@ -7,6 +7,7 @@ are never looked at.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -20,7 +21,7 @@ usage: python -m rm_abstract [options] script.py | -m module | -c code | - [argu
 options:
   --device D             device string: auto, cpu, gpu[:N], npu[:N], rbln[:N], furiosa[:N], sim[:N]
   --explain[=json]       print what ran where, and why not, on stderr when the script ends
-  --fail-if-not-routed   exit with status 3 when no call was served by a compiled plan
+  --fail-if-not-routed   exit with status 3 when no call was run by a compiled program
   -h, --help             this text
   --include-dir          print the folder of the headers that a plugin is compiled with
   -V, --version          the version
@@ -66,7 +67,9 @@ def parse(argv: list[str]) -> Command:
             return command
         if name == "--device":
             command.device = value if separator else _next(rest, name)
-        elif name == "--explain" and value in ("", "json", "text"):
+        elif name == "--explain":
+            if value not in ("", "json", "text"):
+                raise UsageError(f"[run] expected --explain or --explain=json, got {word!r}")
             command.explain = value or "text"
         elif word == "--fail-if-not-routed":
             command.fail_if_not_routed = True
@@ -118,6 +121,9 @@ def main(argv: list[str]) -> int:
     if command.kind == "script" and not os.path.exists(command.target):
         print(_absent(command.target), file=sys.stderr)
         return BAD_USAGE
+    if command.kind == "module" and not _is_module(command.target):
+        print(f"{sys.executable}: No module named {command.target}", file=sys.stderr)
+        return 1  # what `python -m` says and returns
     import rm_abstract
 
     if command.device is not None:
@@ -138,6 +144,15 @@ def main(argv: list[str]) -> int:
         _after(command, 1)
         raise
     return _after(command, 0)
+
+
+def _is_module(name: str) -> bool:
+    """Whether `python -m` finds it or the package it is in, which is not imported here."""
+    sys.path[0] = os.getcwd()
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def _absent(target: str) -> str:
@@ -180,7 +195,7 @@ def _after(command: Command, status: object) -> int:
         text = found.to_json() if command.explain == "json" else str(found)
         print(text, file=sys.stderr)
     if code == 0 and command.fail_if_not_routed and (found is None or found.routed == 0):
-        print("[run] expected routed calls, got none; try --explain", file=sys.stderr)
+        print("[run] expected accelerated calls, got none; try --explain", file=sys.stderr)
         return NOT_ROUTED
     return code
 

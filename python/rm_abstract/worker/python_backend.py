@@ -85,7 +85,7 @@ class Cancelled(public.Failure):
 
 
 @contextmanager
-def _told(doing: str, executing: bool = False) -> Iterator[None]:
+def _explained(doing: str, executing: bool = False) -> Iterator[None]:
     """Prints the whole traceback to the log the frame keeps; exceptions Python has for it get the
     reason that fits."""
     try:
@@ -126,7 +126,7 @@ class Service:
         self._class: Callable[[int], public.Worker]
         self._refusal: public.Failure | None = None  # told when the frame asks, not by a crash
         try:
-            with _told(f"{found.plugin.name} {found.plugin.worker} in {sys.executable}"):
+            with _explained(f"{found.plugin.name} {found.plugin.worker} in {sys.executable}"):
                 self._class = getattr(import_module(module), name)
         except public.Failure as failure:
             self._refusal = failure
@@ -161,7 +161,7 @@ class Service:
             if report(float(fraction), str(stage)):
                 raise Cancelled
 
-        with _told(f"{self._plugin.name} compile"):
+        with _explained(f"{self._plugin.name} compile"):
             program = Program(self._plugin.program_format, code, _tensors_by_name(constants))
             payload = self._worker(device).compile(program, options, progress)
             whose = (self._plugin.name, self._targets[device], self._fingerprint)
@@ -184,7 +184,7 @@ class Service:
         outputs: Rows,
         states: Types,
     ) -> Callable[[StateSet | None], None]:
-        with _told(f"{self._plugin.name} load", executing=True):
+        with _explained(f"{self._plugin.name} load", executing=True):
             header, payload = artefact_header.unwrap(
                 artefact, self._plugin.name, self._targets[device], self._fingerprint
             )
@@ -202,7 +202,7 @@ class Service:
         given, wanted, kept = _tensors(inputs), _tensors(outputs), _ports(states)
 
         def run(held: StateSet | None) -> None:
-            with _told(f"{self._plugin.name} execute", executing=True):
+            with _explained(f"{self._plugin.name} execute", executing=True):
                 if not kept:
                     loaded.execute(given, wanted)
                     return
@@ -215,13 +215,13 @@ class Service:
         return run
 
     def make_states(self, device: int, states: Types) -> StateSet:
-        with _told(f"{self._plugin.name} make_state", executing=True):
+        with _explained(f"{self._plugin.name} make_state", executing=True):
             return StateSet.made(_ports(states), self._worker(device).make_state)
 
     def copy_states(
         self, source: StateSet | None, target: StateSet | None, region: Region, host: Rows
     ) -> None:
-        with _told(f"{self._plugin.name} copy of states", executing=True):
+        with _explained(f"{self._plugin.name} copy of states", executing=True):
             copy_states(source, target, Copy(*region), _tensors(host))
 
 

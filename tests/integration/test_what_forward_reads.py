@@ -360,7 +360,7 @@ def test_products_in_f64_are_left_to_torch() -> None:
                 expected = model(X.double())
             torch.testing.assert_close(model(X.double()), expected)
     assert report(model)["routed"] == 2
-    assert "kept on torch: aten.linear.default x1" in str(rm.explain(model))
+    assert "run by PyTorch: aten.linear.default x1" in str(rm.explain(model))
 
 
 def test_an_ordered_dict_comes_back_as_one_and_routed() -> None:
