@@ -52,7 +52,7 @@ def test_without_the_variable_nothing_is_imported(tmp_path, value):
 
 def test_a_wrong_option_is_told_and_the_script_runs(tmp_path):
     output = run(tmp_path, "print('ran')", RM_ABSTRACT="1", RM_DEVICE="toaster")
-    assert "ran" in output and "RM_ABSTRACT is set, but init() failed" in output
+    assert "ran" in output and output.count("RM_ABSTRACT is set, but init() failed") == 1
     assert "toaster" in output
 
 

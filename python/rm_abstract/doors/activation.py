@@ -17,8 +17,15 @@ _ON = ("1", "true", "yes", "on")
 _OURS = ("rm_abstract.worker", "rm_abstract.engines.capturing", "rm_abstract")
 
 
+_tried = False  # in a virtual environment Python reads every .pth file twice
+
+
 def activate() -> bool:
     """Calls ``init()`` when the variable asks for it; True when it did. Raises nothing."""
+    global _tried
+    if _tried:
+        return False
+    _tried = True
     if os.environ.get(VARIABLE, "").lower() not in _ON or _is_ours():
         return False
     try:
