@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rm_abstract import _core, device
+from rm_abstract.capture import decompositions
 from rm_abstract.capture.export import capture
 from rm_abstract.capture.outputs import builder
 from rm_abstract.verification import parity
@@ -211,7 +212,67 @@ FUNCTIONS: dict[str, Case] = {
         lambda a, b: floats(a, 8, b),
     ),
     "no grad region": (lambda x: _quiet(x) + 1, matrix),
+    "functions": (
+        lambda x: [f(x) for f in (torch.tan, torch.sinh, torch.cosh, torch.atan, torch.exp2)],
+        matrix,
+    ),
+    "functions and their ends": (
+        lambda x: [torch.asinh(x), torch.acosh(x), *(f(x * 0.5) for f in _ENDS)],
+        lambda a, b: (
+            torch.cat([floats(a, b), torch.tensor([[0.0, -0.0, 2, -2, 1e30, -1e30]])])
+            if b == 6
+            else floats(a, b)
+        ),
+    ),
+    "functions in half": (
+        lambda x: torch.sinh(x) + torch.atan(x),
+        lambda a, b: floats(a, b).bfloat16(),
+    ),
+    "mirrored padding": (
+        lambda x: (
+            F.pad(x, (1, 0, 0, 1), mode="reflect"),
+            F.pad(x, (1, 9), mode="replicate"),
+            F.pad(x.mean() + torch.arange(12.0).view(1, 3, 4), (1, 2), mode="circular"),
+        ),
+        cube,
+    ),
+    "flip": (lambda x: x.flip(0, -1) + x.flip([]), cube),
+    "diagonal": (lambda x: (x.diagonal(), x.diagonal(1, 2, 0), eight(x).diagonal(-1, 0, 2)), cube),
+    "written at indices": (
+        lambda x: x.index_put((torch.tensor([[0], [-1]]), torch.tensor([1, 0])), x[0, :2]),
+        cube,
+    ),
+    "added at indices": (
+        lambda x: (
+            x.index_put((torch.tensor([0, 0, -1]),), torch.tensor(2.0), accumulate=True),
+            x.index_add(1, torch.tensor([1, 1]), x[:, :2], alpha=0.5),
+        ),
+        cube,
+    ),
+    "written where": (lambda x: x.index_put((x > 0,), torch.tensor(9.0)), matrix),
+    "argsort": (lambda x: x.argsort(1, descending=True) + x.argsort(0), matrix),
+    "cosine similarity": (lambda x: F.cosine_similarity(x, x.flip(1) * (x > 0), dim=1), cube),
+    "variance and mean": (
+        lambda x: (*torch.var_mean(x, 1), *torch.std_mean(eight(x), -1, keepdim=True), x.std()),
+        cube,
+    ),
+    "a number's place": (lambda x: x.sum().argmax() + x.argmin(), matrix),
+    "sums in logarithms": (
+        lambda x: torch.logsumexp(x, 1) + torch.logaddexp(x[:, 0], x[:, 1]),
+        matrix,
+    ),
+    "contractions": (
+        lambda x: torch.einsum("abi,abj->aij", x, x).sum((1, 2)) + torch.tensordot(x, x, 3),
+        cube,
+    ),
+    "told apart": (
+        lambda x: torch.nan_to_num(x / 0 * (x > 0)) + torch.isinf(1 / x.trunc()),
+        matrix,
+    ),
+    "renorm": (lambda x: torch.renorm(x, 2, 0, 1.0) + 1, cube),
+    "shrinks": (lambda x: F.softshrink(x) + F.hardshrink(x) + F.softsign(x), matrix),
 }
+_ENDS = (torch.asin, torch.acos, torch.atanh)
 
 
 def eight(x: torch.Tensor) -> torch.Tensor:
@@ -241,14 +302,22 @@ def test_function(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: torch.renorm(x, 2, 0, 1.0) + 1,
-        lambda x: torch.cumprod(x, 1) + torch.flip(x, [2]),
-        lambda x: torch.einsum("abi,abj->aij", x, x),
+        lambda x: torch.cumprod(x, 1) + 1,
+        lambda x: torch.logcumsumexp(x, 0) + 1,
     ],
-    ids=["renorm", "cumprod and flip", "einsum"],
+    ids=["cumprod", "logcumsumexp"],
 )
 def test_an_unmapped_operator_is_kept_for_the_bridge(function: Callable[..., Any]) -> None:
     check(function, cube, False)
+
+
+def test_a_decomposition_that_asks_for_a_size_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def product(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
+        return x.log().cumsum(dim).exp() if x.shape[0] == 4 else x * 0  # 4: that of the capture
+
+    table = {torch.ops.aten.cumprod.default: product}
+    monkeypatch.setattr(decompositions, "_table", lambda: table)
+    check(lambda x: torch.cumprod(x.abs(), 1) + 1, matrix, native=False)
 
 
 def test_an_operator_of_a_library_runs_on_the_bridge() -> None:

@@ -16,8 +16,9 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
+from rm_abstract.capture.decompositions import MOST_TRACED, decomposed
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
-from rm_abstract.capture.errors import capture_error
+from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
 from rm_abstract.capture.op_map.call import Call
 from rm_abstract.capture.op_map.table import HANDLERS
@@ -112,6 +113,7 @@ class _Importer:
         self.env: dict[torch.fx.Node, Any] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.kept: list[KeptOp] = []
+        self.traced: dict[Any, torch.fx.GraphModule | None] = {}  # by call: its decomposition
         self.inputs: list[Value] = []
         self.written: dict[str, Value] = {}
 
@@ -317,7 +319,54 @@ class _Importer:
                 if result is not None:
                     self.check(node, result, types)
                     return result
-        return self.keep(node, target, types, single=isinstance(val, torch.Tensor))
+        single = isinstance(val, torch.Tensor)
+        if target.namespace == "aten" and not self.b.for_training:
+            result = self.decomposed(node, target, types)
+            if result is not None:
+                return result[0] if single else result
+        return self.keep(node, target, types, single)
+
+    def decomposed(
+        self,
+        node: torch.fx.Node,
+        target: torch._ops.OpOverload,
+        types: Sequence[tuple[str, tuple[Dim, ...]]],
+    ) -> list[Value] | None:
+        """The call in torch's own words, where all of them are ours."""
+        key = (target, *(self.likeness(a) for a in (*node.args, *sorted(node.kwargs.items()))))
+        if key not in self.traced:
+            if len(self.traced) >= MOST_TRACED:
+                return None
+            found = decomposed(target, node.args, node.kwargs)
+            self.traced[key] = None if found is None else found[0]
+        graph = self.traced[key]
+        if graph is None:
+            return None
+        operands = [n for n in node.all_input_nodes]
+        parameters = [n for n in graph.graph.nodes if n.op == "placeholder"]
+        self.env.update((p, self.env[n]) for p, n in zip(parameters, operands, strict=True))
+        before = len(self.kept)
+        try:
+            results = list(self.interpret(graph))
+            self.check(node, results, types)
+        except CaptureError:
+            results = []
+        if len(self.kept) > before or not results or not all(isinstance(r, Value) for r in results):
+            del self.kept[before:]  # its nodes have no users and vanish
+            self.traced[key] = None
+            return None
+        return results
+
+    def likeness(self, arg: Any) -> Any:
+        """Equal for arguments for which a decomposition is the same graph."""
+        if isinstance(arg, torch.fx.Node):
+            val = arg.meta.get("val")
+            if isinstance(val, torch.Tensor):
+                return (str(val.dtype), tuple(str(s) for s in (*val.shape, "", *val.stride())))
+            return str(val)
+        if isinstance(arg, (list, tuple)):
+            return tuple(self.likeness(a) for a in arg)
+        return repr(arg)
 
     def bound(self, node: torch.fx.Node, target: torch._ops.OpOverload) -> dict[str, Any]:
         """Arguments by schema name, defaults filled in, a scalar for int[1] made a list."""

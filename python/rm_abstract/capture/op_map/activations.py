@@ -94,7 +94,9 @@ def _glu(c: Call) -> Value | None:
 
 def _prelu(c: Call) -> Value | None:
     x, weight = c.value("self"), c.value("weight")
-    if x.rank >= 2 and weight.rank == 1 and weight.dims[0] != 1:
+    if x.rank == 0:
+        weight = c.b.reshape(weight, [])
+    elif x.rank >= 2 and weight.rank == 1 and weight.dims[0] != 1:
         weight = c.b.reshape(weight, [weight.dims[0], *([1] * (x.rank - 2))])
     low = c.b.binary("mul", x, weight)
     positive = c.b.binary("gt", x, c.b.scalar(x.dtype, 0), "bool")

@@ -17,7 +17,8 @@ def _reduce(kind: str) -> Handler:
         elif kind not in ("argmax", "argmin"):
             x = c.b.cast(x, c.dtype)
         if x.rank == 0:
-            return None if kind in ("argmax", "argmin") else c.b.cast(x, c.dtype)
+            arg = kind in ("argmax", "argmin")
+            return c.b.full("i64", [], 0) if arg else c.b.cast(x, c.dtype)
         if kind in ("argmax", "argmin") and c["dim"] is None:
             flat = c.b.reshape(x, [product(x.dims)])
             return c.b.reshape(c.b.reduce(kind, flat, [0], False, c.dtype), c.dims)
@@ -91,6 +92,20 @@ def _variance(root: bool) -> Handler:
         freedom = c.operand(plus(count, -int(correction)), x.dtype)
         y = c.b.binary("div", total, freedom)
         return c.b.unary("sqrt", y) if root else y
+
+    return handler
+
+
+def _with_mean(root: bool) -> Handler:
+    """var_mean and std_mean: the variance or its root, and the mean."""
+
+    def handler(c: Call) -> Sequence[Value] | None:
+        spread = _variance(root)(c)
+        if not isinstance(spread, Value):
+            return None
+        x = c.value("self")
+        keep = bool(c["keepdim"])
+        return [spread, c.b.reduce("mean", x, c.axes("dim", x.rank), keep, x.dtype)]
 
     return handler
 
@@ -213,6 +228,10 @@ TABLE: dict[str, Handler] = {
     "var.dim": _variance(root=False),
     "std.correction": _variance(root=True),
     "std.dim": _variance(root=True),
+    "var.default": _variance(root=False),
+    "std.default": _variance(root=True),
+    **{f"var_mean.{kind}": _with_mean(root=False) for kind in ("correction", "dim", "default")},
+    **{f"std_mean.{kind}": _with_mean(root=True) for kind in ("correction", "dim", "default")},
     "linalg_vector_norm.default": _vector_norm,
     "norm.ScalarOpt_dim": _vector_norm,
     "sort.default": _sort,

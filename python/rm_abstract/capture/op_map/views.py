@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rm_abstract.capture.dims import Dim, as_dim, plus
 from rm_abstract.capture.ir_builder import Value
 from rm_abstract.capture.op_map.call import Call, Handler
+from rm_abstract.capture.op_map.indexing import padded
 
 _END = 2**62  # torch writes "to the end" as 2**63 - 1
 
@@ -161,7 +162,7 @@ def _repeat_interleave(c: Call) -> Value | None:
 def _pad(c: Call) -> Value | None:
     pads = [as_dim(p) for p in c["pad"]]
     if c["mode"] not in (None, "constant"):
-        return None
+        return padded(c, c.value("self"), pads, c["mode"])
     fill = c["value"]
     x = c.value("self")
     for i in range(len(pads) // 2):

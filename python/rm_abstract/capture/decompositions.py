@@ -1,0 +1,119 @@
+"""Operators without a handler, written by torch in operators that have one.
+
+torch knows how most operators are made of others (``torch._decomp``, and operators that are such
+compositions themselves). One call is traced on the fake tensors of the export, so sizes
+stay symbols; the importer takes the result where nothing of it is left to the bridge.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+# PyTorch's kernels of these do at once what their decompositions do in many steps over far more
+# memory, or in steps that grow with a size.
+_WHOLE = {
+    "aten::_adaptive_avg_pool2d",
+    "aten::_adaptive_avg_pool3d",
+    "aten::_cdist_forward",
+    "aten::_ctc_loss",
+    "aten::_embedding_bag",
+    "aten::adaptive_avg_pool1d",
+    "aten::adaptive_avg_pool2d",
+    "aten::adaptive_avg_pool3d",
+    "aten::cdist",
+    "aten::col2im",
+    "aten::conv_tbc",
+    "aten::embedding_bag",
+    "aten::grid_sampler",
+    "aten::grid_sampler_2d",
+    "aten::grid_sampler_3d",
+    "aten::im2col",
+    "aten::multi_head_attention_forward",
+}
+_RESIZED = ("aten::upsample_", "aten::_upsample_")
+_MOST_NODES = 48
+MOST_TRACED = 32  # different calls of a capture: each takes 0.1 to 0.3 s
+
+
+def decomposed(
+    target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[torch.fx.GraphModule, list[torch.fx.Node]] | None:
+    """The call as a graph of other operators, and the nodes that its placeholders stand for.
+
+    `args` and `kwargs` are those of the exported node. None where torch has no decomposition, or
+    one that is long or fails.
+    """
+    rule = _rule(target)
+    if rule is None:
+        return None
+    leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    nodes = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)))
+    number = {node: i for i, node in enumerate(nodes)}
+
+    def call(*values: Any) -> list[Any]:
+        given = [values[number[x]] if isinstance(x, torch.fx.Node) else x for x in leaves]
+        call_args, call_kwargs = pytree.tree_unflatten(given, spec)
+        return pytree.tree_leaves(rule(*call_args, **call_kwargs))
+
+    values = [node.meta.get("val") for node in nodes]
+    try:
+        with ExitStack() as stack:
+            for context in (torch.inference_mode(False), torch.no_grad(), _silent()):
+                stack.enter_context(context)
+            environments = {v.fake_mode.shape_env for v in values if isinstance(v, FakeTensor)}
+            for environment in environments:
+                if environment is not None:
+                    # A branch on a size would hold for the sizes of the capture only.
+                    stack.enter_context(environment.error_on_new_guards())
+            graph = make_fx(call, tracing_mode="symbolic")(*values)
+    except Exception:  # whatever a decomposition raises on these arguments: the call stays whole
+        return None
+    calls = 0
+    for node in graph.graph.nodes:
+        calls += node.op == "call_function"
+        if node.op == "get_attr" and isinstance(getattr(graph, str(node.target)), FakeTensor):
+            return None  # a constant without values
+    return (graph, nodes) if 0 < calls <= _MOST_NODES else None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """torch logs what a decomposition's shape functions raise; such a call just stays whole."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, log.disabled = log.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.disabled = disabled
+
+
+@functools.cache
+def _table() -> Mapping[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions, decomposition_table
+
+    core: Mapping[Any, Callable[..., Any]] = core_aten_decompositions()
+    return {**decomposition_table, **core}
+
+
+def _rule(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    name = target._schema.name
+    if name in _WHOLE or name.startswith(_RESIZED) or target._schema.is_mutable:
+        return None
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    found: Callable[..., Any] | None = _table().get(target)
+    if found is None and target._can_decompose():
+        found = target.decompose
+    return found
