@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rm_abstract.base.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rm_abstract.profiling import Profile
     from rm_abstract.report import Report
 
 TOKENS = 3  # generated to reach a prefill, a first and a later decoding step
@@ -32,10 +33,12 @@ def compile_ahead(
     group_size: str | None = None,
     activations: str | None = None,
     quality: str | Path | None = None,
+    draw: Callable[[Profile], None] | None = None,
 ) -> Report:
     """Loads the folder's model, makes every call of the given sizes, and says what happened.
 
     With ``quality``, a text file, the report also has the perplexity on it before and after.
+    ``draw`` is given a profile of the same calls made again.
 
     Runs in the session there is; without one in a session of its own on ``device``. Raises
     ConfigError for sizes or a folder that make no sense, and what loading or compiling raises.
@@ -50,6 +53,12 @@ def compile_ahead(
         for batch in batch_size:
             for length in sequence_length:
                 _call(model, batch, length)
+        if draw is not None:
+            with api.profile() as profile:
+                for batch in batch_size:
+                    for length in sequence_length:
+                        _call(model, batch, length)
+            draw(profile)
         report = api.explain(model)
         if quality is not None:
             from rm_abstract.quality import measure

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rm_abstract.base.errors import CompileError, ConfigError, ExecutionError, from_core
+from rm_abstract.report_page import Drawn
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +92,9 @@ class OnnxExecutable:
         except _core.CoreError as error:
             raise from_core(error, CompileError) from None
         return _Made(
-            program, [k for k, name in enumerate(self.input_names) if name not in self._values]
+            program,
+            [k for k, name in enumerate(self.input_names) if name not in self._values],
+            made["text"],
         )
 
     def _check(self, tensors: list[torch.Tensor]) -> None:
@@ -132,6 +137,40 @@ class OnnxExecutable:
             f"[onnx] expected an import that ends, got {self.path.name} that asks for more",
             code="RM342",
         )
+
+    def drawn(self, batch: int, length: int, rounds: int = 10) -> Drawn:
+        """Steps and times of a run, for report_page.page; open sizes are `batch` along the first
+        axis and `length` along others, floats are random numbers and everything else is 0."""
+        import torch
+
+        from rm_abstract import _core
+        from rm_abstract.worker.dtypes import DTYPES
+
+        def size(axis: int) -> int:
+            return length if axis else batch
+
+        if self._only is None:
+            types = [
+                (dtype, [n if n >= 0 else size(axis) for axis, n in enumerate(sizes)])
+                for dtype, sizes in self._ports
+            ]
+        else:
+            types = _types(self._only.text, size)
+        tensors = [
+            torch.randn(shape).to(DTYPES[dtype])
+            if DTYPES[dtype].is_floating_point
+            else torch.zeros(shape, dtype=DTYPES[dtype])
+            for dtype, shape in types
+        ]
+        made = self._for(tensors)
+        try:
+            steps = made.program.profile([tensors[k] for k in made.inputs], rounds)
+        except _core.CoreError as error:
+            raise from_core(error, ExecutionError) from None
+        said = ", ".join(
+            f"{name} {list(t.shape)}" for name, t in zip(self.input_names, tensors, strict=True)
+        )
+        return Drawn(f"{self.path.name}: {said}", made.text, steps)
 
     @property
     def waits_for(self) -> list[str]:
@@ -185,6 +224,27 @@ class OnnxExecutable:
 class _Made(NamedTuple):
     program: Any
     inputs: list[int]  # those whose values it was not made for
+    text: str  # before the passes
+
+
+_INPUT = re.compile(r'input %\d+ ".*" : (\w+)\[(.*?)\]')
+
+
+def _types(text: str, size: Callable[[int], int]) -> list[tuple[str, list[int]]]:
+    """Element types and shapes of a program's inputs; a symbol is the `size` of the axis where it
+    stands first."""
+    from rm_abstract import _core
+
+    sizes: dict[str, int] = {}
+    for _, dims in _INPUT.findall(text):
+        for axis, dim in enumerate(dims.split(",")):
+            for symbol in re.findall(r"\bs\d+\b", dim):
+                sizes.setdefault(symbol, size(axis))
+    static = _core.ir.substitute(text, sizes) if sizes else text
+    return [
+        (dtype, [int(dim) for dim in dims.split(",") if dim])
+        for dtype, dims in _INPUT.findall(static)
+    ]
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

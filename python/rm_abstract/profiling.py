@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rm_abstract.base.errors import Error
 from rm_abstract.engines.base import Traceable
+from rm_abstract.report_page import Drawn
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -44,6 +45,7 @@ class Profile:
         self._programs: list[tuple[str, str, Any]] = []
         self.runs: list[Run] = []
         self.dropped = 0  # runs that were too many to keep
+        self._captured: dict[tuple[str, str], str] = {}
         self.seconds = 0.0  # of the block
 
     def __enter__(self) -> Profile:
@@ -54,6 +56,8 @@ class Profile:
         for armed in self._session.armed():
             engine = armed.engine
             if isinstance(engine, Traceable):
+                for signature, text in engine.captured().items():
+                    self._captured[armed.label, signature] = text
                 for signature, program in engine.programs():
                     program.start_trace()
                     self._programs.append((armed.label, signature, program))
@@ -104,6 +108,19 @@ class Profile:
             "dropped": self.dropped,
             "steps": self.steps(),
         }
+
+    def drawn(self) -> list[Drawn]:
+        """What ran, for report_page.page: of each plan the median run of every step."""
+        plans: dict[tuple[str, str, tuple[str, ...]], list[Sequence[int]]] = {}
+        for run in self.runs:
+            plans.setdefault((run.model, run.signature, tuple(run.steps)), []).append(run.times)
+        found = []
+        for (model, signature, steps), times in plans.items():
+            middle = [sorted(of_step)[len(times) // 2] for of_step in zip(*times, strict=True)]
+            text = self._captured.get((model, signature), "")
+            name = f"{model} {signature}, {len(times)} runs"
+            found.append(Drawn(name, text, list(zip(steps, middle, strict=True))))
+        return found
 
     def save_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Writes a file for chrome://tracing or ui.perfetto.dev. Raises OSError."""

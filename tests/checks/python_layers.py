@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("generation",),
     ("hooks",),
     ("session",),
-    ("report", "profiling"),
+    ("report", "report_page", "profiling"),
     ("training",),
     ("framework",),
     ("functional", "optim"),

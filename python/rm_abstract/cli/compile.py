@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import click
 
 from rm_abstract.ahead import compile_ahead
 from rm_abstract.report import Report
+from rm_abstract.report_page import Drawn
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -42,11 +43,30 @@ def ahead_options(command: _Command) -> _Command:
     return command
 
 
-def _compile_file(path: Path, device: str | None, as_json: bool) -> None:
+def _write_page(path: Path, model: Path, programs: Sequence[Drawn]) -> None:
+    """The page, with the rates of this machine, which are measured here (about a second)."""
+    import torch
+
+    from rm_abstract.bench import method, probes
+    from rm_abstract.report_page import Rates, page
+
+    def best(of: Sequence[probes.Probe]) -> float:
+        return max(probe.amount / method.time_calls(probe.call, 0.05) for probe in of)
+
+    kinds = {"f32": torch.float32, "bf16": torch.bfloat16}
+    products = {name: best(probes.gemm_probes(kind, 1024)) for name, kind in kinds.items()}
+    rates = Rates(best(probes.read_probes()), products)
+    path.write_text(page(f"rm-abstract: {model.name}", programs, rates), encoding="utf-8")
+
+
+def _compile_file(path: Path, as_json: bool, drawing: Path | None, sizes: dict[str, Any]) -> None:
     """One program for all sizes; without one, what a call has to say first."""
     from rm_abstract import api
 
-    made = api.compile(path, device=device or "cpu")
+    made = api.compile(path, device=sizes["device"] or "cpu")
+    if drawing is not None:
+        batch, length = sizes["batch_size"][0], sizes["sequence_length"][0]
+        _write_page(drawing, path, [made.drawn(batch, length)])
     waits = made.waits_for
     if as_json:
         row = {"inputs": made.input_names, "outputs": made.output_names, "waits_for": waits}
@@ -66,10 +86,19 @@ def _compile_file(path: Path, device: str | None, as_json: bool) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="a text: print the perplexity on it in the model's own precision and compiled",
 )
-def compile_command(as_json: bool, **sizes: Any) -> None:
+@click.option(
+    "--report",
+    "drawing",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="an HTML file: the graph before and after, with time, bytes and share of the bound",
+)
+def compile_command(as_json: bool, drawing: Path | None, **sizes: Any) -> None:
     """Compile a transformers model folder into the cache for the given sizes, or an ONNX file."""
     if sizes["model_dir"].is_file():
-        return _compile_file(sizes["model_dir"], sizes["device"], as_json)
+        return _compile_file(sizes["model_dir"], as_json, drawing, sizes)
+    if drawing is not None:
+        folder, file = sizes["model_dir"], drawing
+        sizes["draw"] = lambda profile: _write_page(file, folder, profile.drawn())
     report: Report = compile_ahead(**sizes)
     click.echo(report.to_json() if as_json else str(report))
     if report.routed == 0:

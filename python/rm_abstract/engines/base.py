@@ -83,6 +83,10 @@ class Traceable(Protocol):
         and take_trace() of the core's (src/bindings/program_pybind.cpp)."""
         ...
 
+    def captured(self) -> dict[str, str]:
+        """By signature: the capture that the program was made of, in the IR's text form."""
+        ...
+
 
 EngineFactory = Callable[[Any, EngineContext], Engine]
 """(module, context) -> Engine; registered by name in ``rm_abstract.engines``."""

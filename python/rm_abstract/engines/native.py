@@ -153,6 +153,9 @@ class NativeEngine:
     def programs(self) -> list[tuple[str, Any]]:
         return [(variant.report.signature, variant.program) for variant in self._variants()]
 
+    def captured(self) -> dict[str, str]:
+        return {variant.report.signature: variant.record.ir for variant in self._variants()}
+
     def close(self) -> None:
         self._entries.clear()
         self._stale.clear()
