@@ -26,8 +26,9 @@ int64_t alike_size(int64_t size, std::vector<int64_t> edges);
 /// The view with other sizes: the order of its axes in memory, repeated axes and the gaps between rows
 /// stay.
 ir::Layout laid_out(const ir::Layout& from, const ir::Ints& dims);
-/// Of conv, pool, resize and group_norm (alike_images.cpp); false for another operator.
-bool reduce_images(Shape& shape);
+/// Of conv, pool, resize and group_norm (alike_images.cpp), for a row of those edges; false for another
+/// operator.
+bool reduce_images(Shape& shape, const rm_kernel& row);
 /// The problem itself.
 Shape shape_of(const select::Problem& problem);
 /// The problem on which `row` is checked for `problem`; small ones are their own.

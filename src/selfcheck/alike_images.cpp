@@ -26,8 +26,10 @@ struct Channels {
   int64_t groups, from, to;  // the latter two of a group
 };
 
-Channels reduced(const Channels& c) {
-  if (c.groups == 1) return {1, alike_size(c.from, {kChannels}), alike_size(c.to, {kChannels})};
+/// `edges`: of the channels of x.
+Channels reduced(const Channels& c, std::vector<int64_t> edges) {
+  edges.push_back(kChannels);
+  if (c.groups == 1) return {1, alike_size(c.from, edges), alike_size(c.to, {kChannels})};
   if (c.from == 1 && c.to == 1) return {alike_size(c.groups, {kChannels}), 1, 1};
   return {std::min<int64_t>(c.groups, 2), alike_size(c.from, {kGroupChannels}),
           alike_size(c.to, {kGroupChannels})};
@@ -57,12 +59,23 @@ void lay_out(select::Operand& operand, const Ints& dims) {
   if (operand.present) operand.layout = laid_out(operand.layout, dims);
 }
 
-void reduce_conv(Shape& s) {
+/// Sizes that the row names for the channels of x (letter C).
+std::vector<int64_t> channel_edges(const rm_kernel& row) {
+  std::vector<int64_t> out;
+  const size_t end = row.struct_size >= sizeof(rm_kernel) ? row.num_edges : 0;
+  for (size_t i = 0; i < end; ++i) {
+    if (row.edges[i].axis == 'C' && row.edges[i].size > 1) out.push_back(row.edges[i].size);
+  }
+  return out;
+}
+
+void reduce_conv(Shape& s, const rm_kernel& row) {
   const bool turned = attr_or<int64_t>(s, "transposed", 0) != 0;
   const Ints w = s.inputs[1].layout.dims;
   Ints x = tail(s.inputs[0].layout.dims), y = tail(s.outputs[0].layout.dims);
   const int64_t groups = std::max<int64_t>(attr_or<int64_t>(s, "groups", 1), 1);
-  const Channels c = reduced({groups, turned ? w[0] / groups : w[1], turned ? w[1] : w[0] / groups});
+  const Channels c = reduced({groups, turned ? w[0] / groups : w[1], turned ? w[1] : w[0] / groups},
+                             channel_edges(row));
   const Ints stride = attr_or<Ints>(s, "stride", Ints(x.size(), 1));
   turned ? slide(stride, x, y) : slide(stride, y, x);
   const int64_t n = std::min(s.inputs[0].layout.dims[0], kSamples);
@@ -101,7 +114,7 @@ void reduce_resize(Shape& s) {
 void reduce_group_norm(Shape& s) {
   const Ints x = s.inputs[0].layout.dims;
   const int64_t groups = std::max<int64_t>(attr_or<int64_t>(s, "groups", 1), 1);
-  const Channels c = reduced({groups, x[1] / groups, 1});
+  const Channels c = reduced({groups, x[1] / groups, 1}, {});
   Ints spatial = tail(x);
   for (size_t a = 0; a < spatial.size(); ++a) {
     spatial[a] = alike_size(spatial[a], {a + 1 == spatial.size() ? int64_t{32} : int64_t{8}});
@@ -115,9 +128,9 @@ void reduce_group_norm(Shape& s) {
 
 }  // namespace
 
-bool reduce_images(Shape& s) {
+bool reduce_images(Shape& s, const rm_kernel& row) {
   if (s.op == "conv") {
-    reduce_conv(s);
+    reduce_conv(s, row);
   } else if (s.op == "pool") {
     reduce_pool(s);
   } else if (s.op == "resize") {

@@ -285,7 +285,13 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
     return {rounding, epsilon(dtype)};
   }
   // Libraries may transform tiles (Winograd) and lose some bits there.
-  if (shape.op == "conv") return {std::max(rounding, 16 * single), 1024 * single};
+  if (shape.op == "conv") {
+    const auto tf32 = shape.attrs.find("tf32");
+    if (tf32 != shape.attrs.end() && std::get<int64_t>(tf32->second) != 0) {
+      return {2 * epsilon(DType::kF16), 2 * epsilon(DType::kF16)};
+    }
+    return {std::max(rounding, 16 * single), 1024 * single};
+  }
   return {std::max(rounding, 16 * single), 64 * single};
 }
 

@@ -99,6 +99,27 @@ def test_an_encoder_is_served_where_the_script_put_it(
     assert all(name.startswith("cuda/") for name in kernels(record))
 
 
+def test_positions_that_are_counted_from_a_mask_are_served(tmp_path: Path) -> None:
+    """RoBERTa, XLM-R and MPNet count the tokens that are no padding."""
+    config = transformers.RobertaConfig(
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=128,
+        vocab_size=100,
+        max_position_embeddings=64,
+    )
+    torch.manual_seed(0)
+    model = saved(transformers.RobertaModel(config), tmp_path / "model").cuda()
+    ids = torch.randint(3, 100, (3, 50), device="cuda")
+    ids[1, 30:] = config.pad_token_id
+    mask = (ids != config.pad_token_id).long()
+    expected = original(model, input_ids=ids, attention_mask=mask)
+    output, record = served(model, 4, input_ids=ids, attention_mask=mask)
+    check_near(output.last_hidden_state, expected.last_hidden_state)
+    assert any("cumsum" in name for name in kernels(record))
+
+
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_a_decoder_without_a_cache_is_served(tmp_path: Path, where: str) -> None:
     model = llama(tmp_path / "model", torch.bfloat16).to(where)

@@ -446,3 +446,25 @@ def test_a_fault_of_an_earlier_kernel_is_said_to_be_one(module: Module) -> None:
         "except m.DeviceError as error: print(error)\n",
     )
     assert "a kernel that ran before this call failed" in out, out
+
+
+def test_tf32_rounds_to_both_sides(module: Module, seed: int) -> None:
+    """wgmma drops the bits that tf32 lacks. Sums of positive products showed it: all too small."""
+    m = module("conv2d")
+    torch.manual_seed(seed)
+    x = torch.rand(2, 64, 16, 16, device="cuda").contiguous(memory_format=torch.channels_last)
+    w = torch.rand(64, 64, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
+    exact = F.conv2d(x.double(), w.double(), padding=1)
+    ran = 0
+    for kernel in ("conv2d_warpgroup_sm90a", "conv2d_gemm_sm80"):
+        y = torch.empty_like(x)
+        options = {"padding": (1, 1), "tf32": True, "kernel": kernel}
+        try:
+            space = room(m.workspace(x, w, y=y, **options))
+            m.forward(x, w, y=y, workspace=space, **options)
+        except m.Unsupported:
+            continue
+        ran += 1
+        mean = float(((y.double() - exact) / exact).mean())
+        assert abs(mean) < 2.0**-15, f"{kernel} is off by {mean} on average, seed {seed}"
+    assert ran > 0

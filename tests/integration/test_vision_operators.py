@@ -14,6 +14,7 @@ from torch import nn
 
 import rm_abstract as rm
 from rm_abstract import _core
+from rm_abstract.capture import importer
 from rm_abstract.capture.export import capture
 from rm_abstract.capture.outputs import builder
 from rm_abstract.verification import parity
@@ -209,3 +210,24 @@ def test_a_weight_that_is_an_input_is_packed_at_every_call() -> None:
             given = module(x, w)
             with rm.disabled():
                 torch.testing.assert_close(given, module(x, w), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_on_a_gpu_convolutions_round_as_torch_lets_them_and_take_half_precision(
+    allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The capture alone: there is no GPU here."""
+
+    def captured(dtype: torch.dtype) -> str:
+        module = nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6)).eval().to(dtype)
+        with torch.no_grad():
+            return capture(module, (torch.randn(IMAGES[0]).to(dtype),), {}).ir
+
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
+        assert "tf32" not in captured(torch.float32)
+        assert "aten." in captured(torch.float16)
+        monkeypatch.setattr(importer, "_lies_on_gpu", lambda ep: True)
+        assert ("tf32=1" in captured(torch.float32)) is allowed
+        half = captured(torch.float16)
+    assert "conv(" in half and "group_norm(" in half
+    assert "aten." not in half and "tf32" not in half

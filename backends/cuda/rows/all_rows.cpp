@@ -60,6 +60,20 @@ void launch_copy(cuda_ops::Tensor from, cuda_ops::Tensor to, cudaStream_t stream
 
 }  // namespace
 
+void copy_at_once(const cuda_ops::Tensor& from, const cuda_ops::Tensor& to) {
+  const RelaxedCapture relaxed;
+  cudaStream_t stream = nullptr;
+  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "a stream");
+  try {
+    check_status(cuda_ops::copy({from, to}, "", stream));
+    check_cuda(cudaStreamSynchronize(stream), "a copy without errors");
+  } catch (...) {
+    cudaStreamDestroy(stream);
+    throw;
+  }
+  cudaStreamDestroy(stream);
+}
+
 void launch_copies_in(const std::vector<Densed>& copies, cuda_ops::Tensor* t, char* workspace,
                       cudaStream_t stream) {
   for (const Densed& copy : copies) {
@@ -89,6 +103,7 @@ std::vector<rm_kernel> all_rows() {
   add_ewise_rows(out);
   add_move_rows(out);
   add_reduce_rows(out);
+  add_image_rows(out);
   return out;
 }
 

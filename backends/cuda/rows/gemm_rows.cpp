@@ -11,13 +11,6 @@ using cuda_ops::Activation;
 using cuda_ops::BiasKind;
 using cuda_ops::Tensor;
 
-Activation activation_of(std::string_view name) {
-  for (int i = 0; i <= static_cast<int>(Activation::sigmoid); ++i) {
-    if (name == cuda_ops::kActivationNames[i]) return static_cast<Activation>(i);
-  }
-  throw NotForModule("the module has no such activation");
-}
-
 /// Swaps the last two axes of a matrix whose rows are not dense but whose columns are.
 bool turned(Tensor& t) {
   const int last = t.rank - 1;

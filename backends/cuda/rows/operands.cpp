@@ -46,6 +46,13 @@ cuda_ops::Tensor tensor_of(const rm_tensor& t) {
   return out;
 }
 
+cuda_ops::Activation activation_of(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(cuda_ops::Activation::sigmoid); ++i) {
+    if (name == cuda_ops::kActivationNames[i]) return static_cast<cuda_ops::Activation>(i);
+  }
+  throw NotForModule("the module has no such activation");
+}
+
 bool same_strides(const cuda_ops::Tensor& a, const cuda_ops::Tensor& b) {
   for (int i = 0; i < a.rank; ++i) {
     if (a.shape[i] > 1 && a.stride[i] != b.stride[i]) return false;

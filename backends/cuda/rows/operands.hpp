@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "_shim/op_schema_shim.hpp"
+#include "_shim/epilogue_shim.hpp"
 #include "rm/kernels.h"
 
 namespace rm::cuda {
@@ -23,6 +23,9 @@ class NotForModule : public std::exception {
 
 /// Throws NotForModule for a type or a rank that the modules do not have.
 cuda_ops::Tensor tensor_of(const rm_tensor& t);
+
+/// Throws NotForModule for an activation that the modules do not have.
+cuda_ops::Activation activation_of(std::string_view name);
 
 /// Of two tensors of one shape.
 bool same_strides(const cuda_ops::Tensor& a, const cuda_ops::Tensor& b);

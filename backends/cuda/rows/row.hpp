@@ -13,6 +13,7 @@
 //   static double least_us(const Problem&);           // that moving its memory takes
 //   bool stable;                                      // the problem's stable_weights are constants
 //   static constexpr rm_edge kEdges[];                // where its kernels' tiles end (rm_kernel.edges)
+//   std::optional<Packed> packed() const;             // a constant that is wanted in another layout
 //
 // In a graph kernels overlap (decision 0029): the graph's launch stands between whatever wrote weights
 // and every kernel in it. Launched one by one they do not.
@@ -26,6 +27,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,7 +51,16 @@ struct Placed {
   bool result = false;
 };
 
+/// A constant operand and the dense layout, of the same elements, in which the module gets it.
+struct Packed {
+  size_t tensor = 0;          // in Op::tensors
+  cuda_ops::Tensor layout;    // without gaps
+  const char* name = nullptr;  // of the layout
+};
+
 void check_status(const cuda_ops::Status& status);
+/// `from` in the layout of `to`, on a stream of its own, which has ended when this returns.
+void copy_at_once(const cuda_ops::Tensor& from, const cuda_ops::Tensor& to);
 /// Whether launches on the stream become a graph's.
 bool is_recorded(cudaStream_t stream);
 
@@ -84,6 +95,7 @@ struct Row {
   struct State {
     Op op;  // its tensors as the module gets them
     std::vector<Densed> copies;
+    std::optional<Packed> packed;
     const char* kernel = nullptr;
     int device = 0;
     std::size_t workspace = 0, copied = 0;  // bytes: the module's, the copies'
@@ -110,9 +122,13 @@ struct Row {
 
   /// Throws NotForModule; its text lives until the thread's next call.
   static State decoded(const rm_problem& p) {
-    State state{Op(p)};
+    State state{Op(p), {}, {}};
     Op& op = state.op;
     if (op.tensors.size() > kMostTensors) throw NotForModule("too many operands");
+    if constexpr (requires { op.packed(); }) {
+      state.packed = op.packed();
+      if (state.packed) op.tensors[state.packed->tensor].tensor = state.packed->layout;
+    }
     const auto check = [&] { return planned(op, [](const Problem& q) { return legal(q); }); };
     cuda_ops::Status status = check();
     if (status) return state;
@@ -187,6 +203,27 @@ struct Row {
     return state.copied + state.workspace;
   }
 
+  static void packing(const rm_kernel_state* s, size_t input, rm_packing* out) {
+    *out = {sizeof(rm_packing), 0, cuda_ops::kWorkspaceAlignment, 0, {}};
+    const State& state = *reinterpret_cast<const State*>(s);
+    if (!state.packed || state.op.tensors[state.packed->tensor].index != input) return;
+    out->bytes = dense_bytes(state.packed->layout);
+    out->layout = plugin::str(state.packed->name);
+  }
+  /// Runs once a weight, when what made it has ended; it has ended, too, when this returns.
+  static rm_status* prepack(const rm_kernel_state* s, size_t input, const rm_tensor* src, void* dst) {
+    return plugin::guard([&] {
+      const State& state = *reinterpret_cast<const State*>(s);
+      if (!state.packed || state.op.tensors[state.packed->tensor].index != input) {
+        throw plugin::Error(RM_INVALID_ARGUMENT, "[cuda] expected an operand that is packed");
+      }
+      const DeviceScope scope(state.device);
+      cuda_ops::Tensor from = state.op.lifted(tensor_of(*src)), to = state.packed->layout;
+      from.data = static_cast<char*>(src->data) + src->byte_offset, to.data = dst;
+      copy_at_once(from, to);
+    });
+  }
+
   static rm_status* launch(const rm_launch* l) {
     return plugin::guard([&] {
       const State& state = *reinterpret_cast<const State*>(l->state);
@@ -231,6 +268,7 @@ struct Row {
     row.release = release;
     row.workspace = workspace;
     row.launch = launch;
+    if constexpr (requires(const Op& op) { op.packed(); }) row.packing = packing, row.prepack = prepack;
     if constexpr (requires { Op::kEdges; }) {
       row.edges = Op::kEdges, row.num_edges = std::size(Op::kEdges);
     } else {
@@ -257,5 +295,6 @@ void add_attention_rows(std::vector<rm_kernel>& out);
 void add_ewise_rows(std::vector<rm_kernel>& out);
 void add_move_rows(std::vector<rm_kernel>& out);
 void add_reduce_rows(std::vector<rm_kernel>& out);
+void add_image_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

@@ -61,6 +61,7 @@ class ImportedProgram:
     kept: list[KeptOp] = field(default_factory=list)
     written: list[str] = field(default_factory=list)  # buffers whose new values are results too
     draws: int = 0  # of random numbers, from the weight ir_builder.RANDOM
+    asks_tf32: bool = False  # holds what depends on torch's switch for tf32 in convolutions
 
 
 def import_program(
@@ -77,7 +78,14 @@ def import_program(
     """
     importer = _Importer(ep, strip, donated)
     importer.b.for_training = for_training
+    importer.b.on_gpu = _lies_on_gpu(ep)
     return importer.run()
+
+
+def _lies_on_gpu(ep: ExportedProgram) -> bool:
+    placeholders = (n.meta.get("val") for n in ep.graph.nodes if n.op == "placeholder")
+    tensors = (t for t in placeholders if isinstance(t, torch.Tensor))
+    return any(t.device.type == "cuda" for t in tensors)
 
 
 def is_inplace(ep: ExportedProgram) -> bool:
@@ -147,6 +155,7 @@ class _Importer:
             kept=self.kept,
             written=list(self.written),
             draws=self.b.draws,
+            asks_tf32=self.b.asks_tf32,
         )
 
     # ---- inputs, weights, outputs --------------------------------------------------------------

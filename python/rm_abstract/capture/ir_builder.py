@@ -115,6 +115,8 @@ class IrBuilder:
         self._next = 0
         self.draws = 0  # of random numbers
         self.for_training = False  # nodes carry what only their gradients depend on
+        self.on_gpu = False  # tensors of the call or of the module lie on one
+        self.asks_tf32 = False  # something depends on torch's switch for tf32 in convolutions
 
     def type_text(self, dtype: str, dims: Sequence[Dim]) -> str:
         return f"{dtype}[{','.join(self.symbols.text(d) for d in dims)}]"

@@ -41,7 +41,7 @@ from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.module_weights import ModuleWeights, sizes, stamp, ties_of
 from rm_abstract.engines.placement import home_of, placement_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
-from rm_abstract.guards import sources
+from rm_abstract.guards import sources, torch_state
 from rm_abstract.kv import kv_cache
 from rm_abstract.verification import parity
 from rm_abstract.verification.policy import Policy
@@ -523,10 +523,13 @@ class NativeEngine:
         activation_bits: int = 16,
     ) -> parity.Verdict:
         """What the run that gave `output` and left the caches of `call` is worth."""
+        precision = self.working_precision(variant.record, tensors)
+        if precision is torch.float32 and variant.record.asked.get(torch_state.TF32):
+            precision = torch.float16  # products of as many bits, here and in the original
         return parity.compare(
             expected,
             comparable((output, _caches(call))),
-            self.working_precision(variant.record, tensors),
+            precision,
             activation_bits if variant.quantised else 0,
         )
 

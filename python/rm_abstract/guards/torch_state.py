@@ -14,6 +14,14 @@ import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
+TF32 = "allows_tf32_convolutions"
+
+
+def allows_tf32_convolutions() -> bool:
+    """Whether torch rounds the operands of float32 convolutions on a GPU to tf32."""
+    return bool(torch.backends.cudnn.enabled and torch.backends.cudnn.allow_tf32)
+
+
 # Asked by calling a function; what it gives while captures run is what `_CAPTURED` says.
 SWITCHES: dict[str, Callable[[], Any]] = {
     "is_grad_enabled": torch.is_grad_enabled,
@@ -22,6 +30,7 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "get_num_interop_threads": torch.get_num_interop_threads,
     "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
     "get_float32_matmul_precision": torch.get_float32_matmul_precision,
+    TF32: allows_tf32_convolutions,  # asked by the importer
 }
 # Asked of tensors.
 _LAYOUT = frozenset({"is_contiguous", "stride", "storage_offset", "data_ptr"})

@@ -48,3 +48,19 @@ TEST_CASE("a vocabulary of fifty thousand columns costs what some hundred do") {
     CHECK(small.outputs[0].layout.dims.back() % 4 == 50257 % 4);
   }
 }
+
+TEST_CASE("channels of an image are kept on both sides of an edge that a row names") {
+  selfcheck::Shape conv;
+  conv.op = "conv";
+  conv.inputs = {dense(ir::DType::kBF16, {8, 1024 + 24, 14, 14}), dense(ir::DType::kBF16, {512, 1048, 1, 1})};
+  conv.outputs = {dense(ir::DType::kBF16, {8, 512, 14, 14})};
+  const rm_edge edges[] = {{'C', 0, 64}, {'N', 0, 512}};
+  rm_kernel row{};
+  row.struct_size = sizeof row;
+  const auto channels = [&] {
+    return selfcheck::alike(*problem_of(conv), row).inputs[1].layout.dims[1];
+  };
+  CHECK(channels() == 32 + 1048 % 16);
+  row.edges = edges, row.num_edges = 2;
+  CHECK(channels() == 128 + 24);  // 1048 = 16 * 64 + 24
+}

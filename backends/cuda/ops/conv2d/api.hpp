@@ -11,6 +11,7 @@ namespace rm::cuda_ops {
 
 struct ConvShape {
   int stride[2] = {1, 1}, padding[2] = {0, 0}, dilation[2] = {1, 1};
+  int padding_end[2] = {-1, -1};  // behind the image; -1: as `padding`
   int groups = 1;
   bool tf32 = false;  // float32 only
 };
@@ -20,6 +21,11 @@ struct Conv2d {
   ConvShape shape;
   /// bias [O] (bias_kind column) or none; residual and aux of y's strides; scale 1.
   Epilogue epilogue;
+  bool residual_first = false;  // y = activation(product + bias + residual)
+  bool hardswish = false;       // t clamp(t + 3, 0, 6) / 6 in place of the epilogue's activation
+  /// Each element of x times w is added to y where forward would have read it (what dx does): w is
+  /// [C, O / groups, KH, KW], and any size of y is legal.
+  bool transposed = false;
 };
 
 /// From dy: dx, dw, dbias where given. Of `epilogue` the activation, its slope, and aux (what
@@ -34,6 +40,8 @@ struct Conv2dBackward {
 };
 
 std::span<const KernelRow<Conv2d>> conv2d_rows();
+/// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
+Status legal(const Conv2d& p);
 /// The rows of dx and dw; `kernel` of conv2d_backward names one for both.
 std::span<const KernelRow<Conv2dBackward>> conv2d_backward_rows();
 

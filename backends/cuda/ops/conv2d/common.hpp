@@ -96,8 +96,9 @@ inline std::string conv_text(const Tensor& t) {
   return out + "] of " + name_of(t.dtype);
 }
 
-/// Shapes, dtypes and sizes of a convolution; `y` names the result's tensor.
-Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const ConvShape& s);
+/// Shapes, dtypes and, if `sizes`, y's height and width.
+Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const ConvShape& s,
+                    bool sizes = true);
 
 inline void strides_of(const Tensor& t, std::int64_t (&out)[4]) {
   for (int d = 0; d < 4; ++d) out[d] = t.stride[d];

@@ -75,18 +75,17 @@ Status launch_conv_depthwise(const ConvProblem& p, Stream stream) {
   const ConvArgs& a = p.args;
   if (!in_vectors(p)) {
     const auto total = static_cast<std::int64_t>(outputs_of(a));
-    dispatch_float(p.dtype, [&](auto type) {
-      conv2d_depthwise<typename decltype(type)::type>
-          <<<static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream>>>(a);
+    return dispatch_float(p.dtype, [&](auto type) {
+      return launch_overlapped("conv2d", conv2d_depthwise<typename decltype(type)::type>,
+                               static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream, a);
     });
-    return launch_status("conv2d");
   }
   const int per = 16 / size_of(p.dtype);
   const ConvUnits u = units_of(a.n, a.oh, a.ow, a.groups, per, kDepthwisePlaces);
   const dim3 grid(static_cast<unsigned>(ceil_div(u.units, 256 / u.lanes)),
                   static_cast<unsigned>(ceil_div(a.groups, u.lanes * per)));
   const int shared = a.kh * a.kw * u.lanes * 16;
-  dispatch_float(p.dtype, [&](auto type) {
+  return dispatch_float(p.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const bool windows = has_windows(a.map) && a.kh == a.kw;
     auto* kernel = !windows    ? conv2d_depthwise_vectors<T>
@@ -94,9 +93,9 @@ Status launch_conv_depthwise(const ConvProblem& p, Stream stream) {
                    : a.kw == 5 ? conv2d_depthwise_window<T, 5>
                    : a.kw == 7 ? conv2d_depthwise_window<T, 7>
                                : conv2d_depthwise_vectors<T>;
-    kernel<<<grid, 256, shared, stream>>>(a, u);
+    return launch_overlapped("conv2d", kernel, grid, 256, static_cast<std::size_t>(shared), stream, a,
+                             u);
   });
-  return launch_status("conv2d");
 }
 
 const char* conv_depthwise_weight_why_not(const ConvWeightProblem& p) {

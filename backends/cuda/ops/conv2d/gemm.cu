@@ -115,8 +115,8 @@ Status launch_tile(const ConvGemmArgs& g, Stream stream) {
   if (Status s = allow_shared_memory("conv2d", kernel, kShared); !s) return s;
   const dim3 grid(static_cast<unsigned>(g.tiles_m) * g.tiles_n, 1,
                   static_cast<unsigned>(g.conv.groups) * g.splits);
-  kernel<<<grid, 32 * (kM / kWarpM) * (kN / kWarpN), kShared, stream>>>(g);
-  return launch_status("conv2d");
+  return launch_overlapped("conv2d", kernel, grid, 32 * (kM / kWarpM) * (kN / kWarpN), kShared, stream,
+                           g);
 }
 
 template <class T, int kM, int kN, int kStages>
@@ -127,8 +127,7 @@ Status launch_warpgroups(const ConvGemmArgs& g, Stream stream) {
   if (Status s = allow_shared_memory("conv2d", kernel, kMost); !s) return s;
   const dim3 grid(static_cast<unsigned>(g.tiles_m) * g.tiles_n, 1,
                   static_cast<unsigned>(g.conv.groups) * g.splits);
-  kernel<<<grid, 2 * kM, shared, stream>>>(g);
-  return launch_status("conv2d");
+  return launch_overlapped("conv2d", kernel, grid, 2 * kM, static_cast<std::size_t>(shared), stream, g);
 }
 
 template <class T, int kM, int kN, int kStages>
@@ -141,8 +140,8 @@ Status launch_maps(const ConvGemmArgs& g, DType dtype, Stream stream) {
   if (Status s = encode_conv_maps(g, dtype, kM, kN, &args); !s) return s;
   const dim3 grid(static_cast<unsigned>(g.tiles_m) * g.tiles_n, 1,
                   static_cast<unsigned>(g.conv.groups) * g.splits);
-  kernel<<<grid, 2 * kM + 32, shared, stream>>>(args);
-  return launch_status("conv2d");
+  return launch_overlapped("conv2d", kernel, grid, 2 * kM + 32, static_cast<std::size_t>(shared),
+                           stream, args);
 }
 
 template <class T>
@@ -168,13 +167,10 @@ template <class T>
 Status launch_finish(const ConvGemmArgs& g, Stream stream) {
   constexpr int V = 16 / static_cast<int>(sizeof(T));
   const std::int64_t total = static_cast<std::int64_t>(g.rows) * g.conv.groups * g.conv.out;
-  if (g.vectors) {
-    conv2d_gemm_finish<T, V>
-        <<<static_cast<unsigned>(ceil_div(total / V, 256)), 256, 0, stream>>>(g);
-  } else {
-    conv2d_gemm_finish<T, 1><<<static_cast<unsigned>(ceil_div(total, 256)), 256, 0, stream>>>(g);
-  }
-  return launch_status("conv2d");
+  const auto kernel = g.vectors ? conv2d_gemm_finish<T, V> : conv2d_gemm_finish<T, 1>;
+  const std::int64_t threads = g.vectors ? total / V : total;
+  return launch_overlapped("conv2d", kernel, static_cast<unsigned>(ceil_div(threads, 256)), 256, 0,
+                           stream, g);
 }
 
 }  // namespace
@@ -239,10 +235,10 @@ Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream) {
     const std::int64_t warps =
         ceil_div(a.in / vector, 8) * ceil_div(a.inner / vector, 4) * a.h * a.wd;
     const dim3 grid(static_cast<unsigned>(ceil_div(warps, 8)), static_cast<unsigned>(a.outer));
-    dispatch_float(dtype, [&](auto type) {
-      conv2d_turn<typename decltype(type)::type><<<grid, 256, 0, stream>>>(a);
+    return dispatch_float(dtype, [&](auto type) {
+      return launch_overlapped("conv2d", conv2d_turn<typename decltype(type)::type>, grid, 256, 0,
+                               stream, a);
     });
-    return launch_status("conv2d");
   }
   const std::int64_t images = static_cast<std::int64_t>(a.outer) * a.groups;
   const std::int64_t rows = static_cast<std::int64_t>(a.inner) * a.h * a.wd;
@@ -251,12 +247,13 @@ Status launch_conv_pack(const ConvPackArgs& a, DType dtype, Stream stream) {
     const dim3 grid(static_cast<unsigned>(ceil_div(rows, 32)),
                     static_cast<unsigned>(ceil_div(a.padded, 32)),
                     static_cast<unsigned>(std::min<std::int64_t>(65535, images - first)));
-    dispatch_float(dtype, [&](auto type) {
-      conv2d_pack<typename decltype(type)::type>
-          <<<grid, block, 0, stream>>>(a, static_cast<int>(first), a.stride[1] == 1);
+    Status s = dispatch_float(dtype, [&](auto type) {
+      return launch_overlapped("conv2d", conv2d_pack<typename decltype(type)::type>, grid, block, 0,
+                               stream, a, static_cast<int>(first), a.stride[1] == 1);
     });
+    if (!s) return s;
   }
-  return launch_status("conv2d");
+  return {};
 }
 
 Status launch_conv_pack_weights(const ConvArgs& a, int padded, void* dst, DType dtype,
@@ -280,10 +277,10 @@ Status launch_conv_unfold(ConvUnfoldArgs u, int n, int h, int ow, DType dtype, S
   u.by_in = FastDivisor(static_cast<std::uint32_t>(u.in));
   const auto blocks = static_cast<unsigned>(ceil_div(u.vectors, 256));
   if (blocks == 0) return {};
-  dispatch_float(dtype, [&](auto type) {
-    conv2d_unfold<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(u);
+  return dispatch_float(dtype, [&](auto type) {
+    return launch_overlapped("conv2d", conv2d_unfold<typename decltype(type)::type>, blocks, 256, 0,
+                             stream, u);
   });
-  return launch_status("conv2d");
 }
 
 namespace {

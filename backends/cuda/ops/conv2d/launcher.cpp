@@ -17,15 +17,25 @@ ConvProblem problem_of(const Conv2d& p) {
   a.n = static_cast<int>(p.x.shape[0]), a.groups = s.groups;
   a.in = static_cast<int>(p.w.shape[1]), a.out = static_cast<int>(p.w.shape[0] / s.groups);
   a.w_group = a.out * p.w.stride[0];
+  if (p.transposed) {
+    a.in = static_cast<int>(p.w.shape[0] / s.groups), a.out = static_cast<int>(p.w.shape[1]);
+    a.w_group = a.in * p.w.stride[0];
+    std::swap(a.w_stride[0], a.w_stride[1]);
+  }
   a.h = static_cast<int>(p.x.shape[2]), a.wd = static_cast<int>(p.x.shape[3]);
   a.oh = static_cast<int>(p.y.shape[2]), a.ow = static_cast<int>(p.y.shape[3]);
   a.kh = static_cast<int>(p.w.shape[2]), a.kw = static_cast<int>(p.w.shape[3]);
   for (int d = 0; d < 2; ++d) {
     a.map.mul[d] = s.stride[d], a.map.off[d] = -s.padding[d], a.map.step[d] = s.dilation[d];
     a.map.div[d] = 1;
+    if (p.transposed) {
+      a.map.mul[d] = 1, a.map.off[d] = s.padding[d], a.map.step[d] = -s.dilation[d];
+      a.map.div[d] = s.stride[d];
+    }
   }
   a.activation = static_cast<int>(p.epilogue.activation), a.slope = p.epilogue.slope;
-  a.channels_last = p.y.stride[1] == 1;
+  if (p.hardswish) a.activation = kConvHardswish;
+  a.channels_last = p.y.stride[1] == 1, a.residual_first = p.residual_first;
   return out;
 }
 
@@ -61,12 +71,26 @@ constexpr KernelRow<Conv2d> kRows[] = {
      [](const Conv2d& p, Workspace, Stream s) { return launch_conv_naive(problem_of(p), s); }},
 };
 
+Status check_transposed(const Conv2d& p) {
+  // The shapes of the convolution that would read y: w is its weight, x its result but for the size.
+  Conv2d back = p;
+  std::swap(back.x, back.y);
+  const bool fits = p.x.rank == 4 && p.w.rank == 4 && p.y.rank == 4 &&
+                    p.x.shape[0] == p.y.shape[0] && p.x.shape[1] == p.w.shape[0];
+  if (!fits) {
+    return invalid("[conv2d] expected x [N, C, H, W], w [C, O / groups, KH, KW] and y [N, O, OH, OW],"
+                   " got " + conv_text(p.x) + ", " + conv_text(p.w) + " and " + conv_text(p.y));
+  }
+  return check_conv2d(back.x, back.w, back.y, back.shape, false);
+}
+
 Status check(const Conv2d& p) {
-  if (Status s = check_conv2d(p.x, p.w, p.y, p.shape); !s) return s;
+  Status shapes = p.transposed ? check_transposed(p) : check_conv2d(p.x, p.w, p.y, p.shape);
+  if (!shapes) return shapes;
   const Epilogue& e = p.epilogue;
   if (e.bias &&
-      (e.bias->dtype != p.x.dtype || numel(*e.bias) != p.w.shape[0] || !is_contiguous(*e.bias))) {
-    return invalid("[conv2d] expected bias dense [" + std::to_string(p.w.shape[0]) + "] of " +
+      (e.bias->dtype != p.x.dtype || numel(*e.bias) != p.y.shape[1] || !is_contiguous(*e.bias))) {
+    return invalid("[conv2d] expected bias dense [" + std::to_string(p.y.shape[1]) + "] of " +
                    name_of(p.x.dtype) + ", got " + conv_text(*e.bias));
   }
   for (const Tensor* t : {e.residual, e.aux}) {
@@ -99,7 +123,10 @@ Status check_room(const Conv2d& p, const Workspace& w) {
 
 }  // namespace
 
-Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const ConvShape& s) {
+Status legal(const Conv2d& p) { return check(p); }
+
+Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const ConvShape& s,
+                    bool sizes) {
   for (const Tensor* t : {&x, &w, &y}) {
     bool fits = t->rank == 4 && is_float(t->dtype) && t->dtype == x.dtype;
     for (int d = 0; fits && d < 4; ++d) fits = t->shape[d] < 1 << 26;
@@ -113,7 +140,8 @@ Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Con
   bool legal = s.groups >= 1;
   for (int d = 0; d < 2; ++d) {
     legal = legal && s.stride[d] >= 1 && s.dilation[d] >= 1 && s.padding[d] >= 0 &&
-            s.stride[d] < 1 << 20 && s.dilation[d] < 1 << 20 && s.padding[d] < 1 << 20;
+            s.stride[d] < 1 << 20 && s.dilation[d] < 1 << 20 && s.padding[d] < 1 << 20 &&
+            s.padding_end[d] < 1 << 20;
   }
   if (!legal) return invalid("[conv2d] expected groups, stride, dilation >= 1 and padding >= 0");
   if (w.shape[0] % s.groups != 0 || x.shape[1] != w.shape[1] * s.groups || w.shape[2] < 1 ||
@@ -123,8 +151,11 @@ Status check_conv2d(const Tensor& x, const Tensor& w, const Tensor& y, const Con
   }
   std::int64_t expected[4] = {x.shape[0], w.shape[0], 0, 0};
   for (int d = 0; d < 2; ++d) {
+    expected[2 + d] = y.shape[2 + d];
+    if (!sizes) continue;
+    const int end = s.padding_end[d] < 0 ? s.padding[d] : s.padding_end[d];
     const std::int64_t reach = s.dilation[d] * (w.shape[2 + d] - 1) + 1;
-    const std::int64_t room = x.shape[2 + d] + 2ll * s.padding[d] - reach;
+    const std::int64_t room = x.shape[2 + d] + s.padding[d] + end - reach;
     if (room < 0) {
       return invalid("[conv2d] expected a kernel of at most the padded image, got a reach of " +
                      std::to_string(reach) + " on " + conv_text(x) + "; try more padding");

@@ -35,10 +35,10 @@ double conv_naive_us(const ConvProblem& p) {
 Status launch_conv_naive(const ConvProblem& p, Stream stream) {
   const auto blocks =
       static_cast<unsigned>(ceil_div(static_cast<std::int64_t>(outputs_of(p.args)), 256));
-  dispatch_float(p.dtype, [&](auto type) {
-    conv2d_naive<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(p.args);
+  return dispatch_float(p.dtype, [&](auto type) {
+    return launch_overlapped("conv2d", conv2d_naive<typename decltype(type)::type>, blocks, 256, 0,
+                             stream, p.args);
   });
-  return launch_status("conv2d");
 }
 
 double conv_weight_naive_us(const ConvWeightProblem& p) {

@@ -51,8 +51,7 @@ Status launch_tile(const ConvTileArgs& t, ConvTileOrder order, Stream stream) {
   if (Status s = allow_shared_memory("conv2d", kernel, kShared); !s) return s;
   const dim3 grid(static_cast<unsigned>(t.g.tiles_m) * t.g.tiles_n, 1,
                   static_cast<unsigned>(t.g.conv.groups) * t.g.splits);
-  kernel<<<grid, 256, kShared, stream>>>(t);
-  return launch_status("conv2d");
+  return launch_overlapped("conv2d", kernel, grid, 256, kShared, stream, t);
 }
 
 /// dw of a group as a convolution: its images are x's channels, its channels x's images, its

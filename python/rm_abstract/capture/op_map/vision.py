@@ -8,9 +8,23 @@ from typing import Any
 from rm_abstract.capture.dims import product
 from rm_abstract.capture.ir_builder import Shape, Value
 from rm_abstract.capture.op_map.call import Call, Handler
+from rm_abstract.guards import torch_state
 
-# What our kernels compute fast; f16 and f64 images stay with PyTorch's kernels.
+# What our kernels compute fast: on the host, f16 and f64 images stay with PyTorch's kernels.
 _FAST = ("f32", "bf16")
+_FAST_ON_GPU = (*_FAST, "f16")
+
+
+def _is_fast(c: Call, dtype: str) -> bool:
+    return dtype in (_FAST_ON_GPU if c.b.on_gpu else _FAST)
+
+
+def _precision(c: Call, dtype: str) -> dict[str, Any]:
+    """On a GPU, torch may round the operands of float32 convolutions to tf32: so may we then."""
+    if dtype != "f32" or not c.b.on_gpu:
+        return {}
+    c.b.asks_tf32 = True
+    return {"tf32": 1} if torch_state.allows_tf32_convolutions() else {}
 
 
 def _ints(value: Any, count: int, otherwise: int) -> list[int] | None:
@@ -30,7 +44,7 @@ def _batched(c: Call, x: Value, rank: int) -> Value:
 def _convolve(c: Call, transposed: bool, padding: Any) -> Value | None:
     x, w, bias = c.value("input"), c.value("weight"), c["bias"]
     axes = w.rank - 2
-    if x.dtype not in _FAST or w.dtype != x.dtype or not 1 <= axes <= 3:
+    if not _is_fast(c, x.dtype) or w.dtype != x.dtype or not 1 <= axes <= 3:
         return None
     if not all(isinstance(d, int) and d > 0 for d in w.dims):
         return None
@@ -49,6 +63,7 @@ def _convolve(c: Call, transposed: bool, padding: Any) -> Value | None:
     images = _batched(c, x, w.rank)
     dims = c.dims if x.rank == w.rank else (1, *c.dims)
     attrs: dict[str, Any] = {"stride": stride, "padding": ends, "dilation": dilation}
+    attrs |= _precision(c, x.dtype)
     if transposed:
         attrs |= {"transposed": 1, "output_padding": extra}
     operands = [images, w] if bias is None else [images, w, bias]
@@ -171,7 +186,7 @@ def _adaptive_max(axes: int) -> Handler:
 def _normed(c: Call, groups: int, weight: Any, bias: Any) -> Value | None:
     x = c.value("input")
     operands = [x, weight, bias]
-    if x.dtype not in _FAST or any(o is not None and o.dtype != x.dtype for o in operands):
+    if not _is_fast(c, x.dtype) or any(o is not None and o.dtype != x.dtype for o in operands):
         return None
     while operands[-1] is None:
         operands.pop()
@@ -191,7 +206,7 @@ def _instance_norm(c: Call) -> Value | None:
 
 def _resize(c: Call, mode: str, axes: int, factors: Any) -> Value | None:
     x = c.value("input" if c["input"] is not None else "self")
-    if x.dtype not in _FAST or x.rank != axes + 2:
+    if not _is_fast(c, x.dtype) or x.rank != axes + 2:
         return None
     corners = bool(c["align_corners"])
     ratios = []

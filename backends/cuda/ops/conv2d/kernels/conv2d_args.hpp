@@ -23,10 +23,12 @@ struct ConvArgs {
   int n, groups, in, out;  // batch; channels of a group
   int h, wd, oh, ow, kh, kw;
   ConvMap map;
-  int activation;
+  int activation;  // of Activation, or kConvHardswish
   float slope;
-  bool channels_last;  // y's channels are dense
+  bool channels_last;   // y's channels are dense
+  bool residual_first;  // the residual is added before the activation
 };
+inline constexpr int kConvHardswish = 100;
 
 /// dw[o, c, kh, kw] = sum over n, oh, ow of dy * x at the place that forward read.
 struct ConvWeightArgs {

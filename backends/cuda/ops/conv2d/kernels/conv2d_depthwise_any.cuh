@@ -74,6 +74,7 @@ __global__ void __launch_bounds__(256)
                              const __grid_constant__ ConvUnits u) {
   constexpr int V = kVec<T>;
   extern __shared__ __align__(16) unsigned char conv_weights[];
+  overlap_begin();
   const T* weights = conv_share_weights<T>(p, u, conv_weights);
   const int width = u.lanes * V, first = static_cast<int>(blockIdx.y) * width;
   const int lane = static_cast<int>(threadIdx.x) & (u.lanes - 1), c = first + lane * V;
@@ -118,6 +119,7 @@ __global__ void __launch_bounds__(256)
                             const __grid_constant__ ConvUnits u) {
   constexpr int V = kVec<T>, kColumns = kDepthwisePlaces + kTaps - 1;
   extern __shared__ __align__(16) unsigned char conv_weights[];
+  overlap_begin();
   const T* weights = conv_share_weights<T>(p, u, conv_weights);
   const int width = u.lanes * V, first = static_cast<int>(blockIdx.y) * width;
   const int lane = static_cast<int>(threadIdx.x) & (u.lanes - 1), c = first + lane * V;

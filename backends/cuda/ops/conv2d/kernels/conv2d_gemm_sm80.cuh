@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(32 * (kM / kWarpM) * (kN / kWarpN))
   constexpr int kRowsA = kM / kRowsAtOnce, kRowsB = kN / kRowsAtOnce;
   constexpr int kTilesM = kWarpM / 16, kTilesN = kWarpN / 8;
   extern __shared__ __align__(128) unsigned char conv_shared[];
+  overlap_begin();
   const ConvArgs& c = p.conv;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = blockIdx.z / p.splits, split = blockIdx.z % p.splits;
@@ -230,6 +231,7 @@ __global__ void __launch_bounds__(32 * (kM / kWarpM) * (kN / kWarpN))
 /// Adds the parts of a split product and finishes, kV channels a thread.
 template <class T, int kV>
 __global__ void __launch_bounds__(256) conv2d_gemm_finish(const __grid_constant__ ConvGemmArgs p) {
+  overlap_begin();
   const ConvArgs& c = p.conv;
   const int channels = c.groups * c.out, across = channels / kV;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;

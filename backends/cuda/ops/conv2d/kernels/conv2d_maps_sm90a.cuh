@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(2 * kM + 32, 2)
     barrier_init_done();
   }
   __syncthreads();
+  overlap_begin();
 
   if (warp == kM / 16) {
     if (!elect_lane()) return;

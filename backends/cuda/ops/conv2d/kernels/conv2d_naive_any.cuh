@@ -3,6 +3,7 @@
 #pragma once
 
 #include "_shim/epilogue_shim.cuh"
+#include "_shim/launch_shim.hpp"
 #include "_shim/words_shim.cuh"
 #include "conv2d/kernels/conv2d_args.hpp"
 
@@ -20,7 +21,8 @@ __device__ __forceinline__ int conv_place(const ConvMap& m, int axis, int q, int
   return at < size ? at : -1;
 }
 
-/// kV elements at y's offset `at`, channels from `channel`: bias, aux, activation, residual.
+/// kV elements at y's offset `at`, channels from `channel`: bias, aux, activation, residual (or that
+/// before the activation).
 template <class T, int kV>
 __device__ __forceinline__ void conv_store(const ConvArgs& p, float (&v)[kV], std::int64_t at,
                                            int channel) {
@@ -30,20 +32,28 @@ __device__ __forceinline__ void conv_store(const ConvArgs& p, float (&v)[kV], st
 #pragma unroll
     for (int j = 0; j < kV; ++j) v[j] += bias[j];
   }
-  if (p.aux) store_vec<T, kV>(static_cast<T*>(p.aux) + at, v);
-  if (p.activation == static_cast<int>(Activation::relu)) {  // without a switch an element
-#pragma unroll
-    for (int j = 0; j < kV; ++j) v[j] = v[j] < 0.0f ? 0.0f : v[j];
-  } else if (p.activation != static_cast<int>(Activation::none)) {
-#pragma unroll
-    for (int j = 0; j < kV; ++j) v[j] = activate<sizeof(T) == 2>(p.activation, v[j], p.slope);
-  }
-  if (p.residual) {
+  const auto add_residual = [&] {
     float r[kV];
     load_vec<T, kV>(static_cast<const T*>(p.residual) + at, r);
 #pragma unroll
     for (int j = 0; j < kV; ++j) v[j] += r[j];
+  };
+  if (p.residual && p.residual_first) add_residual();
+  if (p.aux) store_vec<T, kV>(static_cast<T*>(p.aux) + at, v);
+  if (p.activation == static_cast<int>(Activation::relu)) {  // without a switch an element
+#pragma unroll
+    for (int j = 0; j < kV; ++j) v[j] = v[j] < 0.0f ? 0.0f : v[j];
+  } else if (p.activation == kConvHardswish) {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) {  // NaN stays
+      const float gate = v[j] <= -3.0f ? 0.0f : v[j] >= 3.0f ? 6.0f : v[j] + 3.0f;
+      v[j] *= gate * (1.0f / 6.0f);
+    }
+  } else if (p.activation != static_cast<int>(Activation::none)) {
+#pragma unroll
+    for (int j = 0; j < kV; ++j) v[j] = activate<sizeof(T) == 2>(p.activation, v[j], p.slope);
   }
+  if (p.residual && !p.residual_first) add_residual();
   store_vec<T, kV>(static_cast<T*>(p.y) + at, v);
 }
 
@@ -72,6 +82,7 @@ __device__ __forceinline__ std::int64_t conv_offset(const std::int64_t (&s)[4], 
 
 template <class T>
 __global__ void __launch_bounds__(256) conv2d_naive(const __grid_constant__ ConvArgs p) {
+  overlap_begin();
   const std::int64_t total = static_cast<std::int64_t>(p.n) * p.groups * p.out * p.oh * p.ow;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= total) return;
@@ -100,6 +111,7 @@ __global__ void __launch_bounds__(256) conv2d_naive(const __grid_constant__ Conv
 /// One input and one output channel a group.
 template <class T>
 __global__ void __launch_bounds__(256) conv2d_depthwise(const __grid_constant__ ConvArgs p) {
+  overlap_begin();
   const std::int64_t total = static_cast<std::int64_t>(p.n) * p.groups * p.oh * p.ow;
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= total) return;

@@ -13,6 +13,7 @@ template <class T>
 __global__ void __launch_bounds__(256)
     conv2d_pack(const __grid_constant__ ConvPackArgs p, int first, bool along_channels) {
   __shared__ T tile[32][33];
+  overlap_begin();
   const int image = first + blockIdx.z, g = image % p.groups, outer = image / p.groups;
   const int places = p.h * p.wd, rows = p.inner * places, row0 = blockIdx.x * 32,
             c0 = blockIdx.y * 32;
@@ -47,6 +48,7 @@ __global__ void __launch_bounds__(256)
 /// vectors of channels by vectors of images, y over outer.
 template <class T>
 __global__ void __launch_bounds__(256) conv2d_turn(const __grid_constant__ ConvPackArgs p) {
+  overlap_begin();
   constexpr int V = kVec<T>;
   const int across = p.in / V, images = p.inner / V, places = p.h * p.wd;
   const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
@@ -77,6 +79,7 @@ __global__ void __launch_bounds__(256) conv2d_turn(const __grid_constant__ ConvP
 /// A thread 16 bytes of the unfolded image.
 template <class T>
 __global__ void __launch_bounds__(256) conv2d_unfold(const __grid_constant__ ConvUnfoldArgs p) {
+  overlap_begin();
   constexpr int V = kVec<T>;
   const int i = static_cast<int>(blockIdx.x * 256 + threadIdx.x);
   if (i >= p.vectors) return;

@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(256, kTile == 64 ? 3 : 1)
   constexpr int kK = kConvTileDepth<kTile>, kPitch = kTile + 4, kSums = kTile / 16;
   constexpr int kStage = 2 * kK * kPitch;
   extern __shared__ __align__(16) float conv_tile[];
+  overlap_begin();
   const ConvGemmArgs& g = p.g;
   const ConvArgs& c = g.conv;
   const int group = static_cast<int>(blockIdx.z) / g.splits;

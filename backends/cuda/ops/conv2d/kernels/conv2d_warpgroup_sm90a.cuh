@@ -16,6 +16,20 @@ constexpr int conv_warpgroup_shared(int steps) {
   return (stages > result ? stages : result) + 1024;  // the swizzle repeats each 1024 bytes
 }
 
+/// 16 bytes of shared memory, fp32 rounded to tf32. wgmma drops the bits that tf32 lacks: always
+/// towards zero, which a deep network adds up to percents.
+__device__ __forceinline__ void conv_round_shared(std::uint32_t at) {
+  std::uint32_t r[4];
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at)
+               : "memory");
+  conv_round<float>(r);
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]),
+               "r"(r[3])
+               : "memory");
+}
+
 template <class T, int kM, int kN, int kStages>
 __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant__ ConvGemmArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -23,6 +37,7 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
   constexpr int kThreads = 2 * kM, kRowsAtOnce = kThreads / 8;
   constexpr int kRowsA = kM / kRowsAtOnce, kRowsB = kN / kRowsAtOnce;
   extern __shared__ __align__(128) unsigned char conv_shared[];
+  overlap_begin();
   const ConvArgs& c = p.conv;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int g = blockIdx.z / p.splits, split = blockIdx.z % p.splits;
@@ -98,6 +113,13 @@ __global__ void __launch_bounds__(2 * kM) conv2d_warpgroup(const __grid_constant
   int stage = 0, ahead = kStages - 1;
   for (int step = first; step < last; ++step) {
     copy_groups_wait<kStages - 2>();
+    if constexpr (sizeof(T) == 4) {  // what this thread has copied
+      const std::uint32_t mine = shared + stage * kStage + swizzled;
+#pragma unroll
+      for (int i = 0; i < kRowsA; ++i) conv_round_shared(mine + i * kRowsAtOnce * 128);
+#pragma unroll
+      for (int i = 0; i < kRowsB; ++i) conv_round_shared(mine + (kM + i * kRowsAtOnce) * 128);
+    }
     fence_async_proxy();
     __syncthreads();
     const std::uint64_t a = wgmma_descriptor(shared + stage * kStage + group_rows);
