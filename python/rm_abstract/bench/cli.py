@@ -15,6 +15,14 @@ def bench() -> None:
     """Measure against the strongest alternatives, in interleaved rounds of one run."""
 
 
+_DEVICE = click.option(
+    "--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True
+)
+_PNG = click.option(
+    "--png", type=click.Path(path_type=Path), help="With --device gpu: draw bars and the bound."
+)
+
+
 def interval(values: dict[str, float], digits: int) -> str:
     return f"{values['median']:.{digits}f} ({values['low']:.{digits}f}-{values['high']:.{digits}f})"
 
@@ -58,13 +66,26 @@ def markdown(environment: dict[str, Any], results: list[dict[str, Any]]) -> str:
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
 )
+@_DEVICE
+@_PNG
 def encoder(
-    against: str, only: str, rounds: int, round_seconds: float, json_file: Path | None
+    against: str,
+    only: str,
+    rounds: int,
+    round_seconds: float,
+    json_file: Path | None,
+    device: str,
+    png: Path | None,
 ) -> None:
-    """BERT-base and MiniLM forward passes on the CPU."""
+    """BERT-base (on the CPU also MiniLM): forward passes."""
     from rm_abstract.bench import encoder as cases
     from rm_abstract.bench import probes
 
+    if device == "gpu":
+        from rm_abstract.bench import gpu
+
+        on_gpu(_models(gpu.ENCODERS, only, against, rounds, round_seconds), json_file, png)
+        return
     names = [name.strip() for name in against.split(",") if name.strip()]
     known = {"torch", "compile", "onnxruntime"}
     if unknown := sorted(set(names) - known):
@@ -105,6 +126,8 @@ def encoder(
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
 )
+@_DEVICE
+@_PNG
 def decode(
     only: str,
     precision: str,
@@ -114,13 +137,21 @@ def decode(
     batch: int,
     llama_python: str | None,
     json_file: Path | None,
+    device: str,
+    png: Path | None,
 ) -> None:
-    """Greedy text generation on the CPU, batch 1, through `model.generate`."""
+    """Greedy text generation, batch 1, through `model.generate`. On a GPU: bf16 Llama shapes."""
     import dataclasses
 
     from rm_abstract.bench import decode as cases
     from rm_abstract.bench import probes
 
+    if device == "gpu":
+        from rm_abstract.bench import gpu
+
+        names = _chosen(list(gpu.DECODERS), only)
+        on_gpu((gpu.run_decode(name, not no_eager, rounds) for name in names), json_file, png)
+        return
     wanted = [name.strip() for name in precision.split(",") if name.strip()]
     if unknown := sorted(set(wanted) - set(cases.BITS)):
         raise click.BadParameter(
@@ -229,16 +260,100 @@ def listed(
 
 
 @bench.command()
+@click.option("--against", default="compile", show_default=True, help="compile, or nothing.")
+@click.option("--only", default="", help="Cases whose name contains this text.")
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=5))
+@click.option("--round-seconds", default=0.3, show_default=True, type=float)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
+)
+@_PNG
+@click.option("--device", type=click.Choice(["gpu"]), default="gpu", show_default=True)
+def vision(
+    against: str,
+    only: str,
+    rounds: int,
+    round_seconds: float,
+    json_file: Path | None,
+    png: Path | None,
+    device: str,
+) -> None:
+    """ResNet-50, ViT and, where diffusers is, a diffusion UNet: forward passes on a GPU."""
+    from rm_abstract.bench import gpu
+
+    on_gpu(_models(gpu.IMAGES, only, against, rounds, round_seconds), json_file, png)
+
+
+def _chosen(names: list[str], only: str) -> list[str]:
+    chosen = [name for name in names if only in name]
+    if not chosen:
+        raise click.BadParameter(
+            f"expected part of one of: {'; '.join(names)}", param_hint="--only"
+        )
+    return chosen
+
+
+def _models(
+    cases: list[Any], only: str, against: str, rounds: int, round_seconds: float
+) -> Iterable[dict[str, Any]]:
+    from rm_abstract.bench import gpu
+
+    by_name = {case.name: case for case in cases}
+    compiled = "compile" in against.split(",")
+    for name in _chosen(list(by_name), only):
+        try:
+            yield gpu.run_model(by_name[name], compiled, rounds, round_seconds)
+        except ModuleNotFoundError as error:
+            click.echo(f"{name}: left out, {error}", err=True)
+
+
+def on_gpu(results: Iterable[dict[str, Any]], json_file: Path | None, png: Path | None) -> None:
+    """Prints rows as they come; draws them at the end."""
+    from rm_abstract.bench import gpu
+
+    try:
+        gpu.check_device()
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    environment = gpu.environment()
+    click.echo(", ".join(f"{key} {value}" for key, value in environment.items()))
+    click.echo(f"\n{gpu.HEADER}")
+    done = []
+    for result in results:
+        done.append(result)
+        click.echo(gpu.markdown(result))
+        if json_file is not None:
+            content = {"environment": environment, "results": done}
+            json_file.write_text(json.dumps(content, indent=1))
+    if png is not None and done:
+        gpu.draw(done, str(environment["device"]), png)
+
+
+@bench.command()
 @click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=5))
 @click.option("--round-seconds", default=0.1, show_default=True, type=float)
 @click.option(
     "--json", "json_file", type=click.Path(path_type=Path), help="Write the numbers here."
 )
-def dispatch(rounds: int, round_seconds: float, json_file: Path | None) -> None:
+@_DEVICE
+def dispatch(rounds: int, round_seconds: float, json_file: Path | None, device: str) -> None:
     """What a call costs besides its kernels, against torch.add and a stock module."""
     from rm_abstract.bench import dispatch as cases
     from rm_abstract.bench import probes
 
+    if device == "gpu":
+        from rm_abstract.bench import gpu
+
+        try:
+            gpu.check_device()
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from error
+        measured = gpu.run_dispatch(rounds, round_seconds)
+        click.echo(", ".join(f"{key} {value}" for key, value in gpu.environment().items()))
+        click.echo(f"\n{cases.rows(measured)}")
+        if json_file is not None:
+            json_file.write_text(json.dumps({"result": measured}, indent=1))
+        return
     environment = probes.environment()
     result = cases.run(rounds, round_seconds)
     click.echo(", ".join(f"{key} {value}" for key, value in environment.items()))

@@ -127,13 +127,19 @@ def run(rounds: int, round_seconds: float) -> dict[str, Any]:
     }
 
 
-def markdown(result: dict[str, Any]) -> str:
+def rows(result: dict[str, Any]) -> str:
+    """The table alone."""
     lines = ["| call | us | steps |", "|---|---|---|"]
     for name, value in result["us"].items():
         steps = result["steps"].get(name, "")
         span = f"{value['median']:.2f} ({value['low']:.2f}-{value['high']:.2f})"
         lines.append(f"| {name} | {span} | {steps} |")
-    lines += [
+    return "\n".join(lines)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    lines = [
+        rows(result),
         "",
         f"init() {result['init_ms']:.1f} ms; armed but unrouted adds "
         f"{result['armed_over_stock_us']:.2f} us to a stock call; a routed call is "
