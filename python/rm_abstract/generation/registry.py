@@ -76,8 +76,15 @@ def _own_generation(device: str) -> dict[str, str]:
         if row["name"] == name and row["available"] and not row["kernels"]:
             at = int(index or 0)
             found = dict(row["devices"][at]["properties"]) if at < len(row["devices"]) else {}
-            return found if found.get("generates") == "1" else {}
+            return found if found.get("generates") == "1" and _has_its_software(name, found) else {}
     return {}
+
+
+def _has_its_software(name: str, properties: dict[str, str]) -> bool:
+    from rm_abstract.worker.interpreter import has_packages, interpreter
+
+    needed = properties.get("generator_packages", "").split()
+    return not needed or has_packages(interpreter(name), *needed)
 
 
 def _plugins(
@@ -109,9 +116,9 @@ def _rebellions(
     """optimum-rbln, where the environment of Rebellions' software has it."""
     from rm_abstract.generation.rbln import engine
     from rm_abstract.generation.remote.engine import RemoteEngine
-    from rm_abstract.worker.interpreter import interpreter
+    from rm_abstract.worker.interpreter import has_packages, interpreter
 
-    if not engine.installed(interpreter("rbln")):
+    if not has_packages(interpreter("rbln"), "optimum-rbln"):
         return None
     kind = engine.OptimumRbln(settings, device)
     return RemoteEngine(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,3 +32,14 @@ def environment(backend: str) -> list[str]:
         paths = [package, *(os.path.abspath(p) for p in old)]
         values["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return [f"{name}={value}" for name, value in values.items()]
+
+
+@functools.cache
+def has_packages(python: str, *names: str) -> bool:
+    """Whether a Python has these distributions; nothing of them is imported."""
+    code = "import sys; from importlib import metadata; [metadata.version(n) for n in sys.argv[1:]]"
+    command = [python, "-c", code, *names]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

@@ -80,6 +80,9 @@ class PluginGeneration:
     def start_timeout_s(self) -> float:
         return float(self._settings.text("timeout_s")) or float("inf")
 
+    def step_timeout_s(self) -> float:
+        return float(self._settings.text("execute_timeout_s")) or float("inf")
+
     def idle_timeout_s(self) -> float:
         return 0.0
 

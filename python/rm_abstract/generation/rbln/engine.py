@@ -5,10 +5,8 @@ Serves greedy generations; others are declined by the name of what they ask for.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,17 +37,6 @@ class Plan:
             (prompt, {**self.sampling, "group": group, "row": row, "rows": count})
             for row, prompt in enumerate(self.prompts)
         ]
-
-
-@functools.cache
-def installed(python: str) -> bool:
-    """Whether that Python has optimum-rbln; nothing of it is imported."""
-    code = "from importlib import metadata; metadata.version('optimum-rbln')"
-    command = [python, "-c", code]
-    try:
-        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 class OptimumRbln:
@@ -111,6 +98,9 @@ class OptimumRbln:
 
     def start_timeout_s(self) -> float:
         return float(self._settings.text("timeout_s")) or float("inf")
+
+    def step_timeout_s(self) -> float:
+        return float(self._settings.text("execute_timeout_s")) or float("inf")
 
     def idle_timeout_s(self) -> float:
         return 0.0

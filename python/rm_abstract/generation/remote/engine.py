@@ -23,7 +23,7 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, ExecutionError
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.generation.remote.process import STALL_S, EngineProcess, Ticket
-from rm_abstract.generation.remote.stream import RemoteStream
+from rm_abstract.generation.remote.stream import RemoteStream, tokens_of
 from rm_abstract.generation.remote.weights import check_structure, write_folder
 from rm_abstract.generation.remote.worker_side import members
 from rm_abstract.generation.request import GenerationRequest
@@ -67,6 +67,9 @@ class Kind(Protocol):
     def device(self) -> str: ...
 
     def start_timeout_s(self) -> float: ...
+
+    def step_timeout_s(self) -> float:
+        """How long the next token of a row may take."""
 
     def idle_timeout_s(self) -> float:
         """The process ends after so long without a generation; 0: it stays."""
@@ -277,6 +280,7 @@ class RemoteEngine:
                 arguments=self._kind.arguments(model, rows),
                 device=self._kind.device(),
             )
+            _check_facts(facts)
         except ExecutionError as error:
             tail = process.log_tail() if error.code != "RM303" else ""
             process.close()
@@ -333,7 +337,7 @@ class RemoteEngine:
             for row in range(len(samplings))
         ]
         count, worst = 0, 0.0
-        answers = self._probe(live.process, prompts, samplings)
+        answers = self._probe(live.process, prompts, samplings, size)
         for prompt, (tokens, chances) in zip(prompts, answers, strict=True):
             count += len(tokens)
             worst = max(worst, _apart(model, prompt, tokens, chances))
@@ -346,7 +350,11 @@ class RemoteEngine:
             )
 
     def _probe(
-        self, process: EngineProcess, prompts: list[list[int]], samplings: list[dict[str, Any]]
+        self,
+        process: EngineProcess,
+        prompts: list[list[int]],
+        samplings: list[dict[str, Any]],
+        size: int,
     ) -> list[tuple[list[int], list[float]]]:
         """Tokens and their log probabilities, for each prompt of one batch. Raises Decline."""
         tickets = [
@@ -363,15 +371,24 @@ class RemoteEngine:
                 done = False
                 while not done:
                     message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
-                    tokens += message["tokens"]
-                    chances += [row[0][1] for row in message["chances"]]  # where it tells them
-                    done = message["done"]
+                    tokens += tokens_of(message, size)
+                    chances += _chances_of(message)  # where it tells them
+                    done = message["done"] or len(tokens) > _PROBE_TOKENS
+                if len(tokens) != _PROBE_TOKENS:
+                    raise ExecutionError(
+                        f"[generate] expected {_PROBE_TOKENS} tokens for a prompt, got "
+                        f"{'more' if len(tokens) > _PROBE_TOKENS else len(tokens)}",
+                        code="RM331",
+                    )
                 answers.append((tokens, chances))
         except ExecutionError as error:
             raise Decline("RM331", f"{error}") from None
         finally:
             process.forget(tickets, cancel=len(answers) < len(tickets))
         return answers
+
+    def step_timeout_s(self) -> float:
+        return self._kind.step_timeout_s()
 
     def opened(self, request: GenerationRequest) -> tuple[EngineProcess, list[Ticket]]:
         """Starts a request for every row of a generation."""
@@ -425,6 +442,27 @@ def _unload_idle(engine: weakref.ref[RemoteEngine], idle: float) -> None:
         found.unload_idle(idle)
 
 
+def _check_facts(facts: dict[str, Any]) -> None:
+    """Raises ExecutionError (RM331)."""
+    longest = facts.get("max_model_len")
+    if isinstance(longest, bool) or not isinstance(longest, (int, float)) or not longest > 0:
+        raise ExecutionError(
+            f"[generate] expected the most tokens of a row from the engine, got {longest!r:.40}",
+            code="RM331",
+        )
+
+
+def _chances_of(message: dict[str, Any]) -> list[float]:
+    """The log probabilities of a message's tokens. Raises ExecutionError (RM331)."""
+    try:
+        return [float(row[0][1]) for row in message["chances"]]
+    except (TypeError, LookupError, ValueError, OverflowError):
+        raise ExecutionError(
+            f"[generate] expected (token, log probability) rows, got {message['chances']!r:.80}",
+            code="RM331",
+        ) from None
+
+
 def _apart(model: Any, prompt: list[int], tokens: list[int], chances: list[float]) -> float:
     """How far log probabilities are from PyTorch's, and the tokens from the likeliest; without
     ``chances`` the tokens alone."""
@@ -438,7 +476,7 @@ def _apart(model: Any, prompt: list[int], tokens: list[int], chances: list[float
     own = torch.log_softmax(logits, dim=-1)
     picked = own[torch.arange(len(tokens)), torch.tensor(tokens)]
     below = own.max(dim=-1).values - picked  # PyTorch would have chosen another
-    if not chances:
+    if len(chances) != len(tokens):  # it does not tell them, or not all
         return float(below.nan_to_num(float("inf")).max())
     apart = (picked - torch.tensor(chances)).abs()
     return float(torch.maximum(apart, below).nan_to_num(float("inf")).max())
@@ -458,6 +496,7 @@ class _Source:
     def __init__(self, engine: RemoteEngine, request: GenerationRequest) -> None:
         self._engine, self._request = engine, request
         self._process: EngineProcess | None = None
+        self.step_timeout_s = engine.step_timeout_s()
 
     def open(self) -> list[Ticket]:
         self._process, tickets = self._engine.opened(self._request)

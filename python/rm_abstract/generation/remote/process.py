@@ -17,6 +17,7 @@ import queue
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
@@ -40,6 +41,13 @@ _STOP_S = 2.0  # after the end of its processes: for the tracker of shared memor
 STALL_S = 600.0
 _LOG_TAIL = 3000  # bytes
 _STACKS_S = 2.0  # for a process that hangs to write where
+_LONGEST_LINE = 64 << 20  # bytes of a message
+_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of each event, besides its name
+    "beat": {},
+    "answer": {"id": int, "facts": dict},
+    "tokens": {"id": int, "tokens": list, "chances": list, "done": bool},
+    "error": {"id": int, "kind": str, "message": str, "fatal": bool},
+}
 
 
 class Ticket:
@@ -78,6 +86,21 @@ class Ticket:
                 )
             return message
 
+    def within(self, limit_s: float) -> dict[str, Any]:
+        """The next message of a generation under way. A process that lets one wait for longer is
+        ended: it would let the next generation wait as well. Raises ExecutionError."""
+        try:
+            return self.next(time.monotonic() + limit_s)
+        except ExecutionError as error:
+            if error.code != "RM308":
+                raise
+        self._process.give_up()
+        raise ExecutionError(
+            f"[{self._process.name}] expected the next token within {limit_s:g} s, got none; the "
+            "engine's process was ended; raise execute_timeout_s if it needs longer",
+            code="RM308",
+        )
+
 
 class EngineProcess:
     """One process, started by the constructor. Raises Error (RM330) when it cannot be."""
@@ -102,9 +125,13 @@ class EngineProcess:
         self._heard = time.monotonic()
         self._gone = False
         self._closed = False
+        self._garbage = ""  # what it sent that is no message
         self._shared: set[str] = set()  # files that its processes had in shared memory
         (self.scratch / "tmp").mkdir()
         ours, theirs = socket.socketpair()
+        # One that is stopped reads nothing: whoever sends would wait as long as it does.
+        limit = struct.pack("@ll", int(SILENCE_S), 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             with self._log.open("ab") as log:
                 self._child = subprocess.Popen(
@@ -207,6 +234,8 @@ class EngineProcess:
         status = self._child.poll()
         if self._closed:
             what = "was closed"
+        elif self._garbage:
+            what = f"sent what is no message ({self._garbage}) and was ended"
         elif status is None:
             what = "stopped answering"
         elif status < 0:
@@ -276,10 +305,16 @@ class EngineProcess:
             try:
                 self._socket.sendall(data)
             except OSError:
+                self._kill()  # half a message may have gone
                 raise self.crash() from None
 
+    def give_up(self) -> None:
+        """Ends a process that does not go on."""
+        self._kill()
+
     def _take(self, line: bytes) -> None:
-        message = json.loads(line)
+        """Raises ValueError for what is no message."""
+        message = checked(line)
         self._heard = time.monotonic()
         if message["event"] == "beat":
             return
@@ -326,14 +361,30 @@ class EngineProcess:
             self._child.wait(_STOP_S)
 
 
+def checked(line: bytes) -> dict[str, Any]:
+    """A line as one of the messages of worker_side.py. Raises ValueError, which says what it is."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    fields = _FIELDS.get(str(message.get("event"))) if isinstance(message, dict) else None
+    if fields is None or not all(isinstance(message.get(n), kind) for n, kind in fields.items()):
+        raise ValueError(repr(line[:60]))
+    return dict(message)
+
+
 def _read(process: weakref.ref[EngineProcess], ours: socket.socket) -> None:
     """The reading thread: holds the process weakly, so that one nobody uses is collected."""
-    with contextlib.suppress(OSError, ValueError), ours.makefile("rb") as lines:
-        for line in lines:
+    with contextlib.suppress(OSError), ours.makefile("rb") as lines:
+        while line := lines.readline(_LONGEST_LINE):
             owner = process()
             if owner is None:
                 return
-            owner._take(line)
+            try:
+                owner._take(line)
+            except ValueError as error:
+                owner._garbage = str(error)
+                break
             del owner
     owner = process()
     if owner is not None:

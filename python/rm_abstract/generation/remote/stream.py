@@ -7,8 +7,8 @@ step by step again: criteria, streamers and padding see what they would see in t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +22,8 @@ _SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
 class Source(Protocol):
     """Where the rows of one generation come from."""
 
+    step_timeout_s: float  # for the next token of a row
+
     def open(self) -> list[Ticket]:
         """Starts one request a row. Raises Error."""
 
@@ -32,9 +34,22 @@ class Source(Protocol):
         """The generation ended; ``undone`` rows are to be cancelled, ``well``: as it should."""
 
 
+def tokens_of(message: Mapping[str, Any], vocabulary: int) -> list[int]:
+    """The tokens of an engine's message. Raises ExecutionError (RM331) for what the model does not
+    have: its ids go to the user's tokenizer and back into the model."""
+    for token in message["tokens"]:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise ExecutionError(
+                f"[generate] expected tokens below {vocabulary} from the engine, got {token!r:.40}",
+                code="RM331",
+            )
+    return list(message["tokens"])
+
+
 class _Row:
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: Ticket, vocabulary: int, limit_s: float) -> None:
         self.ticket = ticket
+        self._vocabulary, self._limit_s = vocabulary, limit_s
         self._tokens: deque[int] = deque()
         self.done = False  # the engine has sent its last token
 
@@ -47,8 +62,8 @@ class _Row:
                     "criterion was met",
                     code="RM331",
                 )
-            message = self.ticket.next()
-            self._tokens.extend(message["tokens"])
+            message = self.ticket.within(self._limit_s)
+            self._tokens.extend(tokens_of(message, self._vocabulary))
             self.done = bool(message["done"])
         return self._tokens.popleft()
 
@@ -76,7 +91,9 @@ class RemoteStream:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         streamer = self._request.streamer
-        rows = [_Row(ticket) for ticket in self._source.open()]
+        size = int(self._request.model.config.get_text_config().vocab_size)
+        limit_s = self._source.step_timeout_s
+        rows = [_Row(ticket, size, limit_s) for ticket in self._source.open()]
         ended = [False] * len(rows)
         try:
             while not all(ended):

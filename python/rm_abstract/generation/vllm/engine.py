@@ -53,6 +53,9 @@ class Vllm:
     def start_timeout_s(self) -> float:
         return float(self._options.get("start_timeout_s", options.OURS["start_timeout_s"]))
 
+    def step_timeout_s(self) -> float:
+        return float("inf")  # others' requests may be before it
+
     def idle_timeout_s(self) -> float:
         return float(self._options.get("idle_timeout_s", options.OURS["idle_timeout_s"]))
 
