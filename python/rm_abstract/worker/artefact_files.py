@@ -4,6 +4,7 @@ can map, and back into files beside the vendor's runtime. Read and written in pi
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import io
@@ -46,6 +47,7 @@ class _Sink(io.RawIOBase):
 def packed(source: Path, header: Callable[[str, str, str], Header]) -> int:
     """A descriptor of frozen memory: ``header(digest, form, file name)`` and what lies at the path.
     The vendor's file may go afterwards. Raises OSError."""
+    _check(source)
     form = FOLDER if source.is_dir() else FILE
     name = source.name if form == FILE else ""
     descriptor = os.memfd_create("rm_artefact", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -68,6 +70,19 @@ def packed(source: Path, header: Callable[[str, str, str], Header]) -> int:
     return descriptor
 
 
+def _check(source: Path) -> None:
+    """Only what can be taken out again, in a folder of its own. Raises ValueError."""
+    for path in [source, *source.rglob("*")] if source.is_dir() else [source]:
+        if path.is_symlink() and path != source:
+            target = os.readlink(path)
+            inside = not os.path.isabs(target) and ".." not in Path(target).parts
+            if inside:
+                continue
+            raise ValueError(f"[artefact] expected links inside the folder, got {path} -> {target}")
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"[artefact] expected files and folders, got {path}")
+
+
 class _Source(io.RawIOBase):
     """Reads from memory, in pieces."""
 
@@ -87,8 +102,9 @@ class _Source(io.RawIOBase):
 def unpacked(header: Header, payload: memoryview) -> Path:
     """The file or folder again, in a folder of this process that goes with it (or by `remove`).
     Raises Failure (RM602) for what is no archive of ours."""
-    folder = Path(tempfile.mkdtemp(prefix="rm-artefact-"))
-    weakref.finalize(_kept, shutil.rmtree, str(folder), ignore_errors=True)
+    sweep()
+    folder = _made()
+    weakref.finalize(_kept, _removed, folder)
     if header.form == FILE:
         path = folder / (header.file_name or "artefact")
         with path.open("wb") as file:
@@ -106,7 +122,56 @@ def unpacked(header: Header, payload: memoryview) -> Path:
 
 def remove(path: Path) -> None:
     """What `unpacked` gave, once nobody reads it."""
-    shutil.rmtree(path.parent, ignore_errors=True)
+    _removed(path.parent)
+
+
+# A process that is ended leaves its folders, of the artefact's size, and the next one removes them.
+# Beside each lies a file that the owner holds locked: that says who lives, in any container.
+_PREFIX, _LOCK = "rm-artefact-", ".lock"
+_held: dict[Path, int] = {}  # descriptors of the locked files, by their folders
+
+
+def _made() -> Path:
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_LOCK)
+        with contextlib.suppress(OSError):  # no locks there: it is swept early, or not at all
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            break
+        os.close(descriptor)  # another process swept before it was locked
+    folder = Path(name.removesuffix(_LOCK))
+    folder.mkdir(0o700)
+    _held[folder] = descriptor
+    return folder
+
+
+def _removed(folder: Path) -> None:
+    descriptor = _held.pop(folder, None)
+    if descriptor is None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(f"{folder}{_LOCK}")
+    os.close(descriptor)
+
+
+def sweep() -> None:
+    """Removes the folders of this user's processes that are gone."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_LOCK}"):
+        try:
+            descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # another user's
+        try:
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                continue
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)
+            lock.unlink(missing_ok=True)
+        except OSError:
+            continue  # its owner lives
+        finally:
+            os.close(descriptor)
 
 
 class _Kept:
