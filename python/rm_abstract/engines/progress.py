@@ -12,6 +12,7 @@ from typing import TextIO
 
 QUIET_S = 2.0  # shorter compilations say nothing
 _WIDTH = 20
+_LONGEST_STAGE = 60
 
 
 def bar(fraction: float, width: int = _WIDTH) -> str:
@@ -37,7 +38,9 @@ class Progress:
     def __call__(self, fraction: float, stage: str) -> None:
         if time.monotonic() - self._start < self._after:
             return
-        percent = int(fraction * 100) if fraction >= 0 else 0
+        # A vendor's report: any number, NaN among them, and any text.
+        percent = int(min(fraction, 1.0) * 100) if fraction >= 0 else 0
+        stage = "".join(c if c.isprintable() else "?" for c in stage[:_LONGEST_STAGE])
         rewrites = self._stream.isatty()
         if percent == self._shown or (not rewrites and percent // 10 == self._shown // 10):
             return

@@ -26,6 +26,7 @@ from rm_abstract.worker.tensors import Tensor
 Rows = list[tuple[str, str, list[int], memoryview]]
 Types = list[tuple[str, str, list[int]]]
 Region = tuple[int, int, int, int, list[int]]
+_LONGEST_TEXT = 8000  # characters of an error's text
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,10 @@ def _explained(doing: str, executing: bool = False) -> Iterator[None]:
         traceback.print_exc(file=sys.stderr)
         failed, late = ("RM307", "RM308") if executing else ("RM301", "RM302")
         if isinstance(error, public.Failure):
-            if executing and error.code in ("RM301", "RM302"):
-                code = failed if error.code == "RM301" else late
-                raise public.Failure(str(error), code) from error
-            raise
+            code = error.code
+            if executing:
+                code = {"RM301": failed, "RM302": late}.get(code, code)
+            raise public.Failure(_said(error), code) from error
         code = failed
         if isinstance(error, NotImplementedError):
             code = "RM304"
@@ -109,7 +110,19 @@ def _explained(doing: str, executing: bool = False) -> Iterator[None]:
             code = "RM305"
         elif isinstance(error, TimeoutError):
             code = late
-        raise public.Failure(f"[{doing}] {type(error).__name__}: {error}", code) from error
+        said = f"[{doing}] {type(error).__name__}: {_said(error)}"
+        raise public.Failure(said, code) from error
+
+
+def _said(error: BaseException) -> str:
+    """An error's text as it can travel: of the SDK's, it may be any bytes of any length."""
+    try:
+        text = str(error)
+    except Exception:  # its own code
+        text = "an error that cannot be told as text"
+    if len(text) > _LONGEST_TEXT:
+        text = f"{text[:_LONGEST_TEXT]} … ({len(text) - _LONGEST_TEXT} more characters in its log)"
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class Service:

@@ -1,0 +1,120 @@
+"""A plugin that does whatever it likes (hostile/, written from docs/plugin_guide.md): the user's
+process gets a typed error or PyTorch's results, in bounded time. RM_HEAVY=1 runs all it can do."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from npu_support import run
+from torch import nn
+
+import rm_abstract as rm
+
+HOSTILE = Path(__file__).parent / "hostile"
+HEAVY = os.environ.get("RM_HEAVY") == "1"
+LIMITS = {"timeout_s": 8, "execute_timeout_s": 3, "stall_timeout_s": 3}
+CALLS = 8
+
+# What happens: the reason it is given; "" where the call is served all the same.
+RAISED = {
+    "error": "E77",
+    "bytes_error": "E77 ?? in a file",
+    "long_error": "more characters",
+    "unprintable": "cannot be told",
+    "system_exit": "SystemExit",
+    "interrupt": "KeyboardInterrupt",
+    "base": "E78",
+    "generator_exit": "GeneratorExit",
+    "stop_iteration": "StopIteration",
+    "recursion": "RecursionError",
+}
+ENDED = ("exit", "kill", "abort", "child", "flood")
+HANGS = ("stop", "hang", "locked")
+ON_THE_SOCKET = ("garbage", "failed", "half", "closed", "all_closed")
+RETURNED = ("none", "number", "text", "list", "no_path", "root", "fifo", "loop")
+HARMLESS = ("truncate", "seal", "descriptors")
+
+CASES: dict[str, str] = {
+    **{f"compile.{kind}": "RM301" for kind in (*RAISED, *RETURNED)},
+    **{f"load.{kind}": "RM307" for kind in (*RAISED, "none", "number")},
+    **{f"{at}.{kind}": "RM307" for at in ("execute", "later") for kind in RAISED},
+    **{f"{at}.{kind}": "RM303" for at in ("compile", "load", "execute") for kind in ENDED},
+    **{f"{at}.{kind}": "RM303" for at in ("compile", "load") for kind in ON_THE_SOCKET},
+    **{f"{at}.hang": "RM309" for at in ("compile", "load", "init")},
+    **{f"{at}.stop": "RM309" for at in ("compile", "load")},
+    "compile.locked": "RM302",
+    "load.locked": "RM308",
+    **{f"{at}.{kind}": "RM308" for at in ("execute", "later") for kind in (*HANGS, "garbage")},
+    **{f"{at}.{kind}": "RM308" for at in ("execute", "later") for kind in ("closed", "all_closed")},
+    **{f"later.{kind}": "" for kind in ("exit", "kill", "abort", "child", "twice", "half")},
+    **{f"{at}.{kind}": "" for at in ("compile", "load", "later") for kind in HARMLESS},
+    **{f"{at}.{kind}": "RM307" for at in ("execute", "later") for kind in ("shape", "dtype")},
+    "compile.twice": "RM602",  # its own bytes were taken for an artefact
+    "load.twice": "RM303",
+    "compile.empty": "RM307",
+    "compile.progress": "RM302",
+    "load.progress": "RM308",
+    "execute.nan": "RM501",
+    "execute.nothing": "RM501",
+    "execute.inputs": "RM307",
+    "worker_import.error": "RM301",
+    "worker_import.system_exit": "RM303",
+    "worker_import.garbage": "RM303",
+    "init.error": "RM301",
+    "init.kill": "RM303",
+    "progress.nan": "RM301",
+    "progress.wrong": "RM301",
+    "progress.many": "",
+}
+SHORT = ("compile.bytes_error", "load.half", "execute.nan", "later.exit")
+
+
+class Scale(nn.Module):
+    """What the device can do, in one part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(8)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(x * self.a + self.b)
+        return torch.relu(x * self.c - self.a) + x
+
+
+@pytest.mark.parametrize("case", sorted(CASES) if HEAVY else SHORT)
+def test_whatever_it_does_the_model_answers(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_BACKEND_PATH", str(HOSTILE))
+    monkeypatch.setenv("HOSTILE", case)
+    monkeypatch.setenv("HOSTILE_FOLDER", str(tmp_path))
+    begun = time.monotonic()
+    with rm.init("hostile:0", compile_options=LIMITS):
+        result = run(calls=CALLS, model=Scale(), inputs={"x": torch.randn(2, 8)})
+    assert time.monotonic() - begun < 120
+    assert result.right and len(result.outputs) == CALLS and not result.errors
+    code, kind = CASES[case], case.partition(".")[2]
+    if not code:
+        assert result.routed == CALLS - 1 and not result.warned, result.warned
+        return
+    told = [line for line in result.warned if code in line]
+    assert len(told) == 1 and RAISED.get(kind, "") in told[0], result.warned
+    assert len(told[0]) < 20_000
+
+
+@pytest.mark.parametrize("place", ["compile", "load", "execute"] if HEAVY else ["execute"])
+def test_where_errors_are_asked_for_it_is_a_typed_one(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_BACKEND_PATH", str(HOSTILE))
+    monkeypatch.setenv("HOSTILE", f"{place}.bytes_error")
+    monkeypatch.setenv("HOSTILE_FOLDER", str(tmp_path))
+    with rm.init("hostile:0", fallback="error:compile,device", compile_options=LIMITS):
+        result = run(calls=1, model=Scale(), inputs={"x": torch.randn(2, 8)})
+    (error,) = result.errors
+    assert isinstance(error, rm.Error) and "E77 ??" in str(error)
