@@ -23,6 +23,23 @@ class Device:
     numerics: str = "fp32"  # or bf16: what it computes in
 
 
+@dataclass(frozen=True)
+class TensorType:
+    dtype: str  # "f32", as in the program's text
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of a program, with the sizes it has there. ``operands`` has None for an optional
+    one that is absent; ``attributes`` are those of docs/operators.md: numbers, texts, lists."""
+
+    operator: str
+    attributes: Mapping[str, Any]
+    operands: Sequence[TensorType | None]
+    results: Sequence[TensorType]
+
+
 SAMPLES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -36,13 +53,16 @@ class PythonPlugin:
 
     ``worker`` is "module:Class"; a module beside a plugin file in RM_BACKEND_PATH is found there.
     ``why_not(operator, dtypes)`` gives the reason an operator stays on the host, "" when the device
-    has it. ``packages`` are the distributions whose versions change artefacts, looked up in the
-    worker's interpreter; ``fingerprint()`` adds what else does (a driver's version in sysfs).
+    has it; ``why_not_node(node)``, asked about those that remain, sees shapes and attributes too: a
+    node it refuses runs on the host, and the rest of its part stays. ``packages`` are the
+    distributions whose versions change artefacts, looked up in the worker's interpreter;
+    ``fingerprint()`` adds what else does (a driver's version in sysfs).
     ``options`` are the plugin's own: compile_options={"zeta": {"level": 3}} reaches compile() as
     options["zeta.level"], "3", and is in the key. ``states``: the worker class has `make_state`,
     and programs may keep tensors on the device between runs (keys and values). ``generator`` is
     the "module:Class" (`Generator`) of a runtime that runs whole generations; ``samples`` are the
-    fields of GenerationConfig it can do besides greedy decoding, of `SAMPLES`.
+    fields of GenerationConfig it can do besides greedy decoding, of `SAMPLES`. Where the worker's
+    interpreter lacks one of ``generator_packages``, the core runs the loop.
     """
 
     name: str
@@ -60,6 +80,8 @@ class PythonPlugin:
     states: bool = False
     generator: str = ""
     samples: Sequence[str] = ()
+    generator_packages: Sequence[str] = ()
+    why_not_node: Callable[[Node], str] | None = None
 
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() and self.name == self.name.lower()):

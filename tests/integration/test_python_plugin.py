@@ -214,6 +214,52 @@ def test_options_of_a_plugin_that_it_does_not_have_are_refused(
     assert all(word in str(caught.value) for word in mentions), caught.value
 
 
+NODES = """
+import sys; sys.path.insert(0, {plugins!r})
+from dataclasses import replace
+from rm_backend_mine import plugin as mine
+
+def why_not_node(node):
+    rank = max(len(one.shape) for one in (*node.operands, *node.results) if one is not None)
+    if node.operator == "linear" and node.operands[1].shape[0] > 20:
+        return f"no linear of {{node.operands[1].shape[0]}} columns"
+    if node.operator == "reduce" and node.attributes["axes"] != [0]:
+        return f"no reduction of the axes {{node.attributes['axes']}}"
+    return f"no rank {{rank}}" if rank > 4 else None
+
+plugin = replace(mine, name="nodes", why_not_node=why_not_node)
+"""
+
+
+def test_it_refuses_operators_by_their_shapes_and_attributes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rm_backend_nodes.py").write_text(NODES.format(plugins=str(PLUGINS)))
+    (tmp_path / "mine_worker.py").write_text((PLUGINS / "mine_worker.py").read_text())
+    monkeypatch.setenv("RM_BACKEND_PATH", str(tmp_path))
+    with rm_abstract.init("nodes:0", fallback="error:capture,compile,device,correctness"):
+        found = run(calls=2)
+    (entry,) = (row for m in found.report["models"] for row in m["entries"])
+    assert found.right and found.routed == 1
+    kept = set(entry["kept"])  # Encoder has linears of 16 to 32 columns and back
+    assert "linear: no linear of 32 columns" in kept, kept
+    assert any("no reduction of the axes [1]" in why for why in kept), kept
+
+
+def test_an_answer_of_another_kind_is_the_plugins_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = NODES.format(plugins=str(PLUGINS)).replace("else None", "else 7")
+    source = source.replace('"nodes"', '"odd"')  # a process keeps the plugins it has found
+    (tmp_path / "rm_backend_odd.py").write_text(source)
+    (tmp_path / "mine_worker.py").write_text((PLUGINS / "mine_worker.py").read_text())
+    monkeypatch.setenv("RM_BACKEND_PATH", str(tmp_path))
+    with rm_abstract.init("odd:0"):
+        found = run(calls=2)
+    assert found.right and found.routed == 0
+    assert any("to give text, got int" in line for line in found.warned), found.warned
+
+
 def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     venv.create(tmp_path / "sdk", with_pip=False)
     python = tmp_path / "sdk" / "bin" / "python"

@@ -93,14 +93,48 @@ def examine(
     if compiles:
         for row, compiled in zip(parts, _compiled(kind, module, captured, support), strict=True):
             row.update(compiled)
-    return {
+    report = {
         "model": type(module).__name__,
         "device": kind,
         "nodes": support.nodes,
         "device_nodes": support.device_nodes,
         "parts": parts,
+        "memory": _memory(kind, support),
         "kept_on_cpu": dict(Counter(support.kept).most_common()),
     }
+    if kind == "furiosa" and getattr(module, "can_generate", lambda: False)():
+        report["generation"] = _furiosa_llm(module)
+    return report
+
+
+def _furiosa_llm(module: Any) -> dict[str, str]:
+    """What the builder of furiosa-llm says of a decoder; ``why_not`` is empty when it builds it."""
+    from rm_abstract.vendors.furiosa import llm
+    from rm_abstract.worker.interpreter import interpreter
+
+    python = interpreter("furiosa")
+    if not llm.program(python):
+        why = f"not asked: no fxb beside {python}; try {python} -m pip install furiosa-llm"
+        return {"engine": llm.PACKAGE, "why_not": why}
+    config = {**module.config.to_dict(), "architectures": [type(module).__name__]}
+    longest = int(config.get("max_position_embeddings") or llm.LONGEST)
+    answer = llm.dry_run(python, config, min(longest, llm.LONGEST))
+    return {"engine": llm.PACKAGE, "why_not": answer.why}
+
+
+def _memory(kind: str, support: Any) -> dict[str, int]:
+    """Bytes the device's parts need, estimated from their programs, and those a device has (0: not
+    known)."""
+    from rm_abstract import _core
+    from rm_abstract.vendors.environments import a_device_of
+    from rm_abstract.worker import ir_memory
+
+    texts = [part["text"] for part in support.parts if part["on_device"]]
+    with a_device_of(kind):
+        (row,) = (row for row in _core.backend.backends() if row["name"] == kind)
+        has = int(row["devices"][0]["memory_bytes"]) if row["devices"] else 0
+    values = max((ir_memory.most_at_once(text) for text in texts), default=0)
+    return {"weights": ir_memory.weights(texts), "values": values, "device": has}
 
 
 def _compiled(kind: str, module: Any, captured: Any, support: Any) -> list[dict[str, Any]]:
@@ -157,6 +191,18 @@ def _silent(fraction: float, stage: str) -> None:
     """Progress nobody looks at."""
 
 
+def _memory_line(memory: dict[str, int]) -> str:
+    needed = memory["weights"] + memory["values"]
+    line = (
+        f"  memory, estimated: {memory['weights'] / (1 << 20):,.1f} MiB of weights and at most "
+        f"{memory['values'] / (1 << 20):,.1f} MiB of values at a time for this call"
+    )
+    if not memory["device"]:
+        return line
+    fits = "" if needed <= memory["device"] else ": it does not fit"
+    return f"{line}; the device has {memory['device'] / (1 << 30):,.0f} GiB{fits}"
+
+
 def _text(report: dict[str, Any]) -> str:
     share = report["device_nodes"] / report["nodes"] if report["nodes"] else 0.0
     lines = [
@@ -168,6 +214,11 @@ def _text(report: dict[str, Any]) -> str:
         if "compiled_bytes" in part:
             line += f", compiled in {part['compiled_s']} s to {part['compiled_bytes']:,} bytes"
         lines.append(line + (f": {part['error']}" if "error" in part else ""))
+    if report["device_nodes"]:
+        lines.append(_memory_line(report["memory"]))
+    if "generation" in report:
+        engine, why = report["generation"]["engine"], report["generation"]["why_not"]
+        lines.append(f"  generation by {engine}: " + (why or "it builds this model"))
     lines += [f"  on the cpu: {count} x {why}" for why, count in report["kept_on_cpu"].items()]
     if not report["device_nodes"]:
         lines.append("  nothing would run on this device")

@@ -17,7 +17,7 @@ from importlib import util
 from pathlib import Path
 
 from rm_abstract.base.errors import DeviceUnavailableError
-from rm_abstract.plugin import Device, PythonPlugin
+from rm_abstract.plugin import Device, Node, PythonPlugin, TensorType
 from rm_abstract.worker import artefact_header, ir_text
 from rm_abstract.worker.interpreter import environment, interpreter
 
@@ -106,11 +106,19 @@ class _Hooks:
 
     def query_support(self, device: int, text: str, nodes: int) -> list[tuple[bool, str]]:
         program = ir_text.parse(text)
-        answers = []
-        for node in program.nodes:
-            why = self._plugin.why_not(node.op, [t.dtype for t in node.types])
-            answers.append((not why, why))
-        return answers
+        answers = [self._why_not(node, program) for node in program.nodes]
+        return [(not why, why) for why in answers]
+
+    def _why_not(self, node: ir_text.Node, program: ir_text.Program) -> str:
+        why = self._plugin.why_not(node.op, [t.dtype for t in node.types])
+        if not why and self._plugin.why_not_node is not None:
+            why = self._plugin.why_not_node(_public_node(node, program))
+        if why is not None and not isinstance(why, str):
+            raise TypeError(
+                f"[plugin {self.name}] expected why_not({node.op!r}, ...) to give text, "
+                f"got {type(why).__name__}"
+            )
+        return why or ""
 
     def fits(self, device: int, artefact: memoryview) -> bool:
         header = artefact_header.read(artefact)
@@ -119,6 +127,22 @@ class _Hooks:
         return header is not None and header.fits(
             self.name, self._devices[device].arch, fingerprint_of_worker(self._found)
         )
+
+
+def _public_node(node: ir_text.Node, program: ir_text.Program) -> Node:
+    def public(kind: ir_text.Type) -> TensorType:
+        return TensorType(kind.dtype, kind.shape)
+
+    return Node(
+        operator=node.op,
+        # Sizes are text in the program, where they may be symbols: here they are numbers.
+        attributes={
+            name: [int(size) for size in value] if isinstance(value, tuple) else value
+            for name, value in node.attrs.items()
+        },
+        operands=[None if at is None else public(program.types[at]) for at in node.operands],
+        results=[public(kind) for kind in node.types],
+    )
 
 
 class _DeviceRow:
@@ -135,6 +159,7 @@ class _DeviceRow:
             "states": "1" if plugin.states else "0",
             "generates": "1" if plugin.generator else "0",
             "samples": " ".join(plugin.samples),
+            "generator_packages": " ".join(plugin.generator_packages),
         }
 
 

@@ -116,5 +116,8 @@ def furiosa() -> PythonPlugin:
         why_not=why_not,
         packages=("furiosa-torch", "furiosa-kernels", "torch"),
         fingerprint=driver,
+        options=("max_model_len", "fxb_level"),
+        generator="rm_abstract.vendors.furiosa.generator:Generator",
+        generator_packages=("furiosa-llm",),
         score=1,  # below the CPU: `auto` takes no device that this was never tried on
     )
