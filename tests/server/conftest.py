@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the group `serve` is not installed")
 pytest.importorskip("openai", reason="the group `test` is not installed")
-from server_process import ENDLESS, KEY, Process
+from server_process import CONNECTIONS, ENDLESS, KEY, Process
 from small_model import save_bert, save_llama
 
 
@@ -31,7 +31,8 @@ def server_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(folders: dict[str, Path], server_cache: Path) -> Iterator[Process]:
     limits = ["--rows", "4", "--queue", "8", "--max-body", "100000", "--body-timeout", "2"]
-    limits += ["--api-key", KEY, "--send-timeout", "5"]
+    limits += ["--api-key", KEY, "--send-timeout", "5", "--header-timeout", "2"]
+    limits += ["--connections", str(CONNECTIONS)]
     found = Process(*map(str, folders.values()), *limits, cache=server_cache)
     yield found
     found.end()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 KEY = "right-key-of-the-tests"
+CONNECTIONS = 256  # that the tests' server takes at once
 ENDLESS = 10_000_000  # tokens the model "endless" can make: more than any test waits for
 
 

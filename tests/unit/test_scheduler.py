@@ -164,6 +164,60 @@ def test_prompts_that_begin_alike_are_computed_once(model: Any) -> None:
     scheduler.close()
 
 
+def test_a_conversation_goes_on_from_its_answer(model: Any) -> None:
+    scheduler = Scheduler.of(model)
+    first, second = Heard(), Heard()
+    prompt = list(range(3, 43))
+    scheduler.submit(Job(prompt, 40, first, Sampling(temperature=0)))
+    text = [*prompt, *first.ids()]
+    scheduler.submit(Job([*text, 7, 8], 5, second, Sampling(temperature=0)))
+    made = model.generate(torch.tensor([[*text, 7, 8]]), max_new_tokens=5, do_sample=False)
+    assert second.ids() == made[0, -5:].tolist()
+    assert second.ends[0].cached_tokens == len(text) - 1  # nothing was made after the last token
+    scheduler.close()
+
+
+def test_equal_prompts_are_computed_once(model: Any) -> None:
+    scheduler = Scheduler.of(model, Limits(prompt_chunk=16))
+    prompt, heard = list(range(3, 103)), [Heard() for _ in range(4)]
+    with held(scheduler):
+        jobs = [Job(prompt, 9, one, Sampling(seed=n)) for n, one in enumerate(heard)]
+        scheduler.submit(*jobs)
+    together = [one.ids() for one in heard]
+    assert scheduler.counts.prompt_tokens == 1 + len(prompt)
+    assert sorted(one.ends[0].cached_tokens for one in heard)[1:] == [100, 100, 100]
+    for number, ids in enumerate(together):
+        alone = Heard()
+        scheduler.submit(Job(prompt, 9, alone, Sampling(seed=number)))
+        assert alone.ids() == ids
+    scheduler.close()
+
+
+def test_prompts_under_way_share_what_they_begin_with() -> None:
+    """A shorter one comes in the middle of a long one: each goes on from what the other has."""
+    model, heard = llama(), [Heard(), Heard()]
+    scheduler, real, calls = Scheduler.of(model), model.forward, []
+    common = [3 + n % 190 for n in range(320)]
+    prompts = [[*common, *[5] * 300], [*common, *[6] * 40]]
+    jobs = [Job(p, 5, h, Sampling(temperature=0)) for p, h in zip(prompts, heard, strict=True)]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["input_ids"].shape[1])
+        if len(calls) == 5:
+            scheduler.submit(jobs[1])
+        return real(*args, **kwargs)
+
+    model.forward = forward
+    scheduler.submit(jobs[0])
+    found = [one.ids() for one in heard]
+    assert scheduler.counts.prompt_tokens == 320 + 300 + 40
+    model.forward = real
+    for prompt, ids in zip(prompts, found, strict=True):
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=5, do_sample=False)
+        assert ids == made[0, -5:].tolist()
+    scheduler.close()
+
+
 def test_the_memory_of_prompts_is_bounded(model: Any) -> None:
     scheduler = Scheduler.of(model, Limits(prefix_bytes=100_000))
     for number in range(20):
@@ -243,6 +297,20 @@ def test_a_full_queue_refuses_all_jobs_of_a_request(model: Any) -> None:
         scheduler.submit(Job([5], 1, Heard()))
     scheduler.cancel(first)
     assert all(len(one.ids()) == 1 for one in waiting)
+    scheduler.close()
+
+
+def test_a_place_is_free_once_its_end_was_heard(model: Any) -> None:
+    """Also when a prompt ended with its first token, and nothing comes after it."""
+    scheduler = Scheduler.of(model, Limits(rows=2, waiting=0))
+    for _ in range(20):
+        heard = [Heard(), Heard()]
+        scheduler.submit(*[Job([5, 6], 1, one, Sampling(temperature=0)) for one in heard])
+        assert [len(one.ids()) for one in heard] == [1, 1]
+    end = time.monotonic() + 60
+    while scheduler.counts.running:
+        assert time.monotonic() < end, "nothing is there, and it counts as running"
+        time.sleep(0.01)
     scheduler.close()
 
 

@@ -54,6 +54,8 @@ def _named(given: str) -> tuple[str, Path]:
 @click.option("--drain", default=30, show_default=True, help="seconds to finish after SIGTERM")
 @click.option("--max-body", default=4 << 20, show_default=True, help="bytes of a request")
 @click.option("--body-timeout", default=30.0, show_default=True, help="seconds between its parts")
+@click.option("--header-timeout", default=10.0, show_default=True, help="seconds for all headers")
+@click.option("--connections", default=512, show_default=True, help="at once; beyond them 503")
 @click.option("--send-timeout", default=60.0, show_default=True, help="seconds to take an answer")
 @click.option("--api-key", multiple=True, help="a key; others see it: prefer a file")
 @click.option(
@@ -77,6 +79,8 @@ def serve(
     drain: int,
     max_body: int,
     body_timeout: float,
+    header_timeout: float,
+    connections: int,
     send_timeout: float,
     api_key: tuple[str, ...],
     api_key_file: Path | None,
@@ -84,7 +88,7 @@ def serve(
     tls_key: str | None,
 ) -> None:
     """Serve models at /v1 as OpenAI's API does; see docs/serving.md."""
-    if min(rows, prompt_chunk, max_body) < 1 or min(queue, prefix_mib) < 0:
+    if min(rows, prompt_chunk, max_body, connections) < 1 or min(queue, prefix_mib) < 0:
         raise Error("[serve] expected limits above zero")
     if bool(tls_certificate) != bool(tls_key):
         raise Error("[serve] expected --tls-certificate and --tls-key together")
@@ -108,6 +112,6 @@ def serve(
         if name in served:
             raise Error(f"[serve] expected different names, got {name} twice; try NAME=FOLDER")
         served[name] = load(folder, name, limits, dtype, context_length, engine)
-    policy = Policy(keys, max_body, body_timeout, send_timeout)
+    policy = Policy(keys, max_body, body_timeout, send_timeout, header_timeout, connections)
     server = Server(served, policy, timeout or None, queue, rm_abstract.current_device())
     run(server, Address(host, port, tls_certificate, tls_key), drain)

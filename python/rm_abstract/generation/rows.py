@@ -10,7 +10,7 @@ capacities are powers of two, so that few shapes are ever planned. Invariant: of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -111,6 +111,22 @@ class Rows:
             theirs.key_buffer[0, :, begin:end] = mine.key_buffer[slot, :, places]
             theirs.value_buffer[0, :, begin:end] = mine.value_buffer[slot, :, places]
         cache.advance(end)
+
+    def held(self, row: Row) -> int:
+        """Positions of which the row's keys and values are here."""
+        return self._held[self._slots.index(row)]
+
+    def content(self, row: Row) -> Callable[[int, int], list[torch.Tensor]]:
+        """The row's keys and values as prefixes.Content, while it is here."""
+        cache, slot = self._cache, self._slots.index(row)
+        assert cache is not None
+        places = self._places(slot)
+
+        def read(begin: int, end: int) -> list[torch.Tensor]:
+            buffers = [b for layer in cache.layers for b in (layer.key_buffer, layer.value_buffer)]
+            return [buffer[slot, :, places[begin:end]] for buffer in buffers]
+
+        return read
 
     def drop_ended(self) -> None:
         for slot, row in enumerate(self._slots):

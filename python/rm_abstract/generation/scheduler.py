@@ -20,7 +20,7 @@ import torch
 from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.jobs import Closed, Job, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
-from rm_abstract.generation.prefixes import Prefixes
+from rm_abstract.generation.prefixes import Prefixes, content_of
 from rm_abstract.generation.rows import Calls, Row, Rows
 from rm_abstract.generation.sampling import Sampler
 from rm_abstract.kv.device_cache import DeviceCache
@@ -36,7 +36,7 @@ class Limits:
     rows: int = 16  # that decode together, prompts under way included
     waiting: int = 64  # requests beyond those
     prompt_chunk: int = 64  # tokens of prompts between two steps
-    prefix_bytes: int = 256 << 20  # keys and values of earlier prompts
+    prefix_bytes: int = 256 << 20  # keys and values of earlier texts
 
 
 @dataclass
@@ -113,6 +113,7 @@ class Scheduler:
         self.limits, self.counts = limits or Limits(), Counts()
         self._calls, self._company, self._failed = calls, company, failed
         self._changed = threading.Condition()
+        self._open: list[Job] = []  # taken, and not ended when the last one came
         self._waiting: list[Job] = []
         self._joining: list[Guest] = []
         self._prompts: list[_Prompt] = []
@@ -133,9 +134,11 @@ class Scheduler:
         with self._changed:
             if self._closed:
                 raise Closed("the model is being unloaded")
-            free = self.limits.rows - self.counts.running
-            if len(self._waiting) + len(jobs) > self.limits.waiting + max(free, 0):
+            # Whoever heard of an end finds its place free, whatever the thread is at.
+            self._open = [job for job in self._open if not job.ended]
+            if len(self._open) + len(jobs) > self.limits.rows + self.limits.waiting:
                 raise QueueFull(f"{len(self._waiting)} requests are waiting")
+            self._open += jobs
             self._waiting += jobs
             self.counts.waiting = len(self._waiting)
             self._go()
@@ -245,6 +248,7 @@ class Scheduler:
             self._joining = [guest for guest in self._joining if not guest.gone]
             self._closed = self._closed or self._abandoned()
         self._prompts = [p for p in self._prompts if not p.job.ended]
+        self._keep_ended()
         self._rows.drop_ended()
         self._count()
 
@@ -264,10 +268,8 @@ class Scheduler:
             self._waiting.sort(key=lambda job: job.priority)  # stable: first come, first served
             admitted, self._waiting = self._waiting[:free], self._waiting[free:]
         for job in admitted:
-            cache = self._calls.new_cache()
-            self._prompts.append(
-                _Prompt(job, cache, _Text(job, Sampler(job.sampling), self.counts))
-            )
+            text = _Text(job, Sampler(job.sampling), self.counts)
+            self._prompts.append(_Prompt(job, self._calls.new_cache(), text))
         self._count()
         if self._company is not None and len(self._rows.live()) == 1 and self._company() < 2:
             self._send_home()
@@ -304,11 +306,12 @@ class Scheduler:
             prompt = min(self._prompts, key=self._urgency)
             for other in self._prompts:
                 other.job.turns_waited += other is not prompt
-            if prompt.cache.length == 0:
-                lent = self._prefixes.lend(prompt.job.prompt, prompt.cache)
-                prompt.job.cached_tokens = lent
-                self.counts.cached_tokens += lent
             budget -= self._chunk(prompt)
+        self._count()  # a prompt may end with its first token
+
+    def _cached(self, job: Job, count: int) -> None:
+        job.cached_tokens += count
+        self.counts.cached_tokens += count
 
     def _urgency(self, prompt: _Prompt) -> tuple[int, int]:
         """The shortest rest first; who waited for others' chunks counts as shorter by as much."""
@@ -317,32 +320,52 @@ class Scheduler:
 
     def _chunk(self, prompt: _Prompt) -> int:
         """Computes the next tokens of the prompt; how many."""
-        job, at = prompt.job, prompt.cache.length
-        most = self.limits.prompt_chunk
+        before = self.counts.prompt_tokens
+        try:
+            logits = self._computed(prompt)
+            # A prompt under way is known to others: those that begin alike go on from there.
+            done = prompt.job.prompt[: prompt.cache.length]
+            self._prefixes.keep(done, content_of(prompt.cache))
+        except Exception as error:  # the model's own, or no memory: only this request hears of it
+            prompt.row.failed(error)
+            self._prompts.remove(prompt)
+            return _PIECE
+        if not prompt.left():
+            self._begin_rows(prompt, logits[0, -1].float())
+        return self.counts.prompt_tokens - before
+
+    def _computed(self, prompt: _Prompt) -> torch.Tensor:
+        job, cache = prompt.job, prompt.cache
+        self._cached(job, self._prefixes.extend(job.prompt, cache))
+        at, most = cache.length, self.limits.prompt_chunk
         if prompt.left() > most:
             most = min(most, _PIECE)
         ids = job.prompt[at : at + most]
         end = at + len(ids)
-        try:
-            logits = self._calls.logits(
-                torch.tensor([ids]),
-                torch.arange(at, end)[None],
-                torch.ones(1, end, dtype=torch.long),
-                prompt.cache,
-            )
-        except Exception as error:  # the model's own: only this request hears of it
-            prompt.row.failed(error)
-            self._prompts.remove(prompt)
-            return len(ids)
+        logits = self._calls.logits(
+            torch.tensor([ids]),
+            torch.arange(at, end)[None],
+            torch.ones(1, end, dtype=torch.long),
+            cache,
+        )
         self.counts.prompt_tokens += len(ids)
-        if end == len(job.prompt):
-            self._prompts.remove(prompt)
-            last = logits[0, -1].float()
-            prompt.row.take(last, int(last.argmax()))
-            if not job.ended:
-                self._rows.join(prompt.row, prompt.cache, to_follow=len(self._prompts))
-            self._prefixes.keep(job.prompt, prompt.cache)
-        return len(ids)
+        return logits
+
+    def _begin_rows(self, prompt: _Prompt, logits: torch.Tensor) -> None:
+        """`prompt` is computed, and so are those that equal it: choices of one request, mostly."""
+        largest = int(logits.argmax())
+        equal = [p for p in self._prompts if p.job.prompt == prompt.job.prompt]
+        self._prompts = [p for p in self._prompts if p not in equal]
+        for number, one in enumerate(equal, 1):
+            self._cached(one.job, one.left() if one is not prompt else 0)
+            one.row.take(logits, largest)
+            if one.job.ended:
+                continue
+            to_follow = len(equal) - number + len(self._prompts)
+            try:
+                self._rows.join(one.row, prompt.cache, to_follow=to_follow)
+            except Exception as error:  # no memory, say
+                one.row.failed(error)
 
     # ---- rows ------------------------------------------------------------------------------------
 
@@ -361,6 +384,13 @@ class Scheduler:
         largest = logits.argmax(-1).tolist()
         for slot, row in rows:
             row.take(logits[slot], largest[slot])
+
+    def _keep_ended(self) -> None:
+        """What was made goes into the next prompt where a conversation goes on."""
+        for row in self._rows.live():
+            if row.ended and isinstance(row, _Text):
+                text = [*row.job.prompt, *row.job.made]
+                self._prefixes.keep(text[: self._rows.held(row)], self._rows.content(row))
 
     def _gathered(self) -> bool:
         """Some rows can go on. Waits a while for those whose choice is on its way."""

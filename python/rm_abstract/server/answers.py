@@ -25,6 +25,7 @@ class Answer:
     """One answer, whole or in pieces. Subclasses give a choice its form."""
 
     prefix, whole, part = "", "", ""
+    asks = ""  # the field of a request that has the prompt
 
     def __init__(self, model: str, tokenizer: Any, logprobs: bool) -> None:
         self._tokenizer, self._logprobs = tokenizer, logprobs
@@ -64,7 +65,7 @@ class Answer:
 
 
 class Completion(Answer):
-    prefix, whole, part = "cmpl", "text_completion", "text_completion"
+    prefix, whole, part, asks = "cmpl", "text_completion", "text_completion", "prompt"
 
     def __init__(self, model: str, tokenizer: Any, logprobs: bool) -> None:
         super().__init__(model, tokenizer, logprobs)
@@ -99,6 +100,7 @@ class Completion(Answer):
 
 class Chat(Answer):
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    asks = "messages"
 
     def first(self, index: int) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}

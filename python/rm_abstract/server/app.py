@@ -206,13 +206,17 @@ async def _text(
     longest = max(len(prompt) for prompt in prompts)
     room = engine.context_length - longest
     if not all(prompts) or any(t >= engine.vocabulary for p in prompts for t in p):
-        raise ApiError(400, "A prompt is empty, or has tokens the model lacks.", param="prompt")
+        message = "A prompt is empty, or has tokens the model lacks."
+        raise ApiError(400, message, param=answer.asks)
     if room < 1 or (limit or 1) > room:
         message = (
             f"The model takes {engine.context_length} tokens in all; "
             f"the prompt has {longest} and {limit or 1} were asked for."
         )
-        raise ApiError(400, message, param="messages", code="context_length_exceeded")
+        newer = bool(getattr(body, "max_completion_tokens", None))
+        limiting = "max_completion_tokens" if newer else "max_tokens"
+        at_fault = limiting if room > 0 else answer.asks
+        raise ApiError(400, message, param=at_fault, code="context_length_exceeded")
     if any(token not in range(engine.vocabulary) for token in body.logit_bias or {}):
         raise ApiError(400, "logit_bias names a token the model lacks.", param="logit_bias")
     wanted = Wanted(
@@ -353,9 +357,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     _counted(_server(request), request.url.path, 400)
     first: dict[str, Any] = dict((error.errors() or [{}])[0])
-    where = ".".join(str(part) for part in first.get("loc", ()) if part != "body")[:200]
+    place = [part for part in first.get("loc", ()) if part != "body"]
+    where = ".".join(map(str, place))[:200]
+    field = place[0][:200] if place and isinstance(place[0], str) else None
     message = str(first.get("msg", "The request is not understood."))[:500]
-    return JSONResponse(error_body(400, f"{where}: {message}".strip(": "), where or None), 400)
+    return JSONResponse(error_body(400, f"{where}: {message}".strip(": "), field), 400)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -31,6 +31,8 @@ class Policy:
     body_bytes: int = 4 << 20
     body_seconds: float = 30.0  # between two parts of a body
     send_seconds: float = 60.0  # until a client takes what is sent
+    header_seconds: float = 10.0  # until all headers of a request are here
+    connections: int = 512  # at once
 
 
 def digests(keys: Sequence[str]) -> list[bytes]:

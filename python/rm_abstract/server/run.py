@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from rm_abstract.server.app import Server, create_app
+from rm_abstract.server.connections import protocol
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,11 @@ def _heard(number: int, frame: FrameType | None) -> None:
 def _run(server: Server, address: Address, drain_seconds: int) -> None:
     config = uvicorn.Config(
         create_app(server),
+        http=protocol(server.policy),
+        ws="none",
         host=address.host,
         port=address.port,
-        log_level="warning",
+        log_level="error",  # no lines for what clients send
         access_log=False,
         server_header=False,
         lifespan="off",

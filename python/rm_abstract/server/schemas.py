@@ -1,7 +1,7 @@
 """The requests that are understood, as OpenAI names their fields.
 
 A field that is unknown, or known and not done, is refused by name: nothing is ignored that would
-change the answer.
+change the answer. Types are strict: a number in a string is no number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SILENT = ("user", "metadata", "store", "service_tier", "safety_identifier", "pr
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), strict=True)
 
     model: StrictStr
 
@@ -30,7 +30,7 @@ class _Request(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
@@ -39,10 +39,13 @@ class StreamOptions(BaseModel):
 class _TextRequest(_Request):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0)] | None = None  # ours, as other servers have it
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None  # ours, as other servers have it
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    # JSON has no keys but strings.
+    logit_bias: (
+        dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: (
@@ -77,7 +80,8 @@ class CompletionRequest(_TextRequest):
 
 
 class Message(BaseModel):
-    model_config = ConfigDict(extra="allow")  # tool calls and their results go to the template
+    # Tool calls and their results go to the template.
+    model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[StrictStr, Field(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
@@ -97,6 +101,8 @@ class Message(BaseModel):
 
 
 class ResponseFormat(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
     type: Literal["text"]
 
 
@@ -108,6 +114,8 @@ class ChatRequest(_TextRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None  # given to the template
     tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # ours, as other servers have it
 
