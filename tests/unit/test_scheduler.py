@@ -356,6 +356,34 @@ def test_an_error_of_the_model_ends_its_rows_and_the_next_request_is_served() ->
     scheduler.close()
 
 
+def test_a_request_that_gets_no_buffers_has_its_end_and_the_next_is_served(model: Any) -> None:
+    scheduler, heard = Scheduler.of(model), [Heard(), Heard()]
+    calls = scheduler._calls
+    real, broken = calls.new_cache, [MemoryError("broken on purpose")]
+
+    def new_cache() -> Any:
+        if broken:
+            raise broken.pop()
+        return real()
+
+    calls.new_cache = new_cache  # type: ignore[method-assign]
+    for one in heard:
+        scheduler.submit(Job([5], 3, one, Sampling(temperature=0)))
+        one.ids()
+    assert [one.ends[0].reason for one in heard] == ["error", "length"]
+    assert "broken on purpose" in heard[0].ends[0].message
+    scheduler.close()
+
+
+def test_a_model_whose_programs_were_refused_is_served_by_pytorch(model: Any) -> None:
+    scheduler, heard = Scheduler.of(model), Heard()
+    scheduler._calls.new_cache().refuse()  # as a router does whose capture gave up
+    scheduler.submit(Job([5, 6], 9, heard, Sampling(temperature=0)))
+    made = model.generate(torch.tensor([[5, 6]]), max_new_tokens=9, do_sample=False)
+    assert heard.ids() == made[0, 2:].tolist()
+    scheduler.close()
+
+
 def test_logits_that_are_no_numbers_end_one_request() -> None:
     model = llama()
     scheduler = Scheduler.of(model)

@@ -51,6 +51,7 @@ class ModelCalls:
         def new_cache() -> DeviceCache:
             shape = expected_shape(model)
             plain: Any = DynamicCache(config=model.config)
+            notes.refused = False  # without programs PyTorch appends to the same buffers
             cache = None if shape is None else from_dynamic(plain, shape, 0, notes)
             if cache is None:
                 name = type(model).__name__

@@ -204,7 +204,7 @@ class Scheduler:
                 self._closed = True
             if not self._abandoned():  # else nobody may start to compute now: they wait on
                 self._send_home()
-            for job in self._everybody():
+            for job in self._open:
                 job.end("cancelled", "the server ends")
 
     def _wait(self) -> bool:
@@ -269,7 +269,10 @@ class Scheduler:
             admitted, self._waiting = self._waiting[:free], self._waiting[free:]
         for job in admitted:
             text = _Text(job, Sampler(job.sampling), self.counts)
-            self._prompts.append(_Prompt(job, self._calls.new_cache(), text))
+            try:
+                self._prompts.append(_Prompt(job, self._calls.new_cache(), text))
+            except Exception as error:  # only this request hears of it
+                text.failed(error)
         self._count()
         if self._company is not None and len(self._rows.live()) == 1 and self._company() < 2:
             self._send_home()
