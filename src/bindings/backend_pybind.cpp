@@ -60,7 +60,7 @@ py::dict backend_dict(backend::Backend& backend) {
   out["score"] = backend.probe_score();
   out["available"] = available;
   out["code"] = "";
-  out["reason"] = why_not;
+  out["reason"] = readable(why_not);
   out["devices"] = devices;
   out["kernels"] = kernels;
   return out;

@@ -129,6 +129,11 @@ std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) co
   const VendorHardware* hardware = hardware_of(kind);
   if (hardware != nullptr && hardware->nodes.empty()) {
     const std::string seen = std::to_string(hardware->pci_functions);
+    if (!hardware->refused.empty()) {
+      notes.push_back({"RM401", "[device " + name + "] expected " + hardware->looked_for +
+                                    ", got " + hardware->refused + "; try device='auto'"});
+      return notes;
+    }
     if (hardware->pci_functions > 0) {
       notes.push_back({"RM406", "[device " + name + "] expected " + hardware->looked_for +
                                     ", got " + seen +

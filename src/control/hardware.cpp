@@ -23,6 +23,8 @@ struct Vendor {
   const char* pci_class;  // prefix of the class, so that a maker's bridges do not count
   const char* packages;   // the vendor's own
   const char* packages_from;
+  const char* refused_prefix = nullptr;  // of /dev nodes of a device of theirs that is not used
+  const char* refused = nullptr;
 };
 // 0x0300 VGA and 0x0302 3D controllers; 0x12 processing accelerators.
 constexpr Vendor kVendors[] = {
@@ -30,11 +32,11 @@ constexpr Vendor kVendors[] = {
     {DeviceKind::kRbln, "Rebellions", "dev", "rbln", "", "0x1eff", "0x",
      "optimum-rbln rebel-compiler", "rebel-compiler comes from Rebellions' own package index"},
     {DeviceKind::kFuriosa, "FuriosaAI", "dev/rngd", "npu", "mgmt", "0x1ed2", "0x",
-     "furiosa-torch", ""}};
+     "furiosa-torch", "", "npu",
+     "a Warboy, whose compiler is another one (furiosa-sdk: ONNX files, int8): it is not supported"}};
 
 /// The number between prefix and suffix, or -1.
-int node_number(std::string_view name, const Vendor& vendor) {
-  const std::string_view prefix = vendor.prefix, suffix = vendor.suffix;
+int node_number(std::string_view name, std::string_view prefix, std::string_view suffix) {
   if (!name.starts_with(prefix) || !name.ends_with(suffix)) return -1;
   name.remove_prefix(prefix.size());
   name.remove_suffix(std::min(suffix.size(), name.size()));
@@ -78,7 +80,7 @@ std::vector<VendorHardware> detect_hardware(const fs::path& root) {
     std::error_code error;  // no such folder: no such device
     for (const auto& entry : fs::directory_iterator(root / vendor.folder, error)) {
       const std::string name = entry.path().filename().string();
-      const int number = node_number(name, vendor);
+      const int number = node_number(name, vendor.prefix, vendor.suffix);
       if (number >= 0) numbered.emplace_back(number, name);
     }
     std::sort(numbered.begin(), numbered.end());
@@ -87,6 +89,13 @@ std::vector<VendorHardware> detect_hardware(const fs::path& root) {
       hardware.nodes.push_back(node);
       if (access((root / vendor.folder / name).c_str(), R_OK | W_OK) != 0) {
         hardware.unreadable.push_back(node);
+      }
+    }
+    if (vendor.refused_prefix != nullptr) {
+      for (const auto& entry : fs::directory_iterator(root / "dev", error)) {
+        const std::string name = entry.path().filename().string();
+        if (node_number(name, vendor.refused_prefix, "") < 0) continue;
+        hardware.refused = "/dev/" + name + ", " + vendor.refused;
       }
     }
     hardware.pci_functions = count_pci(root, vendor);

@@ -18,6 +18,7 @@ struct VendorHardware {
   std::vector<std::string> unreadable;  ///< nodes this user may not open
   std::string packages;                 ///< what pip installs for it: "optimum-rbln rebel-compiler"
   std::string packages_from;            ///< where pip finds those PyPI has not; may be empty
+  std::string refused;  ///< another device of the maker that is here, and why it is not used
   size_t pci_functions = 0;             ///< present on the bus, with or without a driver
 };
 

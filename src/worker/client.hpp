@@ -6,6 +6,7 @@
 // which covers the waits for other threads' calls too. All functions may be called by any thread.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -144,6 +145,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   void copy_states(const CopyStatesRequest& request, const Fd* host, const Patience& patience);
   void release(MessageType type, uint64_t handle) noexcept;
   bool send_released();
+  void look_after_log() noexcept;
   [[noreturn]] void crashed(const std::string& what);
 
   const Options options_;
@@ -161,6 +163,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   std::vector<std::pair<MessageType, uint64_t>> released_;
   uint32_t next_number_ = 1;  // guarded by executions_
   SpinBudget spin_;           // guarded by executions_
+  std::atomic<WaitClock::duration> next_log_look_{};
 };
 
 }  // namespace rm::worker

@@ -12,6 +12,7 @@ namespace rm::worker {
 namespace {
 
 constexpr std::chrono::milliseconds kGrace{1000};  // for a cancelled request to return
+constexpr std::chrono::milliseconds kBetweenLogLooks{250};
 constexpr size_t kStacksBytes = 4096;              // of a log that ends with the threads' stacks
 
 }  // namespace
@@ -96,6 +97,14 @@ class Worker::Call {
   StallWatch stall_;
 };
 
+/// A process that writes a line a call would fill the memory in a few days.
+void Worker::look_after_log() noexcept {
+  const auto now = WaitClock::now().time_since_epoch();
+  if (now < next_log_look_.load(std::memory_order_relaxed)) return;
+  next_log_look_.store(now + kBetweenLogLooks, std::memory_order_relaxed);
+  process_.trim_log();
+}
+
 void Worker::cancel(uint64_t id) noexcept {
   try {
     const auto until = WaitClock::now() + kGrace;
@@ -175,6 +184,7 @@ Bytes Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Call& cal
     const auto now = WaitClock::now();
     if (now - looked_at < kWaitSlice) continue;  // packets may come faster than that
     looked_at = now;
+    look_after_log();
     if (!packet) call.check_worker();
     call.check_progress();
     if (call.is_late()) {
@@ -262,6 +272,7 @@ void Worker::execute(uint64_t handle, uint64_t states, const Patience& patience)
   executions_.lock(kWaitSlice, [&call] { call.look_while_queued(); });
   const std::lock_guard lock(executions_, std::adopt_lock);
   ring_and_wait(handle, states, call);
+  look_after_log();
   if (bell_->code != RM_OK) {
     throw Failure{bell_->code, bell_->answered_reason(), bell_->answered_message()}.error(
         "worker execute", process_.log_named());
@@ -276,6 +287,7 @@ void Worker::ring_and_wait(uint64_t handle, uint64_t states, Call& call) {
   bell_->request.ring(number);
   while (!bell_->response.wait_change(seen, kWaitSlice, spin_)) {
     call.check_worker();
+    look_after_log();
     if (call.is_late()) {
       process_.kill();
       call.give_up("the device is restarted");

@@ -20,6 +20,7 @@ namespace rm::worker {
 namespace {
 
 constexpr off_t kMaxLogBytes = off_t{4} << 20;
+constexpr size_t kKeptLogBytes = size_t{64} << 10;
 constexpr int kInheritedAs = 3;
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
@@ -214,9 +215,22 @@ std::string ChildProcess::log_tail(size_t bytes) {
   std::string out(static_cast<size_t>(status.st_size - start), '\0');
   const ssize_t got = pread(log_.get(), out.data(), out.size(), start);
   out.resize(got < 0 ? 0 : static_cast<size_t>(got));
-  if (log_path_.empty() && status.st_size > kMaxLogBytes && ftruncate(log_.get(), 0) != 0)
-    return out;  // O_APPEND: starts over
   return out;
+}
+
+void ChildProcess::trim_log() noexcept {
+  struct stat status {};
+  if (!log_path_.empty() || fstat(log_.get(), &status) != 0 || status.st_size <= kMaxLogBytes) {
+    return;
+  }
+  try {
+    const std::string end = log_tail(kKeptLogBytes);
+    if (ftruncate(log_.get(), 0) != 0) return;
+    // O_APPEND: in front of what the process writes from now on, or behind a line of it.
+    if (write(log_.get(), end.data(), end.size()) < 0) return;
+  } catch (...) {
+    // No memory for the end: it is trimmed the next time.
+  }
 }
 
 uint64_t ChildProcess::log_bytes() const noexcept {

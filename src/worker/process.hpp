@@ -41,7 +41,9 @@ class ChildProcess {
   void kill() noexcept;
   /// The last bytes it wrote to stdout and stderr.
   std::string log_tail(size_t bytes = 2048);
-  /// How much it has written so far, as long as nobody reads the end of it.
+  /// Leaves the end only of a log that is kept in memory and has become long.
+  void trim_log() noexcept;
+  /// How much it has written so far, as long as nobody trims it.
   uint64_t log_bytes() const noexcept;
   /// Asks for the stacks of its threads on its log, where its program listens (a worker's does),
   /// and waits a moment for them. Another program may end by it.

@@ -213,6 +213,22 @@ TEST_CASE("a card without its driver is RM406 and other makers' functions do not
   CHECK(resolve(m, "gpu").notes[0].code == "RM402");
 }
 
+TEST_CASE("a Warboy is refused by name, not taken for a card without its driver") {
+  FakeRoot root;
+  root.node("dev/npu0").node("dev/npu0pe0").pci("0x1ed2", "0x120000");
+  const Machine m = machine(root, {kCpuUp, kFuriosaUp});
+  for (const char* asked : {"npu", "furiosa", "auto"}) {
+    const Resolution fallen = resolve(m, asked);
+    CHECK(fallen.device == "cpu");
+    REQUIRE(fallen.notes.size() == 1);
+    CHECK(fallen.notes[0].code == "RM401");
+    CHECK(fallen.notes[0].message.find("/dev/npu0, a Warboy") != std::string::npos);
+  }
+  root.node("dev/rngd/npu0mgmt");  // beside a card of the supported kind it is no news
+  CHECK(resolve(machine(root, {kCpuUp, kFuriosaUp}), "npu").device == "furiosa:0");
+  CHECK(resolve(machine(root, {kCpuUp, kFuriosaUp}), "auto").notes.empty());
+}
+
 TEST_CASE("an NPU runtime that claims devices on a machine without any is not believed") {
   FakeRoot root;
   BackendStatus claims{"furiosa", 300, 64, ""};

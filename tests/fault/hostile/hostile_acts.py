@@ -86,12 +86,10 @@ def _flood_the_log() -> None:
     os._exit(3)
 
 
-def _write_forever() -> None:
-    """What a chatty SDK does in a call that takes long."""
-    line = b"debug: all is well\n" * 4096
-    until = time.monotonic() + float(os.environ.get("HOSTILE_S", "2"))
-    while time.monotonic() < until:
-        os.write(2, line)
+def _write_much() -> None:
+    """What a chatty SDK does in days: 16 MiB."""
+    for _ in range(256):
+        os.write(2, b"all is well\n" * 5462)
 
 
 def _garbage_on_the_socket() -> None:
@@ -211,7 +209,7 @@ ACTS: dict[str, Any] = {
     "hang": _sleep,
     "locked": _hang_with_the_lock,
     "flood": _flood_the_log,
-    "chatty": _write_forever,
+    "chatty": _write_much,
     "garbage": _garbage_on_the_socket,
     "twice": _answer_for_it,
     "failed": _fail_for_it,
