@@ -293,52 +293,92 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     return concat([t.reshape(wide) for t in tensors], axis)  # type: ignore[arg-type]
 
 
-# ---- losses: a scalar, the mean over all elements unless it says otherwise -----------------------
+# ---- losses: `reduction` is "mean", "sum" or "none" ---------------------------------------------
+
+
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"[loss] expected 'mean', 'sum' or 'none', got {reduction!r}")
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
 
 
 def cross_entropy(
-    logits: Tensor, target: Tensor, *, label_smoothing: float = 0.0, ignore_index: int = -100
+    logits: Tensor,
+    target: Tensor,
+    *,
+    weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    ignore_index: int = -100,
+    reduction: str = "mean",
 ) -> Tensor:
-    """[*,C] and class numbers [*] -> the mean over all rows whose number is not ``ignore_index``;
-    NaN when there is none, as in torch. ``label_smoothing``: the part of the target that
-    all classes share. Raises when a number is outside 0 .. C-1."""
+    """[*,C] and class numbers [*], or probabilities [*,C], [C]? -> the mean over all rows whose
+    number is not ``ignore_index``, each as heavy as its class's ``weight``; NaN when there is none,
+    as in torch. ``label_smoothing``: the part of the target that all classes share. Raises when a
+    number is outside 0 .. C-1."""
     count = logits.shape[-1]
     rows = log_softmax(logits.reshape(-1, count))
+    weighed = rows if weight is None else rows * weight
+    if target.dtype.is_floating_point:
+        given = target.reshape(-1, count)
+        if label_smoothing:
+            given = given * (1.0 - label_smoothing) + label_smoothing / count
+        return _reduced(-(given * weighed).sum(1).reshape(*logits.shape[:-1]), reduction)
     numbers = target.reshape(-1)
     counted: Tensor = numbers != ignore_index
     taken = apply("where", (counted, numbers, 0)).reshape(-1, 1)
-    loss = -apply("gather", (rows, taken), (("axis", 1),)).reshape(-1)
+    loss = -apply("gather", (weighed, taken), (("axis", 1),)).reshape(-1)
     if label_smoothing:
-        loss = loss * (1.0 - label_smoothing) - rows.mean(1) * label_smoothing
+        loss = loss * (1.0 - label_smoothing) - weighed.sum(1) * (label_smoothing / count)
+    loss = where(counted, loss, 0.0)
+    if reduction != "mean":
+        return _reduced(loss.reshape(*target.shape), reduction)
     weights = counted.to(logits.dtype)
-    return where(counted, loss, 0.0).sum() / weights.sum()
+    if weight is not None:
+        weights = where(counted, weight[taken.reshape(-1)], 0.0)
+    return loss.sum() / weights.sum()
 
 
-def mse_loss(x: Tensor, target: Tensor) -> Tensor:
+def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     difference = x - target
-    return (difference * difference).mean()
+    return _reduced(difference * difference, reduction)
 
 
-def l1_loss(x: Tensor, target: Tensor) -> Tensor:
-    return abs(x - target).mean()
+def l1_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    return _reduced(abs(x - target), reduction)
 
 
-def huber_loss(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
+def huber_loss(x: Tensor, target: Tensor, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """d²/2 where d = abs(x - target) is at most ``delta``, else delta (d - delta / 2)."""
     distance = abs(x - target)
     near = distance * distance * 0.5
-    return where(distance <= delta, near, distance * delta - 0.5 * delta * delta).mean()
+    loss = where(distance <= delta, near, distance * delta - 0.5 * delta * delta)
+    return _reduced(loss, reduction)
 
 
-def binary_cross_entropy_with_logits(x: Tensor, target: Tensor) -> Tensor:
-    """``target``: probabilities, of x's type. softplus(x) - x target, without overflow."""
-    return (maximum(x, 0.0) - x * target + softplus(-abs(x))).mean()
+def binary_cross_entropy_with_logits(
+    x: Tensor, target: Tensor, *, pos_weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """``target``: probabilities, of x's type. softplus(x) - x target, without overflow;
+    ``pos_weight``: what the part of the positive ones is multiplied with."""
+    rest = softplus(-abs(x))
+    if pos_weight is None:
+        return _reduced(maximum(x, 0.0) - x * target + rest, reduction)
+    heavy = target * (pos_weight - 1.0) + 1.0
+    return _reduced(x * (1.0 - target) + (maximum(-x, 0.0) + rest) * heavy, reduction)
 
 
-def kl_div(log_p: Tensor, target: Tensor) -> Tensor:
-    """Sum of target (log target - log_p) over the number of rows of the first axis; ``target``:
-    probabilities, of which those that are 0 count nothing."""
+def kl_div(
+    log_p: Tensor, target: Tensor, *, log_target: bool = False, reduction: str = "batchmean"
+) -> Tensor:
+    """target (log target - log_p), summed and divided by the size of the first axis;
+    ``target``: probabilities, of which those that are 0 count nothing, or their logarithms."""
     if log_p.shape != target.shape:
         raise Error(f"[kl_div] expected one shape, got {log_p.shape} and {target.shape}")
-    logs = log(maximum(target, math.ulp(0.0) if target.dtype.itemsize == 8 else 1e-38))
-    return (target * (logs - log_p)).sum() / log_p.shape[0]
+    if log_target:
+        loss = exp(target) * (target - log_p)
+    else:
+        logs = log(maximum(target, math.ulp(0.0) if target.dtype.itemsize == 8 else 1e-38))
+        loss = target * (logs - log_p)
+    return loss.sum() / log_p.shape[0] if reduction == "batchmean" else _reduced(loss, reduction)

@@ -8,12 +8,13 @@ before a replay, so ``optimizer.lr = ...`` takes effect in both.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from rm_abstract import _core
-from rm_abstract.framework import programs
+from rm_abstract.framework import programs, saving
 from rm_abstract.framework.recording import each_time
 from rm_abstract.framework.tensor import Tensor, executor
 
@@ -54,6 +55,21 @@ class Optimizer:
                 arrays = [parameter.data, *state.values(), parameter.grad.data, self._numbers]
                 by.execute(program, arrays)
         each_time(after=self._count)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """``steps``, ``lr``, and the states by parameter, which share memory with the own."""
+        held = {f"{i}.{n}": t for i, row in enumerate(self.states) for n, t in row.items()}
+        lr = torch.tensor(self.lr, dtype=torch.float64)
+        return {"steps": torch.tensor(self.steps), "lr": lr, **held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what another `state_dict` gave, all or nothing. Raises ValueError when names or
+        shapes differ."""
+        own = self.state_dict()
+        given = saving.matching("load_state_dict", own, state)
+        self.steps, self.lr = int(given.pop("steps")), float(given.pop("lr"))
+        for name, value in given.items():
+            own[name].copy_(value)
 
     def _fill(self) -> None:
         self._numbers.copy_(torch.tensor(self.numbers(self.steps + 1), dtype=torch.float64))

@@ -1,5 +1,6 @@
 """Layers: modules that hold parameters and call `rm_abstract.functional`."""
 
+from rm_abstract.framework.saving import load, save
 from rm_abstract.nn.layers import (
     GELU,
     BatchNorm2d,
@@ -32,4 +33,6 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Tanh",
+    "load",
+    "save",
 ]

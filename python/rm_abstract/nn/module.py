@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from rm_abstract.framework import saving
 from rm_abstract.framework.tensor import Tensor
 
 
@@ -81,27 +81,13 @@ class Module:
         """Copies numbers into the module's tensors, all or none. Raises ValueError when names or
         shapes differ."""
         own = dict(self.named_tensors())
-        if own.keys() != state.keys():
-            raise ValueError(f"[load_state_dict] expected {sorted(own)}, got {sorted(state)}")
-        given = {name: torch.as_tensor(value) for name, value in state.items()}
-        for name, value in given.items():
-            if tuple(value.shape) != own[name].shape:
-                raise ValueError(
-                    f"[load_state_dict] expected {own[name].shape} for {name}, got {value.shape}"
-                )
+        given = saving.matching("load_state_dict", self.state_dict(), state)
         for name, value in given.items():
             own[name].data.copy_(value)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a safetensors file; it replaces an old one as a whole or not at all."""
-        from safetensors.torch import save_file
-
-        target = Path(path)
-        part = target.with_name(target.name + ".part")
-        save_file({name: value.clone() for name, value in self.state_dict().items()}, part)
-        with open(part, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(part, target)
+        saving.write(path, self.state_dict())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Reads a safetensors file, of ``save`` or another writer. Raises as `load_state_dict`."""
