@@ -18,11 +18,12 @@ copied() {
     exit 1
   fi
   mkdir -p "$carry/$name"
-  cp -rL "$folder/$(dirname "$header")" "$carry/$name/"
+  cp -rL "$folder/${header%%/*}" "$carry/$name/"
 }
 copied doctest doctest/doctest.h
 copied json nlohmann/json.hpp
 copied dlpack dlpack/dlpack.h
+copied onednn_header oneapi/dnnl/dnnl.h
 
 if [[ ${1:-} == --onednn ]]; then
   library="$("$python" -c 'import sys; print(sys.prefix)')/lib/libdnnl.so.3"

@@ -23,6 +23,7 @@ carried() {
 carried doctest doctest/doctest.h RM_DOCTEST_INCLUDE
 carried json nlohmann/json.hpp RM_JSON_INCLUDE
 carried dlpack dlpack/dlpack.h RM_DLPACK_INCLUDE
+carried onednn_header oneapi/dnnl/dnnl.h RM_ONEDNN_INCLUDE
 # Only a library: kernels call it where it is found at run time.
 if [[ -f $carry/onednn/libdnnl.so.3 ]]; then export RM_TEST_ONEDNN="$carry/onednn/libdnnl.so.3"; fi
 
