@@ -208,3 +208,24 @@ def test_parameters_that_share_memory_are_eagers(make: Maker) -> None:
     for _ in range(4):
         wanted = _eager(other, theirs, *_batch())
         assert float(step(*_batch())) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_gradients_of_a_backward_before_do_not_outlive_a_step() -> None:
+    model, _, step = _trained(MAKERS["step"])
+    compiled = step.report()["compiled"]
+    F.cross_entropy(model(_batch()[0]), _batch()[1]).backward()
+    step(*_batch())
+    assert step.report()["compiled"] == compiled + 1
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_counter_that_is_no_tensor_is_eagers_error_and_changes_nothing() -> None:
+    model, optimizer, step = _trained(MAKERS["step"])
+    state = optimizer.state[model[2].bias]
+    state["step"] = float(state["step"])
+    before = [p.detach().clone() for p in model.parameters()]
+    moments = [s["exp_avg"].clone() for s in optimizer.state.values()]
+    with pytest.raises(RuntimeError, match="singleton tensors"):
+        step(*_batch())
+    assert _same(before, [p.detach() for p in model.parameters()])
+    assert _same(moments, [s["exp_avg"] for s in optimizer.state.values()])

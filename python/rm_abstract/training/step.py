@@ -55,6 +55,7 @@ class TrainingStep(Routed):
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips
+        self._has_gradients = False  # parameters, before this step
         self._rules: tuple[optimizers.Rule, ...] = ()
         self._cells = array("d")
         self._hyper = torch.empty(0)
@@ -92,6 +93,8 @@ class TrainingStep(Routed):
             raise Decline(error.reason or "RM703", str(error)) from error
         torch.autograd.graph.increment_version(donated)
         optimizers.advanced(self.optimizer, taken)
+        if self._has_gradients:  # of a backward outside of the step
+            self.optimizer.zero_grad(set_to_none=True)
         if found.draws:
             self._random[1] += found.draws
         found.runs += 1
@@ -265,10 +268,12 @@ class TrainingStep(Routed):
             tuple(p.requires_grad for g in groups for p in g["params"]),
         )
         self._check_module(signature)
+        self._has_gradients = False
         for group in groups:
             for p in group["params"]:
                 if p._backward_hooks or p._post_accumulate_grad_hooks:
                     raise Decline("RM706", "a hook on a parameter")
+                self._has_gradients = self._has_gradients or p.grad is not None
 
     def _watch(self, signature: Hashable) -> None:
         self._rules = optimizers.rules(self.optimizer)
