@@ -59,3 +59,31 @@ def test_a_warm_process_imports_nothing_of_torch_export_that_eager_does_not():
     warm, counters = run("ours")
     assert counters["store"] == 0 and counters["hit_disk"] > 0
     assert [sorted(set(w) - set(e)) for w, e in zip(warm, eager, strict=True)] == [[], []]
+
+
+PLAIN = """
+import json, sys
+import torch
+from torch import nn
+import rm_abstract
+rm_abstract.init("cpu")
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+with torch.no_grad():
+    for _ in range(3):
+        model(torch.ones(2, 8))
+print(json.dumps([rm_abstract.explain(model).routed, "transformers" in sys.modules]))
+"""
+
+
+def test_a_module_of_torch_alone_imports_no_transformers():
+    """What an import does is an effect too: some draw from Python's random stream."""
+    for _ in range(2):  # cold, then from the cache
+        done = subprocess.run(
+            [sys.executable, "-c", PLAIN],
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        routed, imported = json.loads(done.stdout.splitlines()[-1])
+        assert routed >= 2 and not imported

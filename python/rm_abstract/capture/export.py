@@ -8,13 +8,10 @@ guards. The module is only read.
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.export import _trace as trace_of_export
 
 from rm_abstract.base.decline import Decline
+from rm_abstract.base.quiet import print_unless_quiet, quietly
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
@@ -33,6 +31,7 @@ from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.guards import torch_state
+from rm_abstract.guards.traced_copy import copied
 from rm_abstract.kv import kv_cache, state_cache
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -178,15 +177,14 @@ def capture_flat(
 ) -> Captured:
     """`capture` for a call that was taken apart already; `patience` multiplies its time limits."""
     started = time.perf_counter()
-    wrapper = _Flattened(_shadow(module), call, parameters.positional)
+    wrapper = _Flattened(copied(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
     with _ONE_AT_A_TIME:
         program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
         if is_inplace(program):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with _quietly():
                 program = program.run_decompositions({})
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
@@ -233,34 +231,6 @@ def _repeated(program: ExportedProgram) -> list[list[int]]:
     return found if any(found) else []
 
 
-def _shadow(module: torch.nn.Module) -> torch.nn.Module:
-    """A copy of the module's structure around the same tensors.
-
-    torch.export puts stand-ins into the module while it traces; another thread that runs the model
-    meanwhile must not meet them. What cannot be copied, such as a lock, is shared.
-    """
-    held = (*module.parameters(), *module.buffers())
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in held}
-    try:
-        return copy.deepcopy(module, dict(memo))
-    except Exception:  # whatever a module's own parts raise when copied
-        return _copied_by_part(module, memo)
-
-
-def _copied_by_part(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-    parts = list(module.modules())
-    for part in parts:
-        memo[id(part)] = object.__new__(type(part))
-    for part in parts:
-        inside = vars(memo[id(part)])
-        for name, value in vars(part).items():
-            try:
-                inside[name] = copy.deepcopy(value, memo)
-            except Exception:  # as above, of one attribute
-                inside[name] = value
-    return memo[id(module)]  # type: ignore[no-any-return]
-
-
 def _donated(call: FlatCall) -> set[int]:
     """Numbers of the tensors the program may write: the buffers of device caches."""
     found: set[int] = set()
@@ -276,21 +246,17 @@ def _donated(call: FlatCall) -> set[int]:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """torch prints the graph so far to stderr when an export fails, and warns in its log.
+    """torch prints the graph so far to stderr when an export fails, warns, and logs warnings.
 
-    What failed is in the report. A log that the user turned up stays as it is.
+    What failed is in the report.
     """
     namespace = vars(trace_of_export)
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    level, asked = log.level, log.isEnabledFor(logging.INFO)
-    namespace["print"] = lambda *args, **kwargs: None
-    if not asked:
-        log.setLevel(logging.ERROR)
+    namespace["print"] = print_unless_quiet
     try:
-        yield
+        with quietly("torch.fx.experimental.symbolic_shapes"):
+            yield
     finally:
         del namespace["print"]
-        log.setLevel(level)
 
 
 def _export(
@@ -345,8 +311,6 @@ def _exported(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         stack.enter_context(_quietly())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
         # Inference tensors cannot be traced, and aliased inputs would be merged: fresh views.
         example = [t.clone() if t.is_inference() else t.detach() for t in tensors]
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import time
-import warnings
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.capture import budget, export
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.importer import import_program, is_inplace, source_line
+from rm_abstract.guards.traced_copy import copied
 
 _SECONDS = 60.0  # a step is captured once and run often
 # Gradients stop here, or go to one of several equal elements, which values do not show.
@@ -62,7 +62,7 @@ def capture_forward(
 
     ``trained`` are names of parameters. Raises Decline or CaptureError; changes nothing.
     """
-    shadow = export._shadow(module)
+    shadow = copied(module, same_tensors=True)
     switches = _GradientSwitches()
     plain = shadow.forward
 
@@ -76,8 +76,6 @@ def capture_forward(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(export._quietly())
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
         try:
             with budget.Deadline(_SECONDS, time.monotonic() + 2 * _SECONDS):
                 program = torch.export.export(

@@ -6,6 +6,7 @@ One engine serves one module, which it holds weakly. Torch is not touched before
 from __future__ import annotations
 
 import copy
+import threading
 import time
 import weakref
 from collections import Counter
@@ -67,6 +68,7 @@ class NativeEngine:
     """Implements engines.base.Engine."""
 
     name = "native"
+    call_type: type[CompiledCall] = CompiledCall
 
     def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
         self._module = weakref.ref(module)
@@ -76,6 +78,8 @@ class NativeEngine:
         self.artefacts = Artefacts(context)
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
+        self._changes = 0  # of the module that made entries useless
+        self._changing, self._refreshing = threading.RLock(), threading.Lock()
         self.module_weights = ModuleWeights(self.module)
         self._shared = SharedWeights()
         self.placement = placement_of(context.device)
@@ -109,11 +113,25 @@ class NativeEngine:
         call = flatten_call(self.parameters, args, kwargs)
         if isinstance(call, Decline):
             raise call
-        entry = self._stale.get(call.spec) or CompiledCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, containers(args, kwargs))
-        self._stale.pop(call.spec, None)
-        self._entries[call.spec] = entry
+        self.admit(call)
+        entry = self._stale.get(call.spec) or self.call_type(self, call.spec)
+        change = self._changes
+
+        def original() -> Any:
+            nonlocal change
+            output = run_eager()
+            change = self._changes  # it may change the module: programs are made from what it left
+            return output
+
+        output = entry.first(tuple(call.leaves), original, containers(args, kwargs))
+        with self._changing:
+            if change == self._changes:  # else it is for a module that is another one by now
+                self._stale.pop(call.spec, None)
+                self._entries[call.spec] = entry
         return output
+
+    def admit(self, call: FlatCall) -> None:
+        """Raises Decline for a call that this engine never takes."""
 
     def entry(self, signature: Hashable) -> CompiledCall | None:
         return self._entries.get(signature)  # type: ignore[call-overload,no-any-return]
@@ -128,6 +146,11 @@ class NativeEngine:
         return list(found.values())
 
     def invalidate(self, what: str, where: str) -> None:
+        with self._changing:
+            self._changes += 1
+            self._invalidate(what)
+
+    def _invalidate(self, what: str) -> None:
         entries = {**self._stale, **self._entries}
         self._entries = {}
         self._stale = {}
@@ -141,7 +164,7 @@ class NativeEngine:
             return
         self._ties = ties
         for spec, entry in entries.items():
-            fresh = CompiledCall(self, spec)
+            fresh = self.call_type(self, spec)
             for pattern in {*entry.variants, *entry.waiting}:
                 kept = entry.variants.get(pattern, []) + entry.waiting.get(pattern, [])
                 fresh.waiting[pattern] = kept
@@ -372,10 +395,12 @@ class NativeEngine:
     def refresh(self, variant: Variant) -> bool:
         """Gives a variant the weights the module has now; False when they are of other types."""
         try:
-            weights = self.module_weights.of(variant.record)
-            variant.program.update_weights(
-                self.placement.weights(weights), self._shared.of(weights)
-            )
+            # One at a time: weights read earlier than another thread's never replace those.
+            with self._refreshing:
+                weights = self.module_weights.of(variant.record)
+                variant.program.update_weights(
+                    self.placement.weights(weights), self._shared.of(weights)
+                )
         except _core.CoreError as error:
             if error.code in BAD_CALL:
                 return False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Any
 
@@ -21,9 +21,8 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, ExecutionError, from_core
-from rm_abstract.calls.call import FlatCall, flatten_call
+from rm_abstract.calls.call import FlatCall
 from rm_abstract.calls.tensors import call_tensors
-from rm_abstract.engines.call_text import containers
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.native import NativeEngine
@@ -56,6 +55,7 @@ class OnnxRuntimeEngine(NativeEngine):
     """Implements engines.base.Engine."""
 
     name = "onnxruntime"
+    call_type = OnnxRuntimeCall
 
     def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
         super().__init__(module, context)
@@ -67,26 +67,9 @@ class OnnxRuntimeEngine(NativeEngine):
         """None: ONNX Runtime's programs have no steps of ours."""
         return []
 
-    def first_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
-    ) -> Any:
+    def admit(self, call: FlatCall) -> None:
         if self.placement.away:
             raise Decline("RM332", "a device other than the CPU")
-        call = flatten_call(self.parameters, args, kwargs)
-        if isinstance(call, Decline):
-            raise call
-        entry = self._stale.get(call.spec) or OnnxRuntimeCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, containers(args, kwargs))
-        self._stale.pop(call.spec, None)
-        self._entries[call.spec] = entry
-        return output
-
-    def invalidate(self, what: str, where: str) -> None:
-        super().invalidate(what, where)
-        for spec, fresh in self._stale.items():
-            mine = OnnxRuntimeCall(self, spec)
-            mine.waiting = fresh.waiting
-            self._stale[spec] = mine
 
     def _compile(
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float

@@ -17,12 +17,11 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, from_core
-from rm_abstract.calls.call import FlatCall, call_module, flatten_call
+from rm_abstract.calls.call import FlatCall, call_module
 from rm_abstract.calls.explicit_masks import Explicit
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.buckets import Buckets, InputRole
 from rm_abstract.engines.call_parts import Pattern, snapshot
-from rm_abstract.engines.call_text import containers
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
@@ -155,6 +154,7 @@ class WholeProgramEngine(NativeEngine):
     """Implements engines.base.Engine."""
 
     name = "whole_program"
+    call_type = DeviceCall
 
     def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
         super().__init__(module, dataclasses.replace(context, captures=None))
@@ -167,27 +167,10 @@ class WholeProgramEngine(NativeEngine):
         """None: what a device's own compiler made has no steps of ours."""
         return []
 
-    def first_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], run_eager: Callable[[], Any]
-    ) -> Any:
-        call = flatten_call(self.parameters, args, kwargs)
-        if isinstance(call, Decline):
-            raise call
+    def admit(self, call: FlatCall) -> None:
         for leaf in call.leaves:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
                 raise Decline("RM104", f"a tensor on {leaf.device}: this device takes host memory")
-        entry = self._stale.get(call.spec) or DeviceCall(self, call.spec)
-        output = entry.first(tuple(call.leaves), run_eager, containers(args, kwargs))
-        self._stale.pop(call.spec, None)
-        self._entries[call.spec] = entry
-        return output
-
-    def invalidate(self, what: str, where: str) -> None:
-        super().invalidate(what, where)
-        for spec, fresh in self._stale.items():
-            mine = DeviceCall(self, spec)
-            mine.waiting = fresh.waiting
-            self._stale[spec] = mine
 
     def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
         variant = super().make_variant(call, pattern, past)

@@ -11,20 +11,21 @@ import builtins
 import logging
 import sys
 import types
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
+from rm_abstract.base.quiet import quietly
 from rm_abstract.guards.found import BOOKKEEPING, Sources
 from rm_abstract.guards.packages import is_user_file
+from rm_abstract.guards.traced_copy import alias, copied
 
 # Tracing takes some milliseconds for each module: larger trees are left to the search alone.
 MAX_MODULES = 64
 _MODULE = "__import_"  # dynamo's name for a Python module: dots are written out
 _OF_FUNCTIONS = frozenset({"fget", "fset", "fdel", "func", "cell_contents"})
-_LOG = logging.getLogger("torch._dynamo")
 
 
 class _Enough(Exception):
@@ -58,18 +59,17 @@ def _sources_of(
 
     # A function of its own: what dynamo remembers is attached to its code, not to the user's.
     probe = types.FunctionType(_probe.__code__.replace(), {"__builtins__": builtins})
-    level = _LOG.level
-    _LOG.setLevel(logging.CRITICAL)
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.no_grad(), quietly("torch._dynamo", logging.CRITICAL):
             traced = optimize(lambda graph, _: graph.forward, nopython=True, guard_export_fn=take)
-            traced(probe)(module, args, kwargs)
+            traced(probe)(copied(module), *_aliases((args, kwargs)))
     except Exception:  # of many types: _Enough comes wrapped in one of dynamo's own
         return [source for source in seen if source is not None]
-    finally:
-        _LOG.setLevel(level)
     return []
+
+
+def _aliases(value: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, alias, value)
 
 
 def _probe(module: Any, args: Any, kwargs: Any) -> Any:

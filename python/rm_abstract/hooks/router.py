@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,10 +27,12 @@ from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
 from rm_abstract.generation.registry import remote_engine
-from rm_abstract.generation.state import GenerationState
 from rm_abstract.guards import purity, sources, writes
 from rm_abstract.hooks.gradients import GradientCalls
 from rm_abstract.hooks.host import SLOT, RouterHost
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.state import GenerationState
 
 # A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
 _SAME_IN_TRAINING = (
@@ -52,8 +55,15 @@ class RouteFailure(Exception):
 class _EagerOnce:
     """Runs the original at most once and remembers what it did."""
 
-    def __init__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settled: Callable[[], None],
+    ) -> None:
         self._call = (module, args, kwargs)
+        self._settled = settled  # called once it ran, before anything looks at the module
         self._done = False
         self._output: Any = None
         self.error: BaseException | None = None
@@ -73,6 +83,7 @@ class _EagerOnce:
                 self.error = error
                 raise
             self._done = True
+            self._settled()
         return self._output
 
 
@@ -121,9 +132,12 @@ class ArmedModel:
         "_engine",
         "_generation",
         "_gradients",
+        "_guarded",
+        "_guarding",
         "_lock",
         "_pending",
         "_refused",
+        "_snapshots",
         "_streak",
         "_try",
         "_user_code",
@@ -161,6 +175,11 @@ class ArmedModel:
         self._engine: Engine | None = None
         self._generation: GenerationState | None = None
         self._lock = threading.Lock()
+        # What is compiled is compiled from the module as one snapshot of the guard knows it. Held
+        # where the guard's snapshot is taken, dropped, or what was compiled is bound to it.
+        self._guarding = threading.RLock()
+        self._guarded = False  # a snapshot was taken, and no change of it was followed
+        self._snapshots = 0  # taken and dropped so far
         self._pending: set[bytes] = set()
         self._refused: dict[str, str] = {}
         self._streak = 0
@@ -207,6 +226,8 @@ class ArmedModel:
     @property
     def generation(self) -> GenerationState:
         """What this model's generations share."""
+        from rm_abstract.generation.state import GenerationState  # imports transformers
+
         with self._lock:
             if self._generation is None:
                 self._generation = GenerationState(
@@ -291,7 +312,7 @@ class ArmedModel:
             engine, self._engine = self._engine, None
             generation, self._generation = self._generation, None
             self._refused.clear()
-            self.route.drop()
+            self._drop()
         if engine is not None:
             engine.close()
         if generation is not None:
@@ -329,10 +350,16 @@ class ArmedModel:
             if output is NotImplemented:
                 return self._eager("RM101", gradients.why, args, kwargs)
             return output
-        what, where = self.route.stale()
-        if what and not self._follow_change(what, where):
-            return self._eager("RM107", where, args, kwargs)
-        code, detail = self._snapshot()
+        with self._guarding:
+            what, where = self.route.stale()
+            if not what and self._guarded:
+                what, where = self._changed()
+            if what and not self._follow_change(what, where):
+                return self._eager("RM107", where, args, kwargs)
+            # One that holds stays: what is bound was compiled for it, and a new one would take a
+            # change that another thread makes just now for the state of old.
+            code, detail = ("", "") if self._guarded else self._snapshot()
+            taken = self._snapshots
         if code:
             if code in ("RM113", "RM107", "RM110"):  # nothing the next call could change cheaply
                 self.route.pause(code, 64)
@@ -355,7 +382,7 @@ class ArmedModel:
         if busy:
             return self._eager("RM112", "another thread compiles this call", args, kwargs)
         try:
-            return self._compile(key, args, kwargs)
+            return self._compile(key, taken, args, kwargs)
         finally:
             with self._lock:
                 self._pending.discard(key)
@@ -372,38 +399,94 @@ class ArmedModel:
 
     def _snapshot(self) -> tuple[str, str]:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
-        try:
-            found = sources.of_module(self.module_ref())  # type: ignore[arg-type]
-            self._user_code = found.user_code
-            if found.unseen:
-                return "RM210", "; ".join(found.unseen[:3])
-            code, detail = self.route.snapshot(found.rows())
-        except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-            return "RM113", f"the module tree cannot be read: {error}"
-        return code or "", detail
+        with self._guarding:
+            self._guarded, self._snapshots = False, self._snapshots + 1
+            try:
+                found = sources.of_module(self.module_ref())  # type: ignore[arg-type]
+                self._user_code = found.user_code
+                if found.unseen:
+                    return "RM210", "; ".join(found.unseen[:3])
+                code, detail = self.route.snapshot(found.rows())
+            except (AttributeError, KeyError, TypeError, RuntimeError) as error:
+                return "RM113", f"the module tree cannot be read: {error}"
+            self._guarded = not code
+            return code or "", detail
+
+    def _changed(self) -> tuple[str, str]:
+        """("weights" or "structure", where) when the module differs from the snapshot, else ""."""
+        code, where = self.route.look()
+        if code not in ("RM107", "RM113"):  # RM113: another thread's call found it, and said so
+            return "", ""
+        return self.route.stale()[0] or "structure", where
+
+    def _settled(self) -> int:
+        """The number of a snapshot that the module agrees with, behind a run of the original: it
+        may have moved buffers or set up something. What was compiled before is not for that."""
+        with self._guarding:
+            if self._guarded:
+                what, where = self._changed()
+                if what:
+                    self._forget(what, where)
+            if not self._guarded:
+                self._snapshot()
+            return self._snapshots
+
+    def _bind(self, key: bytes, run: Callable[..., Any], taken: int) -> tuple[str, str]:
+        """Serves calls of a key by what was compiled for a snapshot; (code, detail) when the module
+        cannot be routed or something changed meanwhile. Then the next call compiles again."""
+        with self._guarding:
+            if taken != self._snapshots:
+                return "RM112", "another thread's call saw the module change meanwhile"
+            if not self._guarded:
+                return self._snapshot()
+            what, where = self._changed()
+            if what:
+                self._forget(what, where)
+                return "RM112", f"changed while it was compiled: {where}"
+            code, detail = self.route.look()
+            if not code:
+                self.route.bind(key, run)
+            return code or "", detail
+
+    def _drop(self) -> None:
+        with self._guarding:
+            self._guarded, self._snapshots = False, self._snapshots + 1
+            self.route.drop()
+
+    def _forget(self, what: str, where: str) -> None:
+        """What was compiled is for another state of the module."""
+        if self._gradients is not None:
+            self._gradients.weights_changed(structure=what != "weights")
+        self._drop()
+        if self._engine is not None:
+            self._engine.invalidate(what, where)
 
     def _follow_change(self, what: str, where: str) -> bool:
         """Weights or structure moved: drop the entries. False when it happens too often to help."""
         routed = self.routed_calls
-        if self._gradients is not None:
-            self._gradients.weights_changed(structure=what != "weights")
         self._streak = self._streak + 1 if routed == self.routed_at_change else 0
         self.routed_at_change = routed
-        self.route.drop()
-        if self._engine is not None:
-            self._engine.invalidate(what, where)
+        self._forget(what, where)
         if self._streak > _FREE_CHANGES:
             self.route.pause("RM107", min(2**self._streak, _MAX_PAUSE))
             return False
         return True
 
-    def _compile(self, key: bytes, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compile(
+        self, key: bytes, taken: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         module = self.module_ref()
         devices = {tensor.device for tensor in _tensors(module)}
         if len(devices) > 1:
             where = "weights on " + ", ".join(sorted(map(str, devices)))
             return self._refuse(key, "RM110", where, args, kwargs)
-        eager = _EagerOnce(module, args, kwargs)
+        snapshot = taken
+
+        def settled() -> None:
+            nonlocal snapshot
+            snapshot = self._settled()
+
+        eager = _EagerOnce(module, args, kwargs, settled)
         token = disabled_var.set("compiling")  # our own captures and gates stay on the original
         start = time.perf_counter()
         try:
@@ -417,10 +500,11 @@ class ArmedModel:
             entry = engine.entry(signature)
             output = eager() if entry else engine.first_call(args, kwargs, eager)
             entry = engine.entry(signature)
-            if entry is None:
+            if entry is None and snapshot == self._snapshots:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
-            self.route.refuse(key, decline.code, decline.detail)
+            if decline.code != "RM107":  # a change while it was compared: the next call tries again
+                self.route.refuse(key, decline.code, decline.detail)
             if isinstance(decline, Deferred):
                 decline.pending.then(functools.partial(self.route.forget, key))
             self.declined(decline)
@@ -433,14 +517,14 @@ class ArmedModel:
         finally:
             disabled_var.reset(token)
             self.compile_seconds += time.perf_counter() - start
-        # The eager run may have moved buffers: what counts is the state the entry serves from. A
-        # program alone changes nothing, and the snapshot of `_slow_path` holds.
-        code, detail = self._snapshot() if eager.ran else ("", "")
+        if entry is None:
+            code, detail = "RM112", "another thread's call saw the module change meanwhile"
+        else:
+            code, detail = self._bind(key, entry.run, snapshot)
         if code:
             self._note(code, detail)
         else:
             self.first_calls += 1
-            self.route.bind(key, entry.run)
         return output
 
     def _engine_for(self, module: Any) -> Engine | None:
