@@ -81,12 +81,15 @@ class Session:
         self._kernel_checks: Any = None
         self._workers: dict[str, WorkerPool] = {}
         self._captures: Captures | None = None
+        # Guards what is made on first use. Who ends the session holds `_lock` while it waits for the
+        # scheduler's thread, which may be compiling: that needs what is made here, and no `_lock`.
+        self._making = threading.RLock()
 
     @property
     def resolved(self) -> devices.Resolved:
         """The device in use. For auto and cpu found on first use: plugins take time to load."""
         if self._resolved is None:
-            with _lock:
+            with self._making:
                 if self._resolved is None:
                     self._resolved = devices.resolve(self.settings)
         return self._resolved
@@ -242,20 +245,20 @@ class Session:
         """What captures calls that need not wait; its process starts with the first one."""
         from rm_abstract.engines.background import Captures
 
-        with _lock:
+        with self._making:
             if self._captures is None:
                 self._captures = Captures()
             return self._captures
 
     def _end_captures(self) -> None:
-        with _lock:
+        with self._making:
             captures, self._captures = self._captures, None
         if captures is not None and self.owned_by_this_process:
             captures.close()
 
     def compile_cache(self) -> Any:
         """The session's compile cache (``_core.cache.CompileCache``), opened on first use."""
-        with _lock:
+        with self._making:
             if self._compile_cache is None:
                 options = {name: text for name, (text, _) in self.settings.values.items()}
                 self._compile_cache = _core.cache.CompileCache(options)
@@ -264,7 +267,7 @@ class Session:
     def kernel_checks(self) -> Any:
         """The session's judge of kernel rows (``_core.SelfCheck``), made on first use."""
         cache = self.compile_cache()
-        with _lock:
+        with self._making:
             if self._kernel_checks is None:
                 self._kernel_checks = _core.SelfCheck(self.settings.text("self_check"), cache)
         return self._kernel_checks
@@ -281,7 +284,7 @@ class Session:
         """The worker processes of a backend; none is started before it is asked for."""
         from rm_abstract.worker.pool import WorkerPool
 
-        with _lock:
+        with self._making:
             if backend not in self._workers:
                 self._workers[backend] = WorkerPool(
                     backend, fingerprint, self.settings.text("worker_log_dir")
@@ -290,7 +293,7 @@ class Session:
 
     def close_workers(self) -> None:
         """Ends them; a later call starts others."""
-        with _lock:
+        with self._making:
             pools, self._workers = list(self._workers.values()), {}
         if self.owned_by_this_process:
             for pool in pools:
