@@ -81,8 +81,8 @@ class Session:
         self._kernel_checks: Any = None
         self._workers: dict[str, WorkerPool] = {}
         self._captures: Captures | None = None
-        # Guards what is made on first use. Who ends the session holds `_lock` while it waits for the
-        # scheduler's thread, which may be compiling: that needs what is made here, and no `_lock`.
+        # Guards what is made on first use. Who ends the session holds `_lock` while it waits for
+        # the scheduler's thread, which may be compiling and needs what is made here.
         self._making = threading.RLock()
 
     @property
