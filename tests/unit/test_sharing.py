@@ -167,7 +167,9 @@ def run(*tasks: Callable[[], Any]) -> list[Any]:
 
 def drawn(draw: random.Random) -> tuple[list[int], int, int, list[int]]:
     prompt = [draw.randrange(3, 200) for _ in range(draw.randrange(2, 90))]
-    return prompt, draw.randrange(3), draw.randrange(1, 90), [draw.randrange(200)]
+    pads, limit, eos = draw.randrange(3), draw.randrange(1, 90), draw.randrange(200)
+    # A text that ends with its prompt is made alone only: a step is shared by those that go on.
+    return prompt, pads, limit, [eos if eos != prompt[-1] else (eos + 1) % 200]
 
 
 def test_every_thread_gets_the_tokens_it_would_get_alone(
