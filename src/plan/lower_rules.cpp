@@ -258,7 +258,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"index", index},       {"index_copy", in_place},
       {"conv", lower_conv},   {"pool", lower_images},
       {"resize", lower_images}, {"group_norm", lower_images},
-      {"assign", assign},
+      {"assign", assign},     {"recurrent", direct},
   };
   return table;
 }

@@ -492,7 +492,7 @@ Shape alike(const select::Problem& problem, const rm_kernel& row) {
   for (const Operand& o : s.inputs) {
     if (o.present && o.layout.is_empty()) return s;  // nothing is read: small as it is
   }
-  if (reduce_images(s, row)) return s;
+  if (reduce_images(s, row) || reduce_recurrent(s)) return s;
   if (s.inputs.empty()) s.inputs.push_back({false, {}, false});
   const bool none = !s.inputs[0].present;
   if (none) s.inputs[0] = s.outputs[0];

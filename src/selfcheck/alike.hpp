@@ -29,6 +29,8 @@ ir::Layout laid_out(const ir::Layout& from, const ir::Ints& dims);
 /// Of conv, pool, resize and group_norm (alike_images.cpp), for a row of those edges; false for another
 /// operator.
 bool reduce_images(Shape& shape, const rm_kernel& row);
+/// Of recurrent (alike_recurrent.cpp); false for another operator.
+bool reduce_recurrent(Shape& shape);
 /// The problem itself.
 Shape shape_of(const select::Problem& problem);
 /// The problem on which `row` is checked for `problem`; small ones are their own.

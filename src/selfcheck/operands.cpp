@@ -132,7 +132,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto dim = [&](size_t operand, size_t axis) { return s.inputs[operand].layout.dims[axis]; };
   const auto axis = static_cast<size_t>(
       int_attr(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
-  if (s.op == "gemm" || s.op == "conv") return fill_floats(t, random, 8, 8);
+  if (s.op == "gemm" || s.op == "conv" || s.op == "recurrent") return fill_floats(t, random, 8, 8);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
   if (s.op == "linears") {
     return input == 1 ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);

@@ -377,9 +377,9 @@ def test_an_ordered_dict_comes_back_as_one_and_routed() -> None:
 
 
 def test_a_recurrent_layer_in_evaluation_is_not_said_to_draw_random_numbers() -> None:
-    model = nn.Sequential(nn.GRU(4, 4, batch_first=True)).eval()
+    model = nn.Sequential(nn.GRU(4, 4, batch_first=True)).double().eval()
     with pytest.warns(rm.RoutingWarning, match=r"RM207.*every length.*gru"), torch.no_grad():
-        model(torch.randn(2, 2, 4))
+        model(torch.randn(2, 2, 4).double())
 
 
 def test_a_number_taken_out_of_a_tensor_is_told_as_what_it_is() -> None:

@@ -14,6 +14,7 @@
 #include "ops/index_copy/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
 #include "ops/quant/rows.hpp"
+#include "ops/recurrent/rows.hpp"
 #include "ops/reduce/rows.hpp"
 #include "ops/rms_norm/rows.hpp"
 #include "ops/rope/rows.hpp"
@@ -59,6 +60,7 @@ std::vector<rm_kernel> all_rows() {
   add(scatter_rows());
   add(sort_rows());
   add(uniform_rows());
+  add(recurrent_rows());
   add(quantize_rows());
   add(quant_linear_rows());
   return rows;

@@ -30,6 +30,7 @@ from rm_abstract.capture import aliases, budget, inplace, layouts
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
+from rm_abstract.capture.recurrent import RecurrentLayers
 from rm_abstract.guards import torch_state
 from rm_abstract.guards.traced_copy import copied
 from rm_abstract.kv import kv_cache, state_cache
@@ -100,7 +101,8 @@ class _Flattened(torch.nn.Module):
             alive.append(cache)
             if kv_cache.is_pair(leaf):
                 given.update(id(t) for t in tensors[at - count : at])
-        output = call_module(self.m.forward, self._call_taken.spec, leaves, self._positional)
+        with RecurrentLayers():
+            output = call_module(self.m.forward, self._call_taken.spec, leaves, self._positional)
         recorder = Recorder(leaves, caches, given=given)
         self.trace.structure = recorder.record(output)
         for cache in alive:  # caches the output does not return are updated all the same

@@ -32,6 +32,7 @@ _SIZE_OPS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: operator.floordiv,
     operator.mod: operator.mod,
 }
+_OURS = ("aten", "rm_abstract")  # namespaces whose operators handlers know
 _DROPPED = {
     "aten._assert_tensor_metadata.default",
     "aten._assert_scalar.default",
@@ -321,7 +322,7 @@ class _Importer:
         if not vals or not all(isinstance(v, torch.Tensor) for v in vals):
             raise self.unsupported(node, "tensors as results", str(target))
         types = [self.type_of(v, node) for v in vals]
-        if target.namespace == "aten" and not _is_wide_product(target, types):
+        if target.namespace in _OURS and not _is_wide_product(target, types):
             handler = HANDLERS.get(str(target).removeprefix("aten."))
             if handler is not None:
                 result = handler(Call(self.b, self.bound(node, target), types))

@@ -19,6 +19,7 @@ from torch.nn import functional
 from rm_abstract.worker.dtypes import DTYPES
 from rm_abstract.worker.ir_images import IMAGES
 from rm_abstract.worker.ir_random import philox_uniform
+from rm_abstract.worker.ir_recurrent import recurrent
 from rm_abstract.worker.ir_text import Node, Program, parse
 
 Operands = Sequence[Any]
@@ -167,6 +168,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "rms_norm": lambda o, n: _rms_norm(o[0], o[1] if len(o) > 1 else None, n),
     "sdpa": _sdpa,
     "uniform": lambda o, n: philox_uniform(o[0], n.types[0].shape),
+    "recurrent": recurrent,
     **IMAGES,
 }
 

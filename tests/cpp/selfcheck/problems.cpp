@@ -290,6 +290,25 @@ void add_images(std::vector<Shape>& out) {
   }
 }
 
+void add_recurrent(std::vector<Shape>& out) {
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (const auto& [cell, gates] : {std::pair<const char*, int64_t>{"lstm", 4}, {"gru", 3}, {"tanh", 1}, {"relu", 1}}) {
+      const bool lstm = gates == 4;
+      out.push_back({"recurrent",
+                     {dense(t, {50, 9, gates * 300}), dense(t, {gates * 300, 300}, true), dense(t, {9, 300}),
+                      lstm ? dense(t, {9, 300}) : absent(), dense(t, {gates * 300}, true)},
+                     {dense(t, {50, 9, 300}), dense(t, {9, 300})},
+                     {{"cell", std::string(cell)}, {"reverse", int64_t{0}}, {"batch_first", int64_t{0}}}});
+      if (lstm) out.back().outputs.push_back(dense(t, {9, 300}));
+    }
+    out.push_back({"recurrent",
+                   {dense(t, {3, 70, 4 * 257}), dense(t, {4 * 257, 100}, true), dense(t, {3, 100}), dense(t, {3, 257}),
+                    absent(), dense(t, {100, 257}, true)},
+                   {dense(t, {3, 70, 100}), dense(t, {3, 100}), dense(t, {3, 257})},
+                   {{"cell", std::string("lstm")}, {"reverse", int64_t{1}}, {"batch_first", int64_t{1}}}});
+  }
+}
+
 }  // namespace
 
 std::vector<Shape> problems() {
@@ -301,6 +320,7 @@ std::vector<Shape> problems() {
   add_rows(out);
   add_lookups(out);
   add_images(out);
+  add_recurrent(out);
   return out;
 }
 

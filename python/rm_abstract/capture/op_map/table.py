@@ -11,6 +11,7 @@ from rm_abstract.capture.op_map import (
     indexing,
     losses,
     nn,
+    recurrent,
     reduction,
     views,
     vision,
@@ -29,4 +30,5 @@ HANDLERS: dict[str, Handler] = {
     **bags.TABLE,
     **losses.TABLE,
     **vision.TABLE,
+    **recurrent.TABLE,
 }
