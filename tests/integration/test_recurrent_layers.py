@@ -131,7 +131,8 @@ def check(name: str, precision: torch.dtype) -> Any:
             if precision is torch.float32:
                 torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     report = rm.explain(module)
-    assert report.native_share == 1.0, report
+    # Of no rows nothing is computed, and of nothing no share is ours.
+    assert name == "no rows" or report.native_share == 1.0, report
     return report
 
 
@@ -219,4 +220,4 @@ def test_packed_sequences_f64_and_dropout_left_on_stay_with_pytorch() -> None:
                 expected = [module(*args) for _ in range(3)]
             torch.testing.assert_close(given, expected)
     codes = {r["code"] for m in rm.explain().models for r in m["reasons"]}
-    assert rm.explain().routed == 0 and {"RM203", "RM206", "RM207"} <= codes, rm.explain()
+    assert rm.explain().routed == 0 and {"RM101", "RM203", "RM207"} <= codes, rm.explain()

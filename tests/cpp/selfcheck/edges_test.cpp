@@ -62,6 +62,21 @@ std::map<char, std::vector<Make>> axes_of(const std::string& op) {
                             {{"axis", int64_t{1}}, {"descending", int64_t{0}}, {"k", int64_t{-1}}}};
              }}}};
   }
+  if (op == "recurrent") {
+    // An LSTM with a projection has all three axes: rows, units, and what goes into the next step.
+    auto lstm = [](int64_t rows, int64_t units, int64_t fed) {
+      return Shape{"recurrent",
+                   {dense(DType::kF32, {3, rows, 4 * units}), dense(DType::kF32, {4 * units, fed}, true),
+                    dense(DType::kF32, {rows, fed}), dense(DType::kF32, {rows, units}),
+                    dense(DType::kF32, {4 * units}, true), dense(DType::kF32, {fed, units}, true)},
+                   {dense(DType::kF32, {3, rows, fed}), dense(DType::kF32, {rows, fed}),
+                    dense(DType::kF32, {rows, units})},
+                   {{"cell", std::string("lstm")}, {"reverse", int64_t{0}}, {"batch_first", int64_t{0}}}};
+    };
+    return {{'M', {[=](int64_t n) { return lstm(n, 37, 20); }}},
+            {'N', {[=](int64_t n) { return lstm(5, n, 20); }}},
+            {'K', {[=](int64_t n) { return lstm(5, 37, n); }}}};
+  }
   return {};
 }
 

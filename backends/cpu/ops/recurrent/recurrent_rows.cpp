@@ -124,7 +124,7 @@ std::span<const rm_kernel> recurrent_rows() {
   namespace r = recurrent;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
-      r::make_row<r::Panels<Isa::avx512>>("recurrent_steps_avx512"),
+      // No row for AVX-512: nobody has run one on a processor that has it.
       r::make_row<r::Panels<Isa::avx2>>("recurrent_steps_avx2"),
 #endif
       r::make_row<r::Panels<Isa::baseline>>("recurrent_steps_baseline"),
