@@ -37,6 +37,7 @@ std::vector<NamedRule> refused_operators() {
           {"rope", nullptr, kFused, true},
           {"quantize", nullptr, kBits, true},
           {"quant_linear", nullptr, kBits, true},
+          {"recurrent", nullptr, "it keeps no states of its steps for a backward", true},
           {"assign", nullptr, "what a step assigns is its last use", true},
           {"aten", nullptr, "another framework computes it", true}};
 }
