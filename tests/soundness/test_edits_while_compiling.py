@@ -11,7 +11,10 @@ import torch
 from soundness import Base, X, quiet, routed, same_as_eager
 from torch import nn
 
+from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.native import NativeEngine
+from rm_abstract.guards import purity
+from rm_abstract.hooks.router import ArmedModel
 
 
 class Scaled(Base):
@@ -100,3 +103,64 @@ def test_calls_compiled_before_notice_it_too(edit: Callable[[Scaled], None], beh
         same_as_eager(model, X)
         same_as_eager(model, X, X)
     assert routed(model) > before
+
+
+@pytest.mark.parametrize("edit", [replace_a_weight, write_a_weight, replace_a_buffer])
+def test_weights_that_change_while_they_are_compared_condemn_no_program(
+    edit: Callable[[Scaled], None], behind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record of the cache is compared with older weights than the original had, the program that
+    is made then with newer ones."""
+    quiet(lambda: Scaled().eval()(X))  # leaves the record
+    model = Scaled().eval()
+    behind("cached_variant", lambda: in_thread(lambda: edit(model)))
+    stock, edits = NativeEngine.make_variant, [edit]
+
+    def make_variant(*args: Any) -> Any:
+        while edits:
+            in_thread(lambda: edits.pop()(model))
+        return stock(*args)
+
+    monkeypatch.setattr(NativeEngine, "make_variant", make_variant)
+    for _ in range(2):
+        quiet(lambda: model(X))  # the weights before or behind the edit
+    for _ in range(6):
+        same_as_eager(model, X)
+    assert routed(model) >= 2
+
+
+def give_other_memory(model: Scaled) -> None:
+    model.inner.weight.data = model.inner.weight.detach() + 1
+
+
+@pytest.mark.parametrize("edit", [*EDITS, give_other_memory])
+@pytest.mark.parametrize("watched", [True, False])
+def test_an_edit_right_behind_the_original_is_in_the_program(
+    edit: Callable[[Scaled], None], watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot that is taken then knows the new weights, a record of the cache the old ones."""
+    quiet(lambda: Scaled().eval()(X))  # leaves the record
+    model, edits = Scaled().eval(), [edit]
+    if not watched:
+        monkeypatch.setattr(purity, "_changed", lambda rows: "")
+    stock = ArmedModel._settled
+
+    def settled(armed: ArmedModel) -> int:
+        while edits:
+            edits.pop()(model)
+        return stock(armed)
+
+    monkeypatch.setattr(ArmedModel, "_settled", settled)
+    quiet(lambda: model(X))
+    for _ in range(6):
+        same_as_eager(model, X)
+    assert routed(model) >= 2
+
+
+def test_two_swaps_are_no_return_to_the_first_weights() -> None:
+    """The memory of a tensor that is gone is the next one's: the address shows no change."""
+    weight = nn.Parameter(torch.ones(512, 512))
+    before = WeightVersions([weight])
+    for _ in range(4):
+        weight = nn.Parameter(torch.ones(512, 512))
+        assert WeightVersions([weight]) != before

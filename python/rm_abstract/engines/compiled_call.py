@@ -78,7 +78,7 @@ class CompiledCall(CallState):
         again = snapshot(self.spec, flat_inputs) if variant.quantised else None
         shown = call_tensors(call)
         comparable = self.comparable(leaves)
-        stamp = engine.weights_stamp(variant)
+        versions = engine.versions_of(variant)
         with engine.on_original():
             output = self.original(flat_inputs)()
         engine.events.served_by_original()
@@ -102,7 +102,7 @@ class CompiledCall(CallState):
             return output
         finally:
             variant.report.calls = calls
-        if stamp != engine.weights_stamp(variant):
+        if versions != engine.versions_of(variant):
             return output  # another thread changes the weights: nothing was compared
         if verdict.passed:
             if variant.differed:

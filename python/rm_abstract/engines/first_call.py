@@ -17,6 +17,7 @@ from rm_abstract.calls.call import FlatCall
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import Pattern, snapshot, unfold, wants_gradients
 from rm_abstract.engines.call_state import CallState
+from rm_abstract.engines.module_weights import WeightsChanged, WeightVersions
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
 from rm_abstract.guards import torch_state
@@ -69,6 +70,7 @@ class FirstCall:
         if len(found) >= state.max_variants:
             raise Decline("RM115", f"more than {state.max_variants} captures of one call")
         before = snapshot(state.spec, leaves)
+        versions = self._engine.module_versions()  # before anything reads a weight
         again = snapshot(state.spec, self._inputs) if self._engine.quantises else None
         known = None if state.waiting.get(self._pattern) else self._cached(before)
         settled = known is not None and known.report.parity
@@ -81,10 +83,11 @@ class FirstCall:
         spare = None  # for a second comparison, when the first was with a stranger's program
         if known is not None and again is None and self._engine.runs_user_code():
             spare = snapshot(state.spec, leaves)
-        return self._compiled(leaves, before, again, spare, known)
+        return self._compiled(versions, leaves, before, again, spare, known)
 
     def _compiled(
         self,
+        versions: WeightVersions,
         leaves: tuple[Any, ...],
         before: FlatCall,
         again: FlatCall | None,
@@ -94,7 +97,6 @@ class FirstCall:
         """The original's output, after a variant was made and gave the same."""
         shown = call_tensors(before)
         comparable = self._state.comparable(leaves)
-        moved = self._engine.module_stamp()
         started = time.perf_counter()
         with Effects(self._engine.module(), self._containers) as effects:
             output = self._run_eager()
@@ -114,23 +116,30 @@ class FirstCall:
             if self._state.step and self._state.step.reshaped(self._inputs, before.leaves):
                 self._tensors, self._pattern, self._past = unfold(tuple(before.leaves))
                 shown, known, spare = self._tensors, None, None
+            if known is not None and versions != self._engine.module_versions():
+                # The guard's snapshot, which was taken behind the run of the original, knows the
+                # weights of now and not those that the record's program got before it.
+                known = known if self._engine.refresh(known) else None
             variant = self._refreshed() or known
             variant = variant or self._engine.make_variant(before, self._pattern, self._past)
             expected = (output, after)
             if again is not None and variant.quantised:
                 expected = self._engine.on_quantised_weights(variant, again)
             try:
-                self._engine.gate(variant, before, shown, expected, comparable)
-            except ParityError as error:
-                if moved != self._engine.module_stamp():
-                    why = "the weights changed while the program was compared"
-                    raise Decline("RM107", why) from error
+                self._engine.gate(variant, before, shown, expected, comparable, versions)
+            except ParityError:
                 if spare is None or variant is not known:
                     raise
                 # A record of the cache that is not this module's: something decides that no record
                 # names.
                 variant = self._engine.make_variant(spare, self._pattern, self._past)
-                self._engine.gate(variant, spare, call_tensors(spare), expected, comparable)
+                shown = call_tensors(spare)
+                self._engine.gate(variant, spare, shown, expected, comparable, versions)
+        except WeightsChanged as change:  # the next call tries again
+            if self._raises:
+                raise
+            self._engine.events.failed(change)
+            return output
         except Exception as error:  # the call was served: whatever we did wrong, it stays so
             failure = self._state.refuse(error, self._pattern, self._inputs)
             if self._raises and failure is error:

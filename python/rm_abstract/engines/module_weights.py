@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError
 from rm_abstract.engines.variant import Record
 from rm_abstract.guards import writes
@@ -53,11 +54,32 @@ class ModuleWeights:
         )
 
 
-def stamp(weights: Iterable[torch.Tensor]) -> Hashable:
-    """What shows writes to tensors: which they are, where they lie, how often each was written."""
-    return writes.registry().clock, tuple(
-        [(t.data_ptr(), None if t.is_inference() else t._version) for t in weights]
-    )
+class WeightsChanged(Decline):
+    """They did while a program was compared with the original: no verdict on the program."""
+
+    def __init__(self) -> None:
+        super().__init__("RM107", "the weights changed while the program was compared")
+
+
+class WeightVersions:
+    """Where tensors lie and how often each was written. Equal to a later one: none was replaced
+    or written in between.
+
+    Holds the memory: an address that became free may be the next tensor's.
+    """
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        self._held = [weight.detach() for weight in weights]
+        self._versions = (
+            writes.registry().clock,
+            tuple([(t.data_ptr(), None if t.is_inference() else t._version) for t in self._held]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WeightVersions) and self._versions == other._versions
+
+    def __hash__(self) -> int:
+        return hash(self._versions)
 
 
 def ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:

@@ -39,7 +39,13 @@ from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
-from rm_abstract.engines.module_weights import ModuleWeights, sizes, stamp, ties_of
+from rm_abstract.engines.module_weights import (
+    ModuleWeights,
+    WeightsChanged,
+    WeightVersions,
+    sizes,
+    ties_of,
+)
 from rm_abstract.engines.placement import home_of, placement_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.guards import sources, torch_state
@@ -433,11 +439,16 @@ class NativeEngine:
         call: FlatCall,
         tensors: list[torch.Tensor],
         expected: Any,
-        comparable: Callable[[Any], Any] = lambda value: value,
+        comparable: Callable[[Any], Any],
+        versions: WeightVersions,
     ) -> None:
-        """`compare` for a new variant. Raises ParityError when it differs; stores the verdict."""
+        """`compare` for a new variant. Raises ParityError when it differs; stores the verdict.
+
+        `versions` are the weights' before anything read them. A difference behind a change of them
+        is no verdict: raises WeightsChanged.
+        """
         verdict = self.compare(variant, call, tensors, expected, comparable)
-        self._note(variant, variant.report.artefact, verdict)
+        self._note(variant, variant.report.artefact, verdict, versions)
         if not verdict.passed:
             raise self._parity_error(verdict.detail)
         self.accept_kernels(variant, tensors, verdict)
@@ -504,12 +515,12 @@ class NativeEngine:
         )
         return self._parity_error(detail, "RM502")
 
-    def weights_stamp(self, variant: Variant) -> Hashable:
-        return stamp(self.module_weights.of(variant.record).values())
+    def versions_of(self, variant: Variant) -> WeightVersions:
+        return WeightVersions(self.module_weights.of(variant.record).values())
 
-    def module_stamp(self) -> Hashable:
+    def module_versions(self) -> WeightVersions:
         module = self.module()
-        return stamp([*module.parameters(), *module.buffers()])
+        return WeightVersions([*module.parameters(), *module.buffers()])
 
     @property
     def away(self) -> bool:
@@ -558,8 +569,12 @@ class NativeEngine:
             activation_bits if variant.quantised else 0,
         )
 
-    def _note(self, variant: Variant, artefact: str, verdict: parity.Verdict) -> None:
+    def _note(
+        self, variant: Variant, artefact: str, verdict: parity.Verdict, versions: WeightVersions
+    ) -> None:
         """Stores a verdict and says it in the report; the gate's runs are no calls."""
+        if not verdict.passed and versions != self.module_versions():
+            raise WeightsChanged
         variant.report.calls = 0
         variant.report.max_error = verdict.max_error
         variant.report.parity = "passed" if verdict.passed else f"failed: {verdict.detail}"

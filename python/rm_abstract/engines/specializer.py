@@ -12,6 +12,7 @@ from rm_abstract.base.errors import ParityError
 from rm_abstract.calls.call import FlatCall, ForwardParameters
 from rm_abstract.engines.call_parts import Pattern
 from rm_abstract.engines.context import Events
+from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.variant import Variant
 from rm_abstract.verification.parity import Verdict
 from rm_abstract.verification.policy import Policy
@@ -28,7 +29,7 @@ class Specializer(Protocol):
     def module(self) -> torch.nn.Module:
         """Raises Decline when it no longer exists."""
 
-    def module_stamp(self) -> Hashable:
+    def module_versions(self) -> WeightVersions:
         """Another one after a write to any weight of the module that anything shows."""
 
     def on_original(self) -> AbstractContextManager[None]:
@@ -69,7 +70,7 @@ class Specializer(Protocol):
     def quarantine(self, variant: Variant, detail: str) -> ParityError:
         """No process uses the program of this variant any more; returns what to tell the user."""
 
-    def weights_stamp(self, variant: Variant) -> Hashable:
+    def versions_of(self, variant: Variant) -> WeightVersions:
         """Another one after a write to the variant's weights that anything shows."""
 
     @property
@@ -97,9 +98,13 @@ class Specializer(Protocol):
         call: FlatCall,
         tensors: list[torch.Tensor],
         expected: Any,
-        comparable: Callable[[Any], Any] = ...,
+        comparable: Callable[[Any], Any],
+        versions: WeightVersions,
     ) -> None:
-        """Compares a run with what the original gave. Raises ParityError."""
+        """Compares a run with what the original gave on weights of these versions.
+
+        Raises ParityError when it differs, WeightsChanged when the weights may be why.
+        """
 
     def on_quantised_weights(self, variant: Variant, call: FlatCall) -> Any:
         """What the original gives on the weights the program has."""

@@ -27,6 +27,7 @@ from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.device_compiler import DeviceCompiler
 from rm_abstract.engines.device_program import DeviceProgram, Remade
 from rm_abstract.engines.device_step import DeviceStep, replaying
+from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
@@ -243,16 +244,17 @@ class WholeProgramEngine(NativeEngine):
         call: FlatCall,
         tensors: list[torch.Tensor],
         expected: Any,
-        comparable: Callable[[Any], Any] = lambda value: value,
+        comparable: Callable[[Any], Any],
+        versions: WeightVersions,
     ) -> None:
         """Compares the variant with eager, on every way to pad until one is right; a model that
-        none suits is compiled for this very shape. Raises ParityError."""
+        none suits is compiled for this very shape. Raises as `NativeEngine.gate` does."""
         program = variant.program
         assert isinstance(program, DeviceProgram)
         detail = program.compared = ""
         for side in program.sides:
             program.side = side
-            detail = self._compare(variant, call, tensors, expected, comparable)
+            detail = self._compare(variant, call, tensors, expected, comparable, versions)
             if not detail:
                 program.compared = program.artefact
                 return
@@ -263,7 +265,7 @@ class WholeProgramEngine(NativeEngine):
                 program.become_exact(sizes)
             except _core.CoreError as error:
                 raise from_core(error, CompileError) from error
-            detail = self._compare(variant, call, tensors, expected, comparable)
+            detail = self._compare(variant, call, tensors, expected, comparable, versions)
             if not detail:
                 program.compared = program.artefact
                 return
@@ -276,6 +278,7 @@ class WholeProgramEngine(NativeEngine):
         tensors: list[torch.Tensor],
         expected: Any,
         comparable: Callable[[Any], Any],
+        versions: WeightVersions,
     ) -> str:
         """Why the variant as it is padded now differs from eager; empty when it does not."""
         program, record = variant.program, variant.record
@@ -297,7 +300,7 @@ class WholeProgramEngine(NativeEngine):
         if verdict.passed and program.artefact != ran:
             verdict.fail("it was made again while it was compared")
             return verdict.detail
-        self._note(variant, program.artefact, verdict)
+        self._note(variant, program.artefact, verdict, versions)
         variant.report.signature = _signature(record, program)
         return verdict.detail
 

@@ -10,6 +10,7 @@ Denies by default: a C function that user code calls and that is not known to be
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import sys
@@ -61,6 +62,9 @@ class Effects:
 
     def __enter__(self) -> Effects:
         self._state = _state_of(self._module)
+        # A tensor that is gone gives its identity and its memory to the next one.
+        weights = itertools.chain(self._module.parameters(), self._module.buffers())
+        self._alive = [(weight, weight.detach()) for weight in weights]
         self._given = [(where, value, _flat(value)) for where, value in self._containers]
         self._streams = _random_streams()
         if can_watch():
@@ -191,7 +195,7 @@ def _copied(found: Sources) -> list[_Row]:
     rows += [(where, array, _content, _content(array)) for array, where in found.arrays]
     for kind in found.classes:
         rows.append((kind.__qualname__, kind, _class_values, _class_values(kind)))
-    rows += [(where, tensor, _version, _version(tensor)) for tensor, where in found.tensors]
+    rows += [(where, tensor, _written, _written(tensor)) for tensor, where in found.tensors]
     return rows
 
 
@@ -238,7 +242,9 @@ def _content(array: Any) -> bytes:
 
 
 def _tensors(group: dict[str, Any]) -> dict[str, Any]:
-    return {k: (id(t), _version(t)) if t is not None else None for k, t in group.items()}
+    return {
+        k: (id(t), _memory(t), _version(t)) if t is not None else None for k, t in group.items()
+    }
 
 
 def _held(cell: types.CellType) -> Any:
@@ -250,6 +256,18 @@ def _held(cell: types.CellType) -> Any:
 
 def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
+
+
+def _written(tensor: torch.Tensor) -> tuple[int, int]:
+    return _memory(tensor), _version(tensor)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Its address, which `tensor.data = other` changes and no version tells."""
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse ones and classes of a library's own
+        return 0
 
 
 def _changed(rows: list[_Row]) -> str:

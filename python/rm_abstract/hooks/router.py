@@ -497,10 +497,10 @@ class ArmedModel:
             signature = engine.signature_of(args, kwargs)
             if isinstance(signature, Decline):
                 raise signature
-            entry = engine.entry(signature)
-            output = eager() if entry else engine.first_call(args, kwargs, eager)
-            entry = engine.entry(signature)
-            if entry is None and snapshot == self._snapshots:
+            known = engine.entry(signature)
+            output = eager() if known else engine.first_call(args, kwargs, eager)
+            entry = engine.entry(signature)  # none: gone since, or never made
+            if entry is None and known is None and snapshot == self._snapshots:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
             if decline.code != "RM107":  # a change while it was compared: the next call tries again
