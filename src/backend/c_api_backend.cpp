@@ -157,22 +157,37 @@ CApiBackend::~CApiBackend() {
 
 template <class Fn, class... Args>
 void CApiBackend::call(const char* what, Fn fn, Args... args) const {
-  const std::string where = "backend " + name_ + ": " + what;
-  if (fn == nullptr) throw Error(RM_UNIMPLEMENTED, "[" + where + "] the backend does not offer it");
+  // A text only for an error: copies and executions come here at every call.
+  const auto where = [&] { return "backend " + name_ + ": " + what; };
+  if (fn == nullptr) {
+    throw Error(RM_UNIMPLEMENTED, "[" + where() + "] the backend does not offer it");
+  }
   rm_status* status = nullptr;
   try {
     status = fn(args...);
   } catch (const std::exception& e) {
-    throw Error(RM_INTERNAL, "[" + where +
+    throw Error(RM_INTERNAL, "[" + where() +
                                  "] expected a status, got an exception across the C "
                                  "line: " +
                                  e.what() + "; the plugin needs a guard");
   } catch (...) {
-    throw Error(RM_INTERNAL, "[" + where +
+    throw Error(RM_INTERNAL, "[" + where() +
                                  "] expected a status, got an unknown exception across "
                                  "the C line; the plugin needs a guard");
   }
-  check(status, where);
+  if (status != nullptr) check(status, where());
+}
+
+template <class Handle, class Fn, class... Args>
+Handle* CApiBackend::handle_of(const char* what, Fn fn, Args... args) const {
+  Handle* handle = nullptr;
+  call(what, fn, args..., &handle);
+  if (handle == nullptr) {
+    throw Error(RM_INTERNAL, "[backend " + name_ + ": " + what +
+                                 "] expected a handle or an error, got neither; the plugin "
+                                 "forgets to set its result");
+  }
+  return handle;
 }
 
 int CApiBackend::probe_score() const {
@@ -224,6 +239,10 @@ size_t CApiBackend::device_count() {
 }
 
 CApiBackend::Device& CApiBackend::device(size_t index) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (index < devices_.size() && devices_[index] != nullptr) return *devices_[index];
+  }
   const size_t count = device_count();
   if (index >= count) {
     throw Error(RM_OUT_OF_RANGE, "[backend " + name_ + "] expected a device below " +
@@ -233,7 +252,7 @@ CApiBackend::Device& CApiBackend::device(size_t index) {
   if (devices_.size() < count) devices_.resize(count);
   if (devices_[index] == nullptr) {
     auto opened = std::make_unique<Device>();
-    call("device_open", api_.device_open, index, &opened->handle);
+    opened->handle = handle_of<rm_device>("device_open", api_.device_open, index);
     try {
       opened->info = fill_guarded<rm_device_info>("device_info", [&](rm_device_info* out) {
         call("device_info", api_.device_info, opened->handle, out);
@@ -328,7 +347,8 @@ std::unique_ptr<Executable> CApiBackend::prepare_model(size_t index, const rm_pr
   CompileOptionsView raw(options);
   rm_executable* handle = nullptr;
   try {
-    call("compile", api_.compile, device(index).handle, &program, raw.get(), &handle);
+    handle = handle_of<rm_executable>("compile", api_.compile, device(index).handle, &program,
+                                      raw.get());
   } catch (...) {
     raw.rethrow();
     throw;
@@ -353,10 +373,10 @@ rm_compat CApiBackend::check_compat(size_t index, std::string_view artefact) {
 
 std::unique_ptr<Executable> CApiBackend::deserialize(size_t index, std::string_view artefact,
                                                      std::span<const rm_constant> constants) {
-  rm_executable* handle = nullptr;
-  call("deserialize", api_.deserialize, device(index).handle,
-       rm_bytes{artefact.data(), artefact.size()},
-       rm_constants{constants.data(), constants.size(), sizeof(rm_constant)}, &handle);
+  auto* handle = handle_of<rm_executable>(
+      "deserialize", api_.deserialize, device(index).handle,
+      rm_bytes{artefact.data(), artefact.size()},
+      rm_constants{constants.data(), constants.size(), sizeof(rm_constant)});
   return std::make_unique<CApiExecutable>(&api_, handle);
 }
 
@@ -365,8 +385,8 @@ void CApiBackend::execute(const Executable& executable, const rm_execute_args& a
 }
 
 Buffer CApiBackend::allocate(size_t index, uint32_t kind, size_t bytes, size_t alignment) {
-  rm_buffer* handle = nullptr;
-  call("buffer_alloc", api_.buffer_alloc, device(index).handle, kind, bytes, alignment, &handle);
+  auto* handle = handle_of<rm_buffer>("buffer_alloc", api_.buffer_alloc, device(index).handle, kind,
+                                      bytes, alignment);
   return Buffer(&api_, handle, api_.buffer_free);
 }
 
@@ -375,20 +395,19 @@ void CApiBackend::copy(rm_stream* stream, const rm_tensor& src, rm_tensor& dst) 
 }
 
 Stream CApiBackend::create_stream(size_t index, uint32_t flags) {
-  rm_stream* handle = nullptr;
-  call("stream_create", api_.stream_create, device(index).handle, flags, &handle);
+  auto* handle =
+      handle_of<rm_stream>("stream_create", api_.stream_create, device(index).handle, flags);
   return Stream(&api_, handle, api_.stream_destroy);
 }
 
 Stream CApiBackend::wrap_stream(size_t index, void* native) {
-  rm_stream* handle = nullptr;
-  call("stream_wrap", api_.stream_wrap, device(index).handle, native, &handle);
+  auto* handle =
+      handle_of<rm_stream>("stream_wrap", api_.stream_wrap, device(index).handle, native);
   return Stream(&api_, handle, api_.stream_destroy);
 }
 
 Event CApiBackend::create_event(size_t index) {
-  rm_event* handle = nullptr;
-  call("event_create", api_.event_create, device(index).handle, &handle);
+  auto* handle = handle_of<rm_event>("event_create", api_.event_create, device(index).handle);
   return Event(&api_, handle, api_.event_destroy);
 }
 

@@ -63,6 +63,9 @@ class CApiBackend final : public Backend {
 
   template <class Fn, class... Args>
   void call(const char* what, Fn fn, Args... args) const;
+  /// The handle an entry gives through its last argument. Throws rm::Error also for OK without one.
+  template <class Handle, class Fn, class... Args>
+  Handle* handle_of(const char* what, Fn fn, Args... args) const;
   void initialize();
   Device& device(size_t index);
 

@@ -469,14 +469,17 @@ PyObject* route_stale(PyObject* self, PyObject*) {
   });
 }
 
-/// For those who serve without calls of the module: the guard's check, now.
+/// For those who serve without calls of the module: the guard's check, now. stale() says of which
+/// kind a change is.
 PyObject* route_look(PyObject* self, PyObject*) {
   return guarded([&]() -> py::object {
-    const State& s = state_of(self);
+    State& s = state_of(self);
     const PyRef module = PyRef::borrow(PyWeakref_GetObject(s.module_ref.get()));
     const std::shared_ptr<Guard> guard = s.guard;
     if (module.get() == Py_None || !guard->taken()) return py::make_tuple("RM113", "no snapshot");
-    return verdict(guard->check(module.get(), *s.facts), guard->detail());
+    const Reason reason = guard->check(module.get(), *s.facts);
+    if (reason == Reason::kWeights || reason == Reason::kStructure) s.stale = reason;
+    return verdict(reason, guard->detail());
   });
 }
 

@@ -30,7 +30,9 @@ enum : int {
   kIncompleteRow = 14,
   kNoDevices = 15,
   kFailsToInitialize = 16,
-  kThrowsNothingStandard = 17
+  kThrowsNothingStandard = 17,
+  kNoDeviceHandle = 18,  // says OK and gives no handle: for a device, and for all else
+  kNoHandles = 19
 };
 
 rm_str str(const char* text) { return {text, std::strlen(text)}; }
@@ -138,9 +140,21 @@ extern "C" __attribute__((visibility("default"))) const rm_backend_api* rm_backe
   api.initialize = &initialize;
   api.device_count = &device_count;
   api.device_open = +[](size_t, rm_device** out) -> rm_status* {
-    *out = reinterpret_cast<rm_device*>(&device_object);
+    if (kOdd != kNoDeviceHandle) *out = reinterpret_cast<rm_device*>(&device_object);
     return nullptr;
   };
+  if (kOdd == kNoHandles) {
+    api.compile = +[](rm_device*, const rm_program*, const rm_compile_options*,
+                      rm_executable**) -> rm_status* { return nullptr; };
+    api.deserialize = +[](rm_device*, rm_bytes, rm_constants, rm_executable**) -> rm_status* {
+      return nullptr;
+    };
+    api.buffer_alloc =
+        +[](rm_device*, uint32_t, size_t, size_t, rm_buffer**) -> rm_status* { return nullptr; };
+    api.stream_create = +[](rm_device*, uint32_t, rm_stream**) -> rm_status* { return nullptr; };
+    api.stream_wrap = +[](rm_device*, void*, rm_stream**) -> rm_status* { return nullptr; };
+    api.event_create = +[](rm_device*, rm_event**) -> rm_status* { return nullptr; };
+  }
   api.device_info = &device_info;
   api.extension = &extension;
   return &api;

@@ -54,6 +54,30 @@ TEST_CASE("a plugin that writes past the struct it was given is caught") {
   CHECK(failure_of([&] { backend->get_device_info(0); }).says("ignores struct_size"));
 }
 
+TEST_CASE("an entry that says OK and gives no handle is an error, not a NULL that is used") {
+  const auto no_device = load_plugin(odd_plugin(18));
+  const auto failure = failure_of([&] { no_device->get_device_info(0); });
+  CHECK(failure.code == RM_INTERNAL);
+  CHECK(failure.says("backend odd: device_open"));
+  CHECK(failure.says("expected a handle"));
+
+  const auto backend = load_plugin(odd_plugin(19));
+  CHECK(backend->get_device_info(0).alignment == 64);
+  const rm_program program{sizeof(rm_program), {}, {}};
+  const auto says_which = [&](const char* entry, auto use) {
+    const auto refused = failure_of(use);
+    CHECK(refused.failed);
+    CHECK(refused.code == RM_INTERNAL);
+    CHECK_MESSAGE(refused.says(std::string("backend odd: ") + entry), refused.message);
+  };
+  says_which("compile", [&] { backend->prepare_model(0, program, {}); });
+  says_which("deserialize", [&] { backend->deserialize(0, "artefact", {}); });
+  says_which("buffer_alloc", [&] { backend->allocate(0, 0, 64, 64); });
+  says_which("stream_create", [&] { backend->create_stream(0, 0); });
+  says_which("stream_wrap", [&] { backend->wrap_stream(0, nullptr); });
+  says_which("event_create", [&] { backend->create_event(0); });
+}
+
 TEST_CASE("counts nobody has are refused") {
   const auto backend = load_plugin(odd_plugin(11));
   CHECK(failure_of([&] { backend->device_count(); }).says("at most 4096"));
