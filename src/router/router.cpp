@@ -47,7 +47,6 @@ struct State {
   std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, Entry, KeyHash> table;
   std::uint64_t routed = 0;
-  bool original = false;  // the entry that runs now had the original serve the call
   std::map<std::string, Tally, std::less<>> declined;
   std::string retired;  // a code: every call stays eager
   std::string pause_code;
@@ -60,6 +59,14 @@ struct State {
 
   State(PyObject* names, std::size_t positional) : shape(names, positional) {}
 };
+
+/// What is about a call and not about its route: other threads' calls of the same route run
+/// meanwhile. Addresses are compared only.
+struct ThreadsCall {
+  const State* original = nullptr;  // the original served the call of the entry that runs now
+  const State* served = nullptr;    // a program served the thread's latest call
+};
+thread_local ThreadsCall this_thread;
 
 struct RouteObject {
   PyObject_HEAD State* state;
@@ -177,10 +184,14 @@ PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, s
     Py_INCREF(call.flat[i]);
     PyTuple_SET_ITEM(flat.get(), static_cast<Py_ssize_t>(i), call.flat[i]);
   }
+  const State* const outer = std::exchange(this_thread.original, nullptr);
   PyObject* output = PyObject_CallOneArg(run.get(), flat.get());
-  const bool original = std::exchange(s.original, false);
+  const bool original = std::exchange(this_thread.original, outer) == &s;
   if (output != nullptr) {
-    if (!original) ++s.routed;
+    if (!original) {
+      ++s.routed;
+      this_thread.served = &s;
+    }
     return output;
   }
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
@@ -256,6 +267,7 @@ PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   }
   State& s = state_of(self);
   const PyRef keep = PyRef::borrow(self);  // the call may drop the module and with it the route
+  this_thread.served = nullptr;
   PyObject* armed = PyWeakref_GetObject(s.module_ref.get());
   const PyRef caller = calling_module();
   try {
@@ -405,8 +417,12 @@ PyObject* route_count(PyObject* self, PyObject* packed) {
 }
 
 PyObject* route_unrouted(PyObject* self, PyObject*) {
-  state_of(self).original = true;
+  this_thread.original = &state_of(self);
   Py_RETURN_NONE;
+}
+
+PyObject* route_served(PyObject* self, PyObject*) {
+  return PyBool_FromLong(this_thread.served == &state_of(self));
 }
 
 PyObject* route_uncount(PyObject* self, PyObject* calls) {
@@ -514,6 +530,8 @@ PyMethodDef kMethods[] = {
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
     {"unrouted", route_unrouted, METH_NOARGS,
      "unrouted(): the entry that runs now has the original serve its call"},
+    {"served", route_served, METH_NOARGS,
+     "served(): an entry served this thread's latest call of any route, and it was one of this"},
     {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
@@ -526,7 +544,7 @@ PyMethodDef kMethods[] = {
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
     {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
     {"look", route_look, METH_NOARGS,
-     "look() -> (code, what) of a change since snapshot(); (None, '') when there is none"},
+     "look() -> (code, what) of a change since snapshot(); ('', '') when there is none"},
     {"stats", route_stats, METH_NOARGS, "stats() -> dict of counters"},
     {nullptr, nullptr, 0, nullptr}};
 

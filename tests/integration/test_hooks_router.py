@@ -604,6 +604,93 @@ def test_a_dropped_model_frees_its_weights_at_once_and_stays_in_the_report():
     assert record["routed"] == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda model: torch.nn.init.ones_(model.first.weight), "weights"),
+        (lambda model: setattr(model, "scale", 2.0), "structure"),
+    ],
+    ids=["weights", "structure"],
+)
+def test_looking_says_of_which_kind_a_change_is(session, change, kind):
+    model = ready()
+    check_equal(model, X)
+    (armed,) = session.armed()
+    assert not armed.route.look()[0]
+    change(model)
+    assert armed.route.look()[0] == "RM107"
+    assert armed.route.stale()[0] == kind
+    check_equal(model, X)
+
+
+def test_a_model_on_a_device_that_the_session_does_not_use_is_not_captured(monkeypatch):
+    class There:
+        device = torch.device("cuda", 1)
+
+    model = ready()
+    monkeypatch.setattr("rm_abstract.hooks.router._tensors", lambda module: [There()])
+    with pytest.warns(rm.RoutingWarning, match=r"RM304.*the model is on cuda:1"):
+        check_equal(model, X)
+    check_equal(model, X)
+    assert ENGINES[0].first_calls == 0 and reasons(model)["RM304"] == 2
+
+
+def in_another_thread(work):
+    done = []
+    thread = threading.Thread(target=lambda: done.append(work()))
+    thread.start()
+    thread.join()
+    (result,) = done
+    return result
+
+
+def test_whether_a_program_served_the_latest_call_is_known_of_each_thread(session):
+    model = ready()
+    check_equal(model, X)
+    (armed,) = session.armed()
+
+    def served() -> bool:
+        with torch.no_grad():
+            model(X)
+        return armed.served_latest_call
+
+    assert served()
+    assert not in_another_thread(lambda: armed.served_latest_call)
+    stock(model, X)
+    before = routed(model)
+    assert in_another_thread(served) and routed(model) == before + 1
+    assert not armed.served_latest_call
+
+
+def test_a_call_that_the_original_serves_is_not_counted_whatever_other_threads_do(session):
+    model = ready()
+    check_equal(model, X)
+    (armed,) = session.armed()
+    (engine,) = ENGINES
+    (entry,) = engine.entries.values()
+    module = engine.module
+
+    def declined():
+        entry.fail_with = rm.engines.Decline("RM105", "batch 5")
+        with torch.no_grad():
+            model(X)
+        entry.fail_with = None
+
+    def while_another_call_ends():
+        engine.module = module
+        armed.events.served_by_original()
+        in_another_thread(declined)
+        return module()
+
+    before = routed(model)
+    engine.module = while_another_call_ends
+    check_equal(model, X)
+    assert engine.module is module and reasons(model)["RM105"] == 1
+    assert routed(model) == before
+    check_equal(model, X)
+    assert routed(model) == before + 1
+
+
 def test_a_module_inside_or_around_an_armed_root_is_not_armed():
     model = ready()
     model.first.eval()

@@ -368,3 +368,22 @@ def test_python_ends_while_threads_generate(kind: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert ("whole 0" in done.stdout) == (kind == "plain")
+
+
+def test_rows_share_steps_only_where_their_other_arguments_are_the_same(model: Any) -> None:
+    text = Text(model, [1, 2, 3])
+    inputs = text.guest(1, [], False).inputs
+    bias = torch.zeros(5000)
+    other = bias.clone()
+    other[2500] = 1.0  # the texts of both tensors are the same
+    assert repr(bias) == repr(other)
+
+    def kind(**more: Any) -> Any:
+        return Guest(inputs | more, 1, []).kind
+
+    assert kind(bias=bias) == kind(bias=bias)
+    assert kind(bias=bias) != kind(bias=other)
+    assert kind(outputs=(bias,)) != kind(outputs=(other,))
+    assert kind(use_cache=True, scale=0.5) == kind(scale=0.5, use_cache=True)
+    for one, another in ((0.0, -0.0), (1, True), (1, 1.0), (None, "None")):
+        assert kind(scale=one) != kind(scale=another)

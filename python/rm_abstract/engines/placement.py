@@ -41,6 +41,8 @@ class Placement:
 
     def check(self, home: torch.device) -> None:
         """Raises Decline when a model there cannot be served."""
+        if home.type != "cpu":
+            raise Decline("RM304", f"the model is on {home}, programs run on the CPU")
 
     def check_call(self, home: torch.device, spec: CallSpec) -> None:
         """Raises Decline for a call that a model there cannot be served for."""
@@ -74,6 +76,7 @@ class GpuPlacement(Placement):
             raise Decline("RM304", f"the model is on {home}, the session's device is {self._name}")
 
     def check_call(self, home: torch.device, spec: CallSpec) -> None:
+        self.check(home)
         kinds = [s for s in spec.specs if s[0] in ("cache", "bundle")]
         if any(s[1] != "DeviceCache" for s in kinds):
             raise Decline(

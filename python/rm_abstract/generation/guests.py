@@ -112,10 +112,29 @@ class Guest:
             return logits
 
 
+class _Itself:
+    """A value that is the same as itself only. Held, so that no other gets its address."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
 def kind(inputs: dict[str, Any]) -> tuple[Any, ...]:
-    """Steps of one kind may be made together."""
-    named = sorted((k, v) for k, v in inputs.items() if k not in OWN)
-    return (*(f"{k}={v!r}" for k, v in named), inputs[cache_name()].shapes())
+    """Steps of one kind may be made together: arguments that are not a row's own are the same."""
+    named = [(k, _compared(inputs[k])) for k in sorted(inputs) if k not in OWN]
+    return (*named, inputs[cache_name()].shapes())
+
+
+def _compared(value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return type(value), repr(value)  # tells -0.0 from 0.0, and a nan is itself
+    return _Itself(value)  # the text of a large tensor leaves out most of it
 
 
 def empty_like(cache: DeviceCache) -> DeviceCache:

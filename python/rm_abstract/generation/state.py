@@ -63,8 +63,8 @@ class RoutedModel(Protocol):
     def generation(self) -> GenerationState: ...
 
     @property
-    def routed_calls(self) -> int:
-        """Calls that were served by compiled programs so far."""
+    def served_latest_call(self) -> bool:
+        """Whether a compiled program of this model served the latest call of this thread."""
 
     @property
     def waiting_calls(self) -> int:

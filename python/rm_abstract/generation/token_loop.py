@@ -129,10 +129,11 @@ class TokenLoop:
 
     def _next(self) -> bool:
         """At least one token a row. True: all ended."""
-        routed = self._armed.routed_calls
         inputs = self._inputs()
-        over = self._take(self._model(**inputs, return_dict=True))
-        if not over and self._armed.routed_calls > routed:
+        outputs = self._model(**inputs, return_dict=True)
+        served = self._armed.served_latest_call  # asked at once: what follows is the user's code
+        over = self._take(outputs)
+        if not over and served:
             over = self._steps(inputs)
         return over
 

@@ -26,6 +26,7 @@ from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
+from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources, writes
 from rm_abstract.hooks.gradients import GradientCalls
@@ -245,6 +246,11 @@ class ArmedModel:
     @property
     def routed_calls(self) -> int:
         return int(self.route.stats()["routed"])
+
+    @property
+    def served_latest_call(self) -> bool:
+        """Whether a program of this model served the latest call of this thread."""
+        return bool(self.route.served())
 
     @property
     def waiting_calls(self) -> int:
@@ -494,6 +500,8 @@ class ArmedModel:
             if engine is None:
                 self.route.retire("RM108")
                 return self._eager("RM108", "inference_engine='torch'", args, kwargs)
+            for home in devices:  # before seconds are spent on a capture
+                placement_of(self.session.resolved).check(home)
             signature = engine.signature_of(args, kwargs)
             if isinstance(signature, Decline):
                 raise signature
