@@ -55,6 +55,41 @@ class Pair(NamedTuple):
     second: Any
 
 
+class Halved(Pair):
+    """What its constructor does must not be done again."""
+
+    __slots__ = ()
+
+    def __new__(cls, first: Any, second: Any) -> Halved:
+        return super().__new__(cls, first / 2, second / 2)
+
+
+class Marked(Pair):
+    """Its instances have attributes of their own."""
+
+
+def marked(h: torch.Tensor) -> Marked:
+    made = Marked(h, h)
+    made.note = "more"  # type: ignore[attr-defined]
+    return made
+
+
+def local_classes() -> tuple[Any, Any]:
+    class Local(NamedTuple):
+        first: Any
+        second: Any = None
+
+    @dataclasses.dataclass
+    class Record:
+        first: Any
+        second: Any = None
+
+    return Local, Record
+
+
+LocalPair, LocalRecord = local_classes()
+
+
 class Holder:
     """No data."""
 
@@ -93,6 +128,7 @@ SERVED: dict[str, Callable[[Any, Any], Any]] = {
     "registered class": lambda x, h: Registered(sample=h),
     "nested": lambda x, h: {"a": Sample(h, 1, Registered(sample=h * 2)), "b": (Doubling(h),)},
     "named tuple": lambda x, h: Pair(h, Sample(h - 1)),
+    "named tuple with work in its constructor": lambda x, h: Halved(h, h + 1),
     "bounded queue": lambda x, h: deque([h, h + 1], maxlen=2),
     "sizes": lambda x, h: (h, x.shape[0], x.shape[0] * 2 + h.shape[1]),
     "numbers": lambda x, h: (h, 0.5, -0.0, float("nan"), True, 7, "name"),
@@ -137,7 +173,27 @@ def same(expected: Any, given: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "outputs", [lambda x, h: Holder(h), lambda x, h: WithMore(h)], ids=["object", "more"]
+    "outputs",
+    [lambda x, h: LocalPair(h), lambda x, h: [LocalRecord(h)]],
+    ids=["named tuple", "dataclass"],
+)
+def test_classes_that_cannot_be_imported_stay_eager(outputs: Callable[[Any, Any], Any]) -> None:
+    net = Net(outputs).eval()
+    rm.accelerate(net)
+    x = torch.randn(3, 4)
+    with pytest.warns(rm.RoutingWarning, match=r"RM204.*can be imported"), torch.no_grad():
+        for _ in range(3):
+            given = net(x)
+    expected = outputs(x, net.linear(x))
+    assert type(given) is type(expected)
+    (record,) = rm.explain(net).models
+    assert [row["code"] for row in record["reasons"]] == ["RM204"]
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [lambda x, h: Holder(h), lambda x, h: WithMore(h), lambda x, h: marked(h)],
+    ids=["object", "more", "named tuple with more"],
 )
 def test_what_holds_more_than_its_parts_stays_eager(outputs: Callable[[Any, Any], Any]) -> None:
     net = Net(outputs).eval()

@@ -43,11 +43,32 @@ def take(value: Any) -> Taken | None:
     return Taken("dataclass", [getattr(value, name) for name in names], names)
 
 
-def maker(form: str, module: str, name: str, context: Any) -> Maker:
-    """A function (children) -> value. Raises CaptureError for a class that is gone."""
-    found: Any = import_module(module)
+def path_of(kind: type) -> tuple[str, str]:
+    """Module and name that `find` finds the class by. Raises CaptureError where it would not."""
+    module, name = kind.__module__, kind.__qualname__
+    if find(module, name) is not kind:
+        raise capture_error(
+            "RM204",
+            f"expected an output class that can be imported, got {module}.{name}",
+            "defining the class at the top level of its module",
+        )
+    return module, name
+
+
+def find(module: str, name: str) -> Any:
+    """What has this name now; None when nothing has."""
+    try:
+        found: Any = import_module(module)
+    except ImportError:
+        return None
     for part in name.split("."):
         found = getattr(found, part, None)
+    return found
+
+
+def maker(form: str, module: str, name: str, context: Any) -> Maker:
+    """A function (children) -> value. Raises CaptureError for a class that is gone."""
+    found = find(module, name)
     if isinstance(found, type) and form == "pytree" and found in _pytree.SUPPORTED_NODES:
         unflatten, given = _pytree.SUPPORTED_NODES[found].unflatten_fn, _decoded(context)
         return lambda children: unflatten(children, given)

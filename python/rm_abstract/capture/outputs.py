@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
@@ -68,17 +67,21 @@ class Recorder:
             items = [[k, self.record(v, f"{path}.{k}")] for k, v in value.items()]
             if kind in (dict, OrderedDict):
                 return ["dict" if kind is dict else "ordered", *items]
-            return ["class", kind.__module__, kind.__qualname__, *items]
+            return ["class", *output_classes.path_of(kind), *items]
         if isinstance(value, tuple) and kind.__module__ == "torch.return_types":
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return ["torch", kind.__name__, *items]
-        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        if (
+            isinstance(value, tuple)
+            and hasattr(kind, "_fields")
+            and not getattr(value, "__dict__", 0)
+        ):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
-            return ["named", kind.__module__, kind.__qualname__, *items]
+            return ["named", *output_classes.path_of(kind), *items]
         taken = output_classes.take(value)
         if taken is not None:
             items = [self.record(v, f"{path}.{i}") for i, v in enumerate(taken.children)]
-            return ["node", taken.form, kind.__module__, kind.__qualname__, taken.context, *items]
+            return ["node", taken.form, *output_classes.path_of(kind), taken.context, *items]
         raise capture_error(
             "RM204",
             f"expected outputs of tensors in tuples, lists, dicts, dataclasses and classes that "
@@ -120,9 +123,7 @@ class Recorder:
 
 
 def _load_class(module: str, name: str) -> Any:
-    found: Any = import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = output_classes.find(module, name)
     if not (isinstance(found, type) and (is_bundle_type(found) or hasattr(found, "_fields"))):
         raise capture_error(
             "RM204", f"expected an output class, got {module}.{name}", "clearing the compile cache"
@@ -184,7 +185,8 @@ def builder(structure: Structure) -> Build:
     cls = _load_class(structure[1], structure[2])
     if kind == "named":
         items = [builder(s) for s in structure[3:]]
-        return lambda tensors, leaves: cls(*[b(tensors, leaves) for b in items])
+        # Without its constructor, as a dataclass: forward has run that.
+        return lambda tensors, leaves: tuple.__new__(cls, [b(tensors, leaves) for b in items])
     pairs = [(k, builder(s)) for k, s in structure[3:]]
     return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
 
