@@ -6,7 +6,9 @@ Compared with the same steps on a copy of the model that is never routed.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,37 @@ def test_a_held_alias_of_a_weight_keeps_the_model_eager_until_it_is_gone() -> No
         for _ in range(70):
             torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
     assert stats(model)["routed"] > routed
+
+
+def test_aliases_that_outlive_their_models_do_not_hold_up_later_models() -> None:
+    """Later parameters get the addresses of those that died."""
+    x, held = torch.randn(3, 8), []
+    for _ in range(20):
+        model = nn.Sequential(nn.Linear(8, 8)).eval()
+        with torch.no_grad():
+            for _ in range(3):
+                model(x)
+        assert stats(model)["routed"] == 2, stats(model)
+        held.append(model[0].weight.data)
+        del model
+
+
+def test_an_evaluation_after_each_epoch_leaves_nothing_new_in_the_cache(own_cache: Path) -> None:
+    model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.ReLU(), nn.Linear(SIZE, 8)).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, files = torch.randn(3, SIZE), []
+    for _ in range(5):
+        with torch.no_grad():
+            expected = model._call_impl(x)
+            for _ in range(3):
+                torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+        files.append(sorted(path for path in own_cache.rglob("*") if path.is_file()))
+        model.train()
+        model(x).square().sum().backward()
+        optimizer.step()
+        model.eval()
+    assert stats(model)["routed"] == 10, stats(model)
+    assert files[0] and all(a == b for a, b in itertools.pairwise(files))
 
 
 def test_torch_data_attribute_works_as_before_and_is_put_back() -> None:

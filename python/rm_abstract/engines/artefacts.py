@@ -38,6 +38,7 @@ class Artefacts:
         self.cache = context.open_cache()
         self._identity: str | None = None
         self._bypass = ""
+        self._passed: set[str] = set()  # programs of which such a verdict was stored
 
     def forget_module(self) -> None:
         """The module's structure or weights changed: what was derived from them is void."""
@@ -225,8 +226,14 @@ class Artefacts:
     def store_verdict(
         self, artefact: str, weights: dict[str, torch.Tensor], verdict: Verdict
     ) -> None:
+        """For later processes: only of the first weights that pass. A training loop would read all
+        weights, and leave a file, at every evaluation, for weights hardly a process starts with."""
+        if verdict.passed and artefact in self._passed:
+            return
         key = self._verdict_key(artefact, weights)
         self._publish_verdict(key, verdict.passed, verdict.max_error, verdict.detail)
+        if verdict.passed:
+            self._passed.add(artefact)
 
     def store_kernels(self, artefact: str, kernels: int, verdict: Verdict) -> None:
         """What a program gives with this set of kernels was compared with the original."""
