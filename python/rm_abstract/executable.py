@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.base.errors import CompileError
+from rm_abstract.base.errors import CompileError, Error
 from rm_abstract.base.reasons import remedy_of
 
 if TYPE_CHECKING:
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Executable:
-    """Calls like the module. Holds it strongly; the module itself is not changed."""
+    """Calls like the module. Holds it strongly; the module itself is not changed.
+
+    Outputs carry no gradients, so inputs that ask for some are an error. As a context manager it is
+    closed at the end of the block.
+    """
 
     def __init__(self, module: Any, session: Session) -> None:
         from torch import nn
@@ -33,7 +37,7 @@ class Executable:
         self._armed = ArmedModel(module, session, "compile")
         session.adopt(self._armed)
         weight_writes.start(session, session.cannot_watch)
-        weakref.finalize(self, weight_writes.stop, session)
+        self._stop_watching = weakref.finalize(self, weight_writes.stop, session)
 
     @property
     def device(self) -> str:
@@ -42,8 +46,34 @@ class Executable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         import torch
 
+        if self._session.closed:
+            raise Error(
+                "[compile] expected an Executable that is open, got a closed one; "
+                "try rm_abstract.compile(module) again"
+            )
+        if torch.is_grad_enabled() and _want_gradients((*args, *kwargs.values())):
+            raise CompileError(
+                "[compile] expected inputs that require no gradients, got one that does, and what "
+                "a program gives has none; try torch.no_grad(), or rm_abstract.compile_loss",
+                code="RM101",
+            )
         with torch.no_grad():
             return self._armed(*args, **kwargs)
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees programs and weights, and ends the processes that served this module.
+
+        A later call raises Error; `explain()` still says what happened.
+        """
+        if not self._session.closed:
+            self._session.close()
+            self._stop_watching()
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for calls like this one. Raises CompileError when they cannot be compiled."""
@@ -61,3 +91,19 @@ class Executable:
         from rm_abstract import report
 
         return report.build(self._session, None)
+
+
+def _want_gradients(values: Any) -> bool:
+    """Whether a tensor among them, or in a container, requires gradients."""
+    from torch import Tensor
+    from torch.utils import _pytree
+
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, (list, tuple, dict)) and any(
+            isinstance(leaf, Tensor) and leaf.requires_grad for leaf in _pytree.tree_leaves(value)
+        ):
+            return True
+    return False

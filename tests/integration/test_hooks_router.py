@@ -756,6 +756,31 @@ def test_compile_returns_an_executable_and_leaves_the_module_alone():
     assert executable.explain().routed == 1
 
 
+def test_an_executable_refuses_inputs_that_ask_for_gradients():
+    model = ready()
+    executable = rm.compile(model, (X,), device="cpu")
+    wanted = X.clone().requires_grad_()
+    for args, kwargs in (((wanted,), {}), ((X,), {"extras": {"bias": wanted[:, :3]}})):
+        with pytest.raises(rm.CompileError, match="gradients") as error:
+            executable(*args, **kwargs)
+        assert error.value.code == "RM101"
+    with torch.no_grad():
+        torch.testing.assert_close(executable(wanted), stock(model, X))
+    torch.testing.assert_close(executable(X), stock(model, X))  # weights may require them
+
+
+def test_a_closed_executable_frees_what_it_compiled_and_says_so():
+    model = ready()
+    with rm.compile(model, (X,), device="cpu") as executable:
+        torch.testing.assert_close(executable(X), stock(model, X))
+    engine = ENGINES[-1]
+    assert engine.closed and not engine.entries
+    with pytest.raises(rm.Error, match="closed"):
+        executable(X)
+    executable.close()
+    assert executable.explain().routed == 1
+
+
 def test_compile_raises_instead_of_falling_back():
     rm.shutdown()
     model = Net().train()
