@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import models
 import pytest
 import torch
 
+from rm_abstract.base.errors import ExecutionError
 from rm_abstract.generation.jobs import Closed, End, Job, QueueFull, Sampling, Token
 from rm_abstract.generation.remote import worker_side
 from rm_abstract.generation.vllm import engine as vllm_engine
@@ -23,6 +26,7 @@ from rm_abstract.server.vllm import VllmText
 
 PROGRAM = Path(__file__).parent / "eager_worker.py"
 GREEDY = Sampling(temperature=0.0)
+PATIENCE = 240.0  # seconds: a process has to start on a busy machine
 PROMPT = [5, 9, 40, 77, 3]
 
 
@@ -62,7 +66,7 @@ def job(limit: int = 20, **given: Any) -> tuple[Job, queue.Queue[Any]]:
 
 def ended(events: queue.Queue[Any]) -> tuple[list[Token], End]:
     tokens = []
-    while not isinstance(event := events.get(timeout=60), End):
+    while not isinstance(event := events.get(timeout=PATIENCE), End):
         tokens.append(event)
     return tokens, event
 
@@ -87,7 +91,7 @@ def test_jobs_are_cancelled_and_come_too_late(text: VllmText, expected: list[int
     gone, gone_events = job(200)
     late, late_events = job(200, deadline=time.monotonic() + 0.3)
     text.submit([gone, late])
-    assert isinstance(gone_events.get(timeout=60), Token)
+    assert isinstance(gone_events.get(timeout=PATIENCE), Token)
     text.cancel(gone)
     assert ended(gone_events)[1].reason == "cancelled"
     assert ended(late_events)[1].reason == "deadline"
@@ -107,7 +111,7 @@ def test_a_killed_process_fails_its_jobs_and_the_next_one_works(
 ) -> None:
     lost, events = job(200)
     text.submit([lost])
-    assert isinstance(events.get(timeout=60), Token)
+    assert isinstance(events.get(timeout=PATIENCE), Token)
     os.kill(text._process.pid, signal.SIGKILL)
     begun = time.monotonic()
     end = ended(events)[1]
@@ -115,3 +119,74 @@ def test_a_killed_process_fails_its_jobs_and_the_next_one_works(
     again, events = job()
     text.submit([again])
     assert [token.id for token in ended(events)[0]] == expected
+
+
+def ended_process(text: VllmText) -> None:
+    with contextlib.suppress(ProcessLookupError):  # one that did not start in another test
+        os.kill(text._process.pid, signal.SIGKILL)
+    while text._process.alive:
+        time.sleep(0.01)
+
+
+def test_nobody_waits_for_a_process_that_starts_but_its_jobs(
+    text: VllmText, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, started = threading.Event(), threading.Event(), text._started
+
+    def slow() -> Any:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        return started()
+
+    ended_process(text)
+    monkeypatch.setattr(text, "_started", slow)
+    first, first_events = job()
+    gone, gone_events = job()
+    late, late_events = job(deadline=time.monotonic() + 0.3)
+    text.submit([first])
+    assert begun.wait(PATIENCE)
+    text.submit([gone, late])
+    text.cancel(gone)
+    assert ended(gone_events)[1].reason == "cancelled"
+    assert ended(late_events)[1].reason == "deadline"
+    assert text.facts()["running"] == 1 and text.fault() == ""
+    go_on.set()
+    assert [token.id for token in ended(first_events)[0]] == expected
+
+
+def test_a_process_that_does_not_start_again_is_a_fault_until_one_does(
+    text: VllmText, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> Any:
+        raise ExecutionError("[vllm] no memory for it\nand a log", code="RM303")
+
+    ended_process(text)
+    with monkeypatch.context() as patch:
+        patch.setattr(text, "_started", fails)
+        lost, events = job()
+        text.submit([lost])
+        assert ended(events)[1].message == text.fault() == "[vllm] no memory for it"
+    again, events = job()
+    text.submit([again])
+    assert [token.id for token in ended(events)[0]] == expected and text.fault() == ""
+
+
+def test_what_an_ended_process_owed_takes_nothing_from_the_next(
+    text: VllmText, expected: list[int]
+) -> None:
+    """Requests are numbered anew in every process."""
+    ended_process(text)
+    warm, events = job(2)
+    text.submit([warm])
+    ended(events)
+    ended_process(text)
+    for number in range(2):
+        lost, events = job(200)
+        text.submit([lost])
+        assert isinstance(events.get(timeout=PATIENCE), Token)
+        with text._lock:  # the end of the first process is not told before the second one serves
+            ended_process(text)
+            again, again_events = job()
+            text.submit([again])
+        assert ended(events)[1].reason == "error", number
+        assert [token.id for token in ended(again_events)[0]] == expected

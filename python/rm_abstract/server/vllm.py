@@ -17,7 +17,7 @@ _LOOK_S = 0.1  # how often deadlines are looked at
 
 class VllmText:
     """Implements engine.TextEngine with one worker process. A process that ended fails the jobs it
-    had, and the next one starts another."""
+    had, and the next one starts another: it and those behind it wait for that, and nobody else."""
 
     name = "vllm"
 
@@ -29,9 +29,11 @@ class VllmText:
         self._folder, self._kind, self._dtype = folder, kind, dtype
         self._most, self._log_dir = most, log_dir
         self._lock = threading.RLock()
-        self._jobs: dict[Job, Ticket] = {}
+        self._jobs: dict[Job, Ticket | None] = {}  # None: until a process has started
+        self._starting = False
         self._counts = {"generated_tokens": 0, "prompt_tokens": 0, "cached_tokens": 0}
         self._closed = threading.Event()
+        self._not_started = ""  # why the last process did not start
         self._process = self._started()
         threading.Thread(target=self._watch_deadlines, daemon=True).start()
 
@@ -58,14 +60,34 @@ class VllmText:
                 raise Closed("vLLM was closed")
             if len(self._jobs) + len(jobs) > self._most:
                 raise QueueFull(f"{len(self._jobs)} requests are under way")
-            if not self._process.alive:
-                self._process.close()
-                try:
-                    self._process = self._started()
-                except ExecutionError as error:
-                    raise Closed(str(error).splitlines()[0]) from None
-            for job in jobs:
-                self._send(job)
+            if not self._starting and self._process.alive:
+                for job in jobs:
+                    self._send(job)
+                return
+            self._jobs.update(dict.fromkeys(jobs))
+            if not self._starting:
+                self._starting = True
+                threading.Thread(target=self._start_again, daemon=True).start()
+
+    def _start_again(self) -> None:
+        """Takes as long as vLLM needs to load the model; no lock is held meanwhile."""
+        self._process.close()
+        process, why = None, ""
+        try:
+            process = self._started()
+        except Exception as error:  # whoever waits must hear of it
+            why = str(error).partition("\n")[0]
+        with self._lock:
+            self._starting, self._not_started = False, why
+            if process is not None:
+                self._process = process
+                if self._closed.is_set():
+                    process.close()
+            for job in [job for job, ticket in self._jobs.items() if ticket is None]:
+                if process is None:
+                    self._end(job, "error", why)
+                else:
+                    self._send(job)
 
     def _send(self, job: Job) -> None:
         def take(message: dict[str, Any]) -> None:
@@ -77,6 +99,7 @@ class VllmText:
                 "generate", deliver=take, prompt=job.prompt, sampling=sampling
             )
         except ExecutionError as error:
+            self._jobs.pop(job, None)
             job.end("error", str(error).splitlines()[0])
             return
         self._jobs[job] = ticket
@@ -110,6 +133,10 @@ class VllmText:
         with self._lock:
             return {**self._counts, "running": len(self._jobs), "waiting": 0}
 
+    def fault(self) -> str:
+        """A process that ended is none: the next job starts another."""
+        return "vLLM was closed" if self._closed.is_set() else self._not_started
+
     def close(self) -> None:
         self._closed.set()
         with self._lock:
@@ -122,7 +149,9 @@ class VllmText:
         job.end(reason, message)
 
     def _forget(self, job: Job, cancel: bool) -> None:
-        self._process.forget([self._jobs.pop(job)], cancel=cancel)
+        ticket = self._jobs.pop(job)
+        if ticket is not None:
+            ticket.forget(cancel)
 
     def _watch_deadlines(self) -> None:
         while not self._closed.wait(_LOOK_S):

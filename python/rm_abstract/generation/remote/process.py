@@ -86,6 +86,11 @@ class Ticket:
                 )
             return message
 
+    def forget(self, cancel: bool = False) -> None:
+        """Nobody waits for it any more; ``cancel`` stops it. Its number means something to the
+        process it was sent to only."""
+        self._process.forget([self], cancel)
+
     def within(self, limit_s: float) -> dict[str, Any]:
         """The next message of a generation under way. A process that lets one wait for longer is
         ended: it would let the next generation wait as well. Raises ExecutionError."""
