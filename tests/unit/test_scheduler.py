@@ -136,6 +136,52 @@ def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
     scheduler.close()
 
 
+def with_rope(kind: str) -> Any:
+    """A Llama whose frequencies change for the whole batch once one row passes position 40."""
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 8.0}
+    if kind == "longrope":
+        rope["original_max_position_embeddings"] = 40
+        rope |= {"short_factor": [1.0] * 4, "long_factor": [1.0, 4.0, 9.0, 16.0]}
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=200,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=40 if kind == "dynamic" else 320,
+        rope_parameters=rope,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.3,  # logits far enough from each other
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_long_row_does_not_change_the_frequencies_of_others(kind: str, seed: int) -> None:
+    draw, greedy = random.Random(seed), Sampling(temperature=0)
+    model = with_rope(kind)
+    assert model.model.rotary_emb.rope_type == kind
+    lengths = [(5, 20), (7, 30), (70, 30), (12, 8), (9, 60), (30, 9), (3, 25)]  # prompt, to make
+    begin = [draw.randrange(3, 200) for _ in range(70)]  # of all: prefixes are shared where right
+    wanted = [(begin[:length], limit) for length, limit in lengths]
+    want = []
+    for prompt, limit in wanted:
+        ids = torch.tensor([prompt])
+        model.model.rotary_emb(torch.zeros(1), torch.zeros(1, 1, dtype=torch.long))  # as when new
+        made = model.generate(ids, max_new_tokens=limit, do_sample=False)
+        want.append(made[0, len(prompt) :].tolist())
+    scheduler = Scheduler.of(model, Limits(rows=8, waiting=100, prompt_chunk=16))
+    heard = [Heard() for _ in wanted]
+    with held(scheduler):
+        for one, (prompt, limit) in zip(heard, wanted, strict=True):
+            scheduler.submit(Job(prompt, limit, one, greedy, EOS))
+    assert [one.ids() for one in heard] == want
+    scheduler.close()
+
+
 def test_greedy_tokens_are_those_of_generate(model: Any, seed: int) -> None:
     draw = random.Random(seed)
     scheduler = Scheduler.of(model, Limits(rows=8, waiting=100, prompt_chunk=16))

@@ -5,6 +5,9 @@ the steps, the shortest rest first, so that a long prompt holds up neither rows 
 Guests bring their prompts' keys and values along and may choose their tokens themselves.
 Invariant: only the scheduler's thread touches the common buffers; every job that was submitted gets
 exactly one End, and every guest that joined leaves, whatever happens.
+
+A job that may get longer than rows of its model can be without changing each other (rotary.py) runs
+alone: its prompt in one call as `generate` computes it, with no other row, and nothing remembered.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.jobs import Closed, Job, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
 from rm_abstract.generation.prefixes import Prefixes, content_of
+from rm_abstract.generation.rotary import independent_length
 from rm_abstract.generation.rows import Calls, Row, Rows
 from rm_abstract.generation.sampling import Sampler
 from rm_abstract.kv.device_cache import DeviceCache
@@ -59,16 +63,17 @@ class _Prompt:
     job: Job
     cache: DeviceCache
     row: _Text
+    alone: bool
 
     def left(self) -> int:
         return len(self.job.prompt) - self.cache.length
 
 
 class _Text:
-    """Implements rows.Row for a job."""
+    """Implements rows.Row for a job; `alone`: no other row may be computed beside it."""
 
-    def __init__(self, job: Job, sampler: Sampler, counts: Counts) -> None:
-        self.job, self._sampler, self._counts = job, sampler, counts
+    def __init__(self, job: Job, sampler: Sampler, counts: Counts, alone: bool) -> None:
+        self.job, self._sampler, self._counts, self.alone = job, sampler, counts, alone
         self.last: int | None = None
         self.position = len(job.prompt)
 
@@ -100,7 +105,8 @@ class Scheduler:
 
     The thread starts with the first request. Without `company` it stays until `close`. `company`
     says how many guests are about: one that is alone is sent home, and the thread ends with the
-    last one; `failed` then hears of errors of common steps.
+    last one; `failed` then hears of errors of common steps. Jobs that may have more than
+    `independent` tokens run alone; None: none do.
     """
 
     def __init__(
@@ -109,8 +115,10 @@ class Scheduler:
         limits: Limits | None = None,
         company: Callable[[], int] | None = None,
         failed: Callable[[Exception], None] | None = None,
+        independent: int | None = None,
     ) -> None:
         self.limits, self.counts = limits or Limits(), Counts()
+        self._independent = independent
         self._calls, self._company, self._failed = calls, company, failed
         self._changed = threading.Condition()
         self._open: list[Job] = []  # taken, and not ended when the last one came
@@ -118,6 +126,7 @@ class Scheduler:
         self._joining: list[Guest] = []
         self._prompts: list[_Prompt] = []
         self._closed = False
+        self._error = ""  # that ended the thread
         self._prefixes = Prefixes(self.limits.prefix_bytes)
         self._rows = Rows(calls)
         self._step_s = _LONGEST_WAIT_S
@@ -127,13 +136,15 @@ class Scheduler:
     def of(model: Any, limits: Limits | None = None, programs: Programs = no_program) -> Scheduler:
         """For a causal language model of transformers, on the CPU. Raises Error for one that this
         cannot batch."""
-        return Scheduler(ModelCalls.of_model(model, programs), limits)
+        independent = independent_length(model.config.get_text_config(decoder=True))
+        calls = ModelCalls.of_model(model, programs)
+        return Scheduler(calls, limits, independent=independent)
 
     def submit(self, *jobs: Job) -> None:
         """All of them or none. Raises QueueFull or Closed."""
         with self._changed:
             if self._closed:
-                raise Closed("the model is being unloaded")
+                raise Closed(self.fault())
             # Whoever heard of an end finds its place free, whatever the thread is at.
             self._open = [job for job in self._open if not job.ended]
             if len(self._open) + len(jobs) > self.limits.rows + self.limits.waiting:
@@ -163,6 +174,12 @@ class Scheduler:
         with self._changed:
             guest.last = token
             self._changed.notify_all()
+
+    def fault(self) -> str:
+        """Why no more requests are taken; empty while they are."""
+        if self._error:
+            return f"the scheduler ended: {self._error}"
+        return "the model is being unloaded" if self._closed else ""
 
     def close(self) -> None:
         """Ends every job as cancelled, sends guests home, and waits for the thread."""
@@ -199,13 +216,16 @@ class Scheduler:
                     self._admit()
                     self._advance_prompts()
                     self._advance_rows()
+        except Exception as error:  # of ours: the model's own end no more than their requests
+            self._error = f"{type(error).__name__}: {error}"
+            raise
         finally:
             with self._changed:
                 self._closed = True
             if not self._abandoned():  # else nobody may start to compute now: they wait on
                 self._send_home()
             for job in self._open:
-                job.end("cancelled", "the server ends")
+                job.end("error" if self._error else "cancelled", self.fault())
 
     def _wait(self) -> bool:
         """Until there is something to do. False: no more."""
@@ -266,16 +286,32 @@ class Scheduler:
             free -= 1
         with self._changed:
             self._waiting.sort(key=lambda job: job.priority)  # stable: first come, first served
-            admitted, self._waiting = self._waiting[:free], self._waiting[free:]
+            count = self._admissible(free)
+            admitted, self._waiting = self._waiting[:count], self._waiting[count:]
         for job in admitted:
-            text = _Text(job, Sampler(job.sampling), self.counts)
+            alone = self._alone(job)
+            text = _Text(job, Sampler(job.sampling), self.counts, alone)
             try:
-                self._prompts.append(_Prompt(job, self._calls.new_cache(), text))
+                self._prompts.append(_Prompt(job, self._calls.new_cache(), text, alone))
             except Exception as error:  # only this request hears of it
                 text.failed(error)
         self._count()
         if self._company is not None and len(self._rows.live()) == 1 and self._company() < 2:
             self._send_home()
+
+    def _alone(self, job: Job) -> bool:
+        return self._independent is not None and len(job.prompt) + job.limit > self._independent
+
+    def _admissible(self, free: int) -> int:
+        """How many of those that wait may begin now; who has to be alone holds up all behind it."""
+        rows = [row for row in self._rows.live() if isinstance(row, _Text)]
+        under_way = [*(prompt.alone for prompt in self._prompts), *(row.alone for row in rows)]
+        if any(under_way):
+            return 0
+        for count, job in enumerate(self._waiting[:free]):
+            if self._alone(job):
+                return count or int(not under_way)
+        return min(free, len(self._waiting))
 
     # ---- guests ----------------------------------------------------------------------------------
 
@@ -327,8 +363,9 @@ class Scheduler:
         try:
             logits = self._computed(prompt)
             # A prompt under way is known to others: those that begin alike go on from there.
-            done = prompt.job.prompt[: prompt.cache.length]
-            self._prefixes.keep(done, content_of(prompt.cache))
+            if not prompt.alone:
+                done = prompt.job.prompt[: prompt.cache.length]
+                self._prefixes.keep(done, content_of(prompt.cache))
         except Exception as error:  # the model's own, or no memory: only this request hears of it
             prompt.row.failed(error)
             self._prompts.remove(prompt)
@@ -339,9 +376,12 @@ class Scheduler:
 
     def _computed(self, prompt: _Prompt) -> torch.Tensor:
         job, cache = prompt.job, prompt.cache
-        self._cached(job, self._prefixes.extend(job.prompt, cache))
+        if not prompt.alone:
+            self._cached(job, self._prefixes.extend(job.prompt, cache))
         at, most = cache.length, self.limits.prompt_chunk
-        if prompt.left() > most:
+        if prompt.alone:
+            most = prompt.left()
+        elif prompt.left() > most:
             most = min(most, _PIECE)
         ids = job.prompt[at : at + most]
         end = at + len(ids)
@@ -391,7 +431,7 @@ class Scheduler:
     def _keep_ended(self) -> None:
         """What was made goes into the next prompt where a conversation goes on."""
         for row in self._rows.live():
-            if row.ended and isinstance(row, _Text):
+            if row.ended and isinstance(row, _Text) and not row.alone:
                 text = [*row.job.prompt, *row.job.made]
                 self._prefixes.keep(text[: self._rows.held(row)], self._rows.content(row))
 

@@ -104,6 +104,7 @@ async def status(request: Request) -> Response:
                 "serves": "text" if served.text is not None else "embeddings",
                 "engine": "" if engine is None else engine.name,
                 "facts": served.facts(),
+                "fault": served.fault(),
             }
         )
     up_seconds = time.monotonic() - server.started
@@ -111,6 +112,9 @@ async def status(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
+    """Answers without a key: which model failed, and why, is told by /status."""
+    if any(served.fault() for served in _server(request).models.values()):
+        return JSONResponse({"status": "failed"}, 503)
     return JSONResponse({"status": "ok"})
 
 

@@ -27,6 +27,9 @@ class TextEngine(Protocol):
     def facts(self) -> dict[str, Any]:
         """Counts and sizes for the status page and the metrics (generation.scheduler.Counts)."""
 
+    def fault(self) -> str:
+        """Why it takes no more jobs; empty while it does."""
+
     def close(self) -> None: ...
 
 

@@ -22,7 +22,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-OPEN = ("/health", "/")  # need no key: they tell nothing but that the server lives
+OPEN = ("/health", "/")  # need no key: they tell nothing but whether it serves
 
 
 @dataclass(frozen=True)

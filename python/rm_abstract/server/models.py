@@ -72,6 +72,10 @@ class Served:
         engine = self.text if self.text is not None else self.embeddings
         return {} if engine is None else engine.facts()
 
+    def fault(self) -> str:
+        """Why nothing is made any more; empty while it is."""
+        return "" if self.text is None else self.text.fault()
+
     def close(self) -> None:
         for engine in (self.text, self.embeddings):
             if engine is not None:

@@ -55,6 +55,9 @@ class NativeText:
     def facts(self) -> dict[str, Any]:
         return dataclasses.asdict(self._scheduler.counts)
 
+    def fault(self) -> str:
+        return self._scheduler.fault()
+
     def close(self) -> None:
         self._scheduler.close()
 
