@@ -21,6 +21,7 @@ from rm_abstract.plugin import PythonPlugin
 from rm_abstract.worker import python_plugins
 
 ENTRY_POINTS = "rm_abstract.backends"
+_LONGEST_WHY = 2000  # characters of what a plugin raised while it was imported
 GPU = "rm_backend_cuda.so"  # asks the driver when it lists its devices: for who wants a GPU
 BRIDGE = "rm_backend_torch.so"  # needs libtorch in the process: loaded once torch is imported
 
@@ -85,14 +86,21 @@ def _load_python_files(search_path: str) -> None:
         _loaded_paths.add(str(path))
         try:
             python_plugins.register(python_plugins.read(path))
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # sys.exit() of an SDK without a licence among them
             _list_failure(path.stem.removeprefix(python_plugins.PREFIX), str(path), error)
 
 
-def _list_failure(name: str, source: str, error: Exception) -> None:
+def _list_failure(name: str, source: str, error: BaseException) -> None:
     from rm_abstract import _core
 
-    why = str(error) if isinstance(error, _core.CoreError) else repr(error)
+    try:
+        why = str(error) if isinstance(error, _core.CoreError) else repr(error)
+    except Exception:
+        why = f"an error of {type(error).__name__} that cannot be told as text"
+    if len(why) > _LONGEST_WHY:
+        why = f"{why[:_LONGEST_WHY]} (and {len(why) - _LONGEST_WHY} more characters)"
     reason = getattr(error, "reason", "") or "RM401"
     _core.backend.add_failure(
         name, source, reason, f"[plugin {source}] expected a backend, got: {why}"
@@ -153,7 +161,9 @@ def _load_entry_points(search_path: str) -> None:
                     _core.backend.load_plugin(os.fspath(given))  # type: ignore[call-overload]
                 except _core.CoreError:
                     continue  # the core lists it with its reason
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             _list_failure(point.name, point.value, error)
 
 

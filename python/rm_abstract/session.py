@@ -287,7 +287,11 @@ class Session:
         with self._making:
             if backend not in self._workers:
                 self._workers[backend] = WorkerPool(
-                    backend, fingerprint, self.settings.text("worker_log_dir")
+                    backend,
+                    fingerprint,
+                    self.settings.text("worker_log_dir"),
+                    float(self.settings.text("timeout_s")),
+                    float(self.settings.text("stall_timeout_s")),
                 )
             return self._workers[backend]
 

@@ -91,11 +91,12 @@ py::dict ready_dict(const worker::Ready& ready) {
 std::shared_ptr<Worker> start(const std::vector<std::string>& command,
                               const std::vector<std::string>& environment, double start_timeout_s,
                               double heartbeat_timeout_s, uint64_t memory_limit,
-                              const std::string& log_path) {
+                              const std::string& log_path, double start_stall_s) {
   Worker::Options options;
   options.process = {command, environment, memory_limit, log_path};
   options.start_timeout_s = start_timeout_s;
   options.heartbeat_timeout_s = heartbeat_timeout_s;
+  options.start_stall_s = start_stall_s;
   const py::gil_scoped_release unlocked;
   return Worker::start(options, &look_for_signals);
 }
@@ -233,7 +234,7 @@ void bind_client(py::module_& m) {
   py::class_<Worker, std::shared_ptr<Worker>>(m, "Worker", "A worker process, started.")
       .def(py::init(&start), py::arg("command"), py::arg("environment"), py::kw_only(),
            py::arg("start_timeout_s") = 120.0, py::arg("heartbeat_timeout_s") = 30.0,
-           py::arg("memory_limit") = 0, py::arg("log_path") = "")
+           py::arg("memory_limit") = 0, py::arg("log_path") = "", py::arg("start_stall_s") = 0.0)
       .def_property_readonly("ready", [](const Worker& self) { return ready_dict(self.ready()); })
       .def_property_readonly("alive", &Worker::alive)
       .def_property_readonly("pid", &Worker::pid)

@@ -44,7 +44,7 @@ Worker::~Worker() { stop(); }
 
 void Worker::greet(const Interrupt& interrupt) {
   const Bytes body = request({MessageType::kHello, "start", {}, {&page_.file()}}, {},
-                                   {options_.start_timeout_s, interrupt});
+                                   {options_.start_timeout_s, interrupt, options_.start_stall_s});
   ready_ = Ready::decode(body);
 }
 

@@ -93,6 +93,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   struct Options {
     ChildProcess::Options process;
     double start_timeout_s = 120;     ///< until it says that it is ready (an SDK's import)
+    double start_stall_s = 0;         ///< how long it may do nothing at all meanwhile; 0: for ever
     double heartbeat_timeout_s = 30;  ///< a process that is not scheduled for so long is given up
   };
   /// Starts it and waits until it is ready.

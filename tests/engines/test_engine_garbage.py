@@ -134,7 +134,7 @@ def test_a_token_the_model_does_not_have_is_an_error_of_the_engine(token: Any) -
 class Kind:
     """Of an engine whose probe is one prompt."""
 
-    name, repeats = "said", True
+    name, repeats, start_option = "said", True, "timeout_s in compile_options"
 
     def start_timeout_s(self) -> float:
         return 60.0

@@ -63,6 +63,7 @@ CASES: dict[str, str] = {
     "execute.inputs": "RM307",
     "worker_import.error": "RM301",
     "worker_import.system_exit": "RM303",
+    "worker_import.hang": "RM309",
     "worker_import.garbage": "RM303",
     "init.error": "RM301",
     "init.kill": "RM303",
@@ -70,7 +71,7 @@ CASES: dict[str, str] = {
     "progress.wrong": "RM301",
     "progress.many": "",
 }
-SHORT = ("compile.bytes_error", "load.half", "execute.nan", "later.exit", "later.flood")
+SHORT = ("worker_import.hang", "compile.bytes_error", "load.half", "execute.nan", "later.exit", "later.flood")
 
 
 class Scale(nn.Module):
@@ -105,6 +106,48 @@ def test_whatever_it_does_the_model_answers(
     told = [line for line in result.warned if code in line]
     assert len(told) == 1 and RAISED.get(kind, "") in told[0], result.warned
     assert len(told[0]) < 20_000
+
+
+UNIMPORTABLE = {
+    "error": ("raise RuntimeError('E77')", "E77"),
+    "leaves": ("import sys\nsys.exit('E77: no licence')", "E77: no licence"),
+    "base": ("raise BaseException('E77')", "E77"),
+    "unprintable": (
+        "class E(Exception):\n    def __repr__(self): raise ValueError\nraise E",
+        "cannot be told",
+    ),
+    "long": ("raise RuntimeError('E77' * 10**6)", "more characters"),
+}
+
+
+@pytest.mark.parametrize("kind", UNIMPORTABLE)
+def test_one_that_cannot_be_imported_is_told_and_the_cpu_serves(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = UNIMPORTABLE[kind]
+    (tmp_path / f"rm_backend_bad{kind}.py").write_text(source)
+    monkeypatch.setenv("RM_BACKEND_PATH", str(tmp_path))
+    with pytest.warns(rm.RoutingWarning, match="RM401") as told, rm.init(f"bad{kind}:0"):
+        assert rm.current_device() == "cpu"
+    (said,) = (str(one.message) for one in told)
+    assert text in said and "cpu is used instead" in said and len(said) < 5000
+    with pytest.raises(rm.DeviceUnavailableError, match="bad") as caught:
+        rm.init(f"bad{kind}:0", fallback="error")
+    assert caught.value.code == "RM401"
+
+
+def test_another_interpreter_that_does_not_answer_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rm_abstract.worker import python_plugins
+
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho importing >&2\nexec sleep 60\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(python_plugins, "_ASKED_S", 1.0)
+    with pytest.raises(rm.DeviceUnavailableError, match="within 1 s") as caught:
+        python_plugins._ask("mine", str(python))
+    assert caught.value.code == "RM401" and "importing" in str(caught.value)
 
 
 def test_what_it_logs_does_not_fill_the_memory(

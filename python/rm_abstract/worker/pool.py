@@ -17,24 +17,37 @@ from rm_abstract.base.errors import ConfigError, DeviceUnavailableError, from_co
 from rm_abstract.worker.interpreter import environment, interpreter
 
 ROLES = ("compile", "execute")
+_SHORTEST_START_S, _LONGEST_START_S = 120.0, 600.0  # an SDK's import on a machine that is busy
+_IDLE_START_S = 120.0
 
 
 class WorkerPool:
     """The workers of one backend. Thread safe. A forked child must make a pool of its own."""
 
-    def __init__(self, backend: str, fingerprint: bytes, log_dir: str = "") -> None:
-        """``log_dir`` keeps what the workers write, one file each; empty: nothing is kept."""
+    def __init__(
+        self,
+        backend: str,
+        fingerprint: bytes,
+        log_dir: str = "",
+        timeout_s: float = 0.0,
+        stall_s: float = 0.0,
+    ) -> None:
+        """``log_dir`` keeps what the workers write, one file each; empty: nothing is kept. The
+        time limits are those of compiling, 0 for none: starting takes at most the first, but
+        between two and ten minutes, and does nothing for at most the second or two minutes."""
         self.backend = backend
         self._fingerprint = fingerprint
         self._log_dir = Path(log_dir).absolute() if log_dir else None
+        self._start_s = max(_SHORTEST_START_S, min(timeout_s or _LONGEST_START_S, _LONGEST_START_S))
+        self._idle_start_s = min(stall_s or _IDLE_START_S, _IDLE_START_S)
         self._workers: dict[str, Any] = {}
         self._lock = threading.Lock()
         self.starts = 0
         _open_pools.add(self)
 
     def worker(self, role: str) -> Any:
-        """The live worker of a role, started when there is none. Raises CoreError (RM401, RM303)
-        and DeviceUnavailableError (RM403) for one that has other software than this process."""
+        """The live worker of a role, started when there is none. Raises CoreError (RM401,
+        RM302, RM303, RM309) and DeviceUnavailableError (RM403) for one that has other software than this process."""
         with self._lock:
             known = self._workers.get(role)
             if known is not None and known.alive:
@@ -45,6 +58,8 @@ class WorkerPool:
                 [*command, "--fd", "3"],
                 environment(self.backend),
                 log_path=self._log_path(role),
+                start_timeout_s=self._start_s,
+                start_stall_s=self._idle_start_s,
             )
             self._check(worker)
             self._workers[role] = worker

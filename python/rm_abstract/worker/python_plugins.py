@@ -22,6 +22,7 @@ from rm_abstract.worker import artefact_header, ir_text
 from rm_abstract.worker.interpreter import environment, interpreter
 
 PREFIX = "rm_backend_"
+_ASKED_S = 120.0  # for the fingerprint in another interpreter
 
 
 @dataclass(frozen=True)
@@ -216,10 +217,13 @@ def _ask(name: str, python: str) -> str:
     pairs = (row.split("=", 1) for row in environment(name))
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=dict(pairs), timeout=120, check=False
+            command, capture_output=True, text=True, env=dict(pairs), timeout=_ASKED_S, check=False
         )
     except OSError as error:
         raise _unavailable(name, python, str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr.decode(errors="replace")[-2000:] if error.stderr else "and no output"
+        raise _unavailable(name, python, f"no answer within {_ASKED_S:g} s, {said}") from error
     if done.returncode != 0:
         raise _unavailable(name, python, done.stderr.strip()[-2000:])
     return done.stdout.rstrip("\n")

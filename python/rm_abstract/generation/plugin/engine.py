@@ -41,6 +41,7 @@ class PluginGeneration:
     """``device``: the session's, such as "zeta:1"; ``properties``: of that device."""
 
     repeats = True
+    start_option = "timeout_s in compile_options"
 
     def __init__(self, settings: Settings, device: str, properties: Mapping[str, str]) -> None:
         self.name = device.partition(":")[0]

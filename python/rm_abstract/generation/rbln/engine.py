@@ -43,6 +43,7 @@ class OptimumRbln:
     """``device``: the session's, such as "rbln:1"."""
 
     name = "optimum-rbln"
+    start_option = "timeout_s in compile_options"
     repeats = True  # greedy tokens, compared with PyTorch's
 
     def __init__(self, settings: Settings, device: str) -> None:

@@ -46,6 +46,7 @@ class Kind(Protocol):
     """What is particular to one engine."""
 
     name: str
+    start_option: str  # that sets start_timeout_s()
     repeats: bool  # transformers' own loop would give what a generation that was cut off had to
 
     def plan(self, request: GenerationRequest, longest: float) -> Plan:
@@ -266,6 +267,7 @@ class RemoteEngine:
             self._kind.environment(),
             self._log_dir,
             self._stall_s,
+            self._kind.start_option,
         )
         self._finalizer = weakref.finalize(self, process.close)
         self.starts += 1

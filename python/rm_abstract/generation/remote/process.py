@@ -74,7 +74,7 @@ class Ticket:
                 if time.monotonic() > deadline:
                     raise ExecutionError(
                         f"[{self._process.name}] expected an answer in time, got none; try a "
-                        "larger start_timeout_s in engine_options",
+                        f"larger {self._process.start_option}",
                         code="RM308",
                     ) from None
                 continue
@@ -117,10 +117,12 @@ class EngineProcess:
         environment: Mapping[str, str],
         log_dir: str = "",
         stall_s: float = STALL_S,
+        start_option: str = "start_timeout_s in engine_options",
     ) -> None:
         """``command`` gets the socket's number and a scratch folder as its last arguments. Whoever
-        waits gives the process up when it did nothing at all for ``stall_s`` seconds; 0: never."""
-        self.name = name
+        waits gives the process up when it did nothing at all for ``stall_s`` seconds; 0: never.
+        ``start_option`` is what the user sets where starting takes long."""
+        self.name, self.start_option = name, start_option
         self.scratch = Path(tempfile.mkdtemp(prefix=f"rm_{name}_"))
         self._pid = os.getpid()
         self._log = self._log_file(log_dir)

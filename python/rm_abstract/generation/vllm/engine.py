@@ -18,6 +18,7 @@ class Vllm:
     """``given``: engine_options as JSON text; ``device``: the session's, such as "cuda:0"."""
 
     name = "vllm"
+    start_option = "start_timeout_s in engine_options"
     repeats = False  # it may draw, and its numbers are its own
 
     def __init__(self, given: str, device: str) -> None:
