@@ -71,7 +71,14 @@ CASES: dict[str, str] = {
     "progress.wrong": "RM301",
     "progress.many": "",
 }
-SHORT = ("worker_import.hang", "compile.bytes_error", "load.half", "execute.nan", "later.exit", "later.flood")
+SHORT = (
+    "worker_import.hang",
+    "compile.bytes_error",
+    "load.half",
+    "execute.nan",
+    "later.exit",
+    "later.flood",
+)
 
 
 class Scale(nn.Module):

@@ -46,8 +46,9 @@ class WorkerPool:
         _open_pools.add(self)
 
     def worker(self, role: str) -> Any:
-        """The live worker of a role, started when there is none. Raises CoreError (RM401,
-        RM302, RM303, RM309) and DeviceUnavailableError (RM403) for one that has other software than this process."""
+        """The live worker of a role, started when there is none. Raises CoreError (RM302,
+        RM303, RM309, RM401) and DeviceUnavailableError (RM403) for one that has other software
+        than this process."""
         with self._lock:
             known = self._workers.get(role)
             if known is not None and known.alive:
