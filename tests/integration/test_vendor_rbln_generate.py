@@ -4,7 +4,6 @@ Needs RM_TEST_RBLN_PYTHON, as test_vendor_rbln_optimum.py does."""
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 import rm_abstract as rm
 
 VENDOR = Path(__file__).resolve().parents[1] / "vendor"
-PACKAGE = str(Path(rm.__file__).parent.parent)
 PYTHON = os.environ.get("RM_TEST_RBLN_PYTHON", "")
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 pytestmark = pytest.mark.skipif(
@@ -35,7 +33,8 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "root" / "dev" / "rbln0").touch()
     monkeypatch.setenv("RM_HARDWARE_ROOT", str(tmp_path / "root"))
     monkeypatch.setenv("RM_RBLN_PYTHON", PYTHON)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(VENDOR), PACKAGE)))
+    # Not this Python's packages, which would hide those of that environment.
+    monkeypatch.setenv("PYTHONPATH", str(VENDOR))
     monkeypatch.setenv("REBEL_NPUS", "RBLN-CA22")
     monkeypatch.setenv("RBLN_TARGET_SOC", "RBLN-CA22")
     yield
@@ -169,16 +168,21 @@ FAULTS = {
 IN_CI = ("run_crash", "wrong_numbers")
 
 
+def deadlines(fault: str) -> dict[str, float]:
+    """Short where the fault is to hang there, and long enough for the rest on a busy machine."""
+    return {
+        "timeout_s": 15 if fault in ("compile_hang", "load_hang") else 250,
+        "execute_timeout_s": 5 if fault == "run_hang" else 100,
+    }
+
+
 @pytest.mark.parametrize("fault", sorted(FAULTS) if HEAVY else IN_CI)
 @pytest.mark.parametrize("fallback", ["warn", STRICT], ids=["warn", "strict"])
 def test_a_fault_is_told_and_transformers_generates(
     fault: str, fallback: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REBEL_FAULT", fault)
-    start = time.monotonic()
-    with rm.init(
-        "npu:0", fallback=fallback, compile_options={"timeout_s": 15, "execute_timeout_s": 5}
-    ):
+    with rm.init("npu:0", fallback=fallback, compile_options=deadlines(fault)):
         model = made(gpt2)
         with rm.disabled():
             expected = model.generate(**call(1))
@@ -189,7 +193,6 @@ def test_a_fault_is_told_and_transformers_generates(
         else:
             with pytest.warns(rm.RoutingWarning, match=FAULTS[fault]):
                 assert torch.equal(model.generate(**call(1)), expected)
-    assert time.monotonic() - start < 60
 
 
 def test_a_crash_in_the_middle_is_generated_anew_and_the_next_one_is_served(

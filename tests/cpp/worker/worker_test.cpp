@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "start_worker.hpp"
@@ -27,6 +29,23 @@ size_t count_entries(const char* folder, const char* named = "") {
   }
   closedir(open);
   return count;
+}
+
+/// Lines of a file that have `text`.
+size_t lines_of(const char* path, const char* text) {
+  std::ifstream file(path);
+  size_t count = 0;
+  for (std::string line; std::getline(file, line);) count += line.find(text) != std::string::npos;
+  return count;
+}
+
+/// Of this process's own memory, without what it maps of files.
+long resident_kib() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("RssAnon:")) return std::strtol(line.c_str() + 8, nullptr, 10);
+  }
+  return 0;
 }
 
 bool exists(pid_t pid) { return kill(pid, 0) == 0; }
@@ -207,12 +226,14 @@ TEST_CASE("several threads execute through one worker") {
   CHECK(good == 800);
 }
 
-TEST_CASE("crash after crash leaves no process, descriptor or mapping behind") {
-  const int rounds = std::getenv("RM_SOAK") != nullptr ? 500 : 60;
+TEST_CASE("crash after crash leaves no process, descriptor, mapping or memory behind") {
+  const int rounds = std::getenv("RM_SOAK") != nullptr ? 1000 : 60;
   failure_of([] { load(*start(), "crash")->execute({10, {}}); });  // what is made once is made now
   const size_t files = count_entries("/proc/self/fd");
   // Other programs of the machine come and go there: only names of ours count.
   const size_t shared = count_entries("/dev/shm", "rm_abstract");
+  const size_t maps = lines_of("/proc/self/maps", "memfd");
+  const long memory = resident_kib();
   std::vector<pid_t> pids;
   for (int round = 0; round < rounds; ++round) {
     const auto worker = start();
@@ -222,6 +243,10 @@ TEST_CASE("crash after crash leaves no process, descriptor or mapping behind") {
   }
   CHECK(count_entries("/proc/self/fd") == files);
   CHECK(count_entries("/dev/shm", "rm_abstract") == shared);
+  CHECK(lines_of("/proc/self/maps", "memfd") == maps);
+  const long grown = resident_kib() - memory;
+  MESSAGE(rounds << " crashes, " << grown << " KiB more memory");
+  CHECK(grown < 16384);  // the allocator keeps some
   CHECK(waitpid(-1, nullptr, WNOHANG) == -1);  // no child is left, not even a zombie
   for (const pid_t pid : pids) CHECK_FALSE(exists(pid));
 }

@@ -47,9 +47,18 @@ def _example(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.zeros(shape, dtype=DTYPES[dtype])
 
 
+def imported(module: IrModule) -> Any:
+    """The program as the compiler has read it, as a module that runs on the CPU in float32. Raises
+    Failure."""
+    from furiosa.torch import DfgModule
+
+    return _quietly(lambda: DfgModule.from_exported(exported(module)))
+
+
 def lowered(module: IrModule) -> Any:
     """The program after the compiler's lowering, as a module that runs on the CPU. Its numbers are
-    those of the device's element types, not of the device. Raises Failure."""
+    those of the device's element types, not of the device: operands of products are rounded to
+    bfloat16. Raises Failure."""
     from furiosa.torch import LowerModule
 
     return _quietly(lambda: LowerModule.from_exported(exported(module)))
