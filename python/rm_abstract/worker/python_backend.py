@@ -101,17 +101,29 @@ def _explained(doing: str, executing: bool = False) -> Iterator[None]:
             if executing:
                 code = {"RM301": failed, "RM302": late}.get(code, code)
             raise public.Failure(_said(error), code) from error
-        code = failed
+        code, cause = failed, _failed_import(error)
         if isinstance(error, NotImplementedError):
             code = "RM304"
-        elif isinstance(error, ImportError):
+        elif cause is not None:
             code = "RM401"
         elif isinstance(error, MemoryError):
             code = "RM305"
         elif isinstance(error, TimeoutError):
             code = late
         said = f"[{doing}] {type(error).__name__}: {_said(error)}"
+        if cause is not None and cause is not error:
+            said += f" ({type(cause).__name__}: {_said(cause)})"
         raise public.Failure(said, code) from error
+
+
+def _failed_import(error: BaseException | None) -> ImportError | None:
+    """The import that failed, where that is what an error comes from: torch raises a RuntimeError
+    for a vendor's extension that does not load."""
+    for _ in range(16):  # an error may be its own cause
+        if error is None or isinstance(error, ImportError):
+            return error
+        error = error.__cause__
+    return None
 
 
 def _said(error: BaseException) -> str:
