@@ -156,6 +156,8 @@ def test_configurations_are_told_as_transformers_4_wrote_them() -> None:
         "hidden_size": 64, "num_attention_heads": 2, "rope_theta": 5e5,
         "rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "torch_dtype": "bfloat16",
     }  # fmt: skip
+    calls = {"output_hidden_states": False, "return_dict": True, "id2label": {0: "LABEL_0"}}
+    assert llm.old_style({**calls, "hidden_size": 64}) == {"hidden_size": 64}
     assert llm.old_style({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}) == {
         "rope_theta": 1e4
     }

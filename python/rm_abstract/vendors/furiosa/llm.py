@@ -38,12 +38,20 @@ def program(python: str) -> str:
     return str(found) if found.is_file() else ""
 
 
+# What a configuration says of calls and labels, not of programs; fxb refuses the first of them and
+# the last.
+_NOT_OF_PROGRAMS = (
+    "output_hidden_states", "output_attentions", "return_dict", "chunk_size_feed_forward",
+    "id2label", "label2id", "problem_type", "_name_or_path", "is_encoder_decoder",
+)  # fmt: skip
+
+
 def old_style(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as transformers 4 wrote it: fxb 2026.4.0 refuses the keys of transformers 5.
 
     Raises ValueError for what it has no place for.
     """
-    kept = dict(config)
+    kept = {name: value for name, value in config.items() if name not in _NOT_OF_PROGRAMS}
     rope = kept.pop("rope_parameters", None) or {}
     if any(isinstance(value, dict) for value in rope.values()):
         raise ValueError("rotary embeddings of several kinds in one model")
