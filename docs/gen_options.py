@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from rm_abstract.base.config import table
 
@@ -15,10 +14,6 @@ GROUPS = {
     "cache": ("Compile cache", "See [cache.md](cache.md)."),
     "debug": ("Looking inside", "For finding out what happens and why."),
 }
-
-
-def _not_yet(row: dict[str, Any]) -> str:
-    return "" if row["built"] else " (not built yet: another value than the default warns)"
 
 
 def page() -> str:
@@ -47,7 +42,7 @@ def page() -> str:
                 f"`{row['default']}`" if row["default"] else "",
                 row["accepted"].replace("|", "\\|"),
                 "yes" if row["affects_artefact"] else "no",
-                row["help"] + _not_yet(row),
+                row["help"],
             ]
             out.append("| " + " | ".join(cells) + " |")
     return "\n".join(out) + "\n"

@@ -19,6 +19,24 @@ GROUPS = {
     "7": "Training",
 }
 ROW = re.compile(r'RM_REASON\((RM\d{3}), "((?:[^"\\]|\\.)*)",\s*"((?:[^"\\]|\\.)*)"\)')
+CODE = re.compile(
+    r"\w+=\{[^}]*\}|[\w.]+\([^()]*\)|\w+='\w+'|RM_\w+(?:=\w+)?"
+    r"|\b(?!rm_abstract\b(?!\.))\w+(?:[._]\w+)+"
+    r"|rm-abstract (?:cache )?\w+"
+)  # what a reader types
+
+
+def marked(text: str) -> str:
+    """The text with code in backticks, as a sentence."""
+    found = CODE.sub(lambda match: f"`{match[0]}`", text)
+    if not found.startswith("rm_abstract"):
+        found = found[0].upper() + found[1:]
+    return f"{found}."
+
+
+def advice(remedy: str) -> str:
+    text = marked(remedy)
+    return text if text.startswith("Nothing to do") else f"What to do: {text[0].lower()}{text[1:]}"
 
 
 def page() -> str:
@@ -27,8 +45,9 @@ def page() -> str:
     out = [
         "# Reason codes",
         "",
-        "Why something was not accelerated, and what to do about it. Generated from",
-        "`src/control/reasons.def` by `docs/gen_reason_codes.py`; do not edit.",
+        "Why something was not accelerated, and what to do about it. *The report* is what",
+        "`print(rm_abstract.explain())` shows; PyTorch runs whatever is not accelerated. Generated",
+        "from `src/control/reasons.def` by `docs/gen_reason_codes.py`; do not edit.",
     ]
     for digit, group in GROUPS.items():
         out += ["", f"## {group} (RM{digit}xx)"]
@@ -40,9 +59,9 @@ def page() -> str:
                     f'<a id="{code}"></a>',
                     f"### {code}",
                     "",
-                    f"**{text[0].upper()}{text[1:]}.**",
+                    f"**{marked(text)}**",
                     "",
-                    f"What to do: {remedy}.",
+                    advice(remedy),
                 ]
     return "\n".join(out) + "\n"
 

@@ -55,7 +55,7 @@ class Executable:
             raise CompileError(
                 "[compile] expected inputs that require no gradients, got one that does, and what "
                 "a program gives has none; try torch.no_grad(), or rm_abstract.compile_loss",
-                code="RM101",
+                code="RM117",
             )
         with torch.no_grad():
             return self._armed(*args, **kwargs)

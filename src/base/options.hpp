@@ -41,8 +41,7 @@ struct OptionSpec {
   std::string_view accepted;  // meaning depends on the type; shown in messages and documentation
   bool affects_artefact;
   std::string_view help;
-  bool built = true;  // false: accepted and checked, but only the default has an effect so far
-  std::string_view unbuilt = {};  // "a|b": of a built option, the values that have no effect so far
+  std::string_view unbuilt = {};  // "a|b": values that have no effect on the CPU and on GPUs
 };
 
 /// All rows, in documentation order.

@@ -89,9 +89,8 @@ py::bytes to_bytes(const Digest& digest) {
 ArtefactKind kind_of(const std::string& name) {
   if (const auto kind = cache::kind_from_name(name)) return *kind;
   throw_invalid(
-      "[cache] expected plan, vendor, kernel, tuning, verdict, front, derived or file "
-      "digest as kind, got '" +
-      name + "'");
+      "[cache] expected program, vendor, verdict, front or file digest as kind, got '" + name +
+      "'");
 }
 
 KeyBuilder& set_field(KeyBuilder& builder, const std::string& field, const py::object& value) {
@@ -178,11 +177,9 @@ py::dict info_dict(const cache::EntryInfo& info) {
 }
 
 py::dict collect(CompileCache& cache, std::optional<uint64_t> max_size,
-                 std::optional<uint64_t> derived_max_size, std::optional<int64_t> max_age,
-                 int64_t min_age, bool dry_run) {
+                 std::optional<int64_t> max_age, int64_t min_age, bool dry_run) {
   cache::GcLimits limits = cache.default_limits();
   if (max_size) limits.max_bytes = *max_size;
-  if (derived_max_size) limits.derived_max_bytes = *derived_max_size;
   if (max_age) limits.max_age_s = *max_age;
   limits.min_age_s = min_age;
   limits.dry_run = dry_run;
@@ -384,8 +381,8 @@ void bind_management(CacheClass& type) {
           },
           py::arg("remove") = false)
       .def("collect", &collect, py::kw_only(), py::arg("max_size") = py::none(),
-           py::arg("derived_max_size") = py::none(), py::arg("max_age") = py::none(),
-           py::arg("min_age") = 60, py::arg("dry_run") = false)
+           py::arg("max_age") = py::none(), py::arg("min_age") = 60,
+           py::arg("dry_run") = false)
       .def("clear", &CompileCache::clear, Unlocked())
       .def(
           "import_entry",

@@ -36,7 +36,6 @@ py::list table() {
     row["accepted"] = accepted_values(spec);
     row["affects_artefact"] = spec.affects_artefact;
     row["help"] = spec.help;
-    row["built"] = spec.built;
     row["unbuilt"] = spec.unbuilt;
     out.append(row);
   }

@@ -31,7 +31,7 @@ void look_for_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-worker::Patience patience(double timeout_s, double stall_s = 0) {
+worker::WaitLimits limits(double timeout_s, double stall_s = 0) {
   return {timeout_s, &look_for_signals, stall_s};
 }
 
@@ -116,7 +116,7 @@ SharedBytes compile(Worker& self, uint64_t device, const std::string& program,
   {
     const py::gil_scoped_release unlocked;
     *artefact = self.compile({device, program, options, {}}, weights, on_progress,
-                            patience(timeout_s, stall_s));
+                            limits(timeout_s, stall_s));
   }
   const ByteSpan bytes = as_byte_span(artefact->view());
   const auto memory = artefact->memory();
@@ -145,13 +145,13 @@ std::shared_ptr<LoadedProgram> load(Worker& self, uint64_t device, const py::buf
   uint64_t unused = 0;
   worker::place_slots(request.states, unused);  // their sizes
   const py::gil_scoped_release unlocked;
-  return self.load(std::move(request), weights, patience(timeout_s, stall_s), file.get());
+  return self.load(std::move(request), weights, limits(timeout_s, stall_s), file.get());
 }
 
 std::shared_ptr<StateSet> make_states(Worker& self, uint64_t device,
                                       const std::vector<Named>& tensors, double timeout_s) {
   const py::gil_scoped_release unlocked;
-  return self.make_states(device, named_slots(tensors), patience(timeout_s));
+  return self.make_states(device, named_slots(tensors), limits(timeout_s));
 }
 
 void serve(int descriptor, const std::string& name) {
@@ -188,15 +188,15 @@ void bind_states(py::module_& m) {
   using Count = std::optional<uint64_t>;
   def("copy_from", [](StateSet& self, const StateSet& other, uint64_t axis, uint64_t from,
                       uint64_t to, Count count, const Rows& rows, double timeout_s) {
-    self.copy_from(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+    self.copy_from(other, region_of(axis, from, to, count, rows), limits(timeout_s));
   });
   def("read", [](StateSet& self, const Weights& other, uint64_t axis, uint64_t from, uint64_t to,
                  Count count, const Rows& rows, double timeout_s) {
-    self.read(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+    self.read(other, region_of(axis, from, to, count, rows), limits(timeout_s));
   });
   def("write", [](StateSet& self, const Weights& other, uint64_t axis, uint64_t from, uint64_t to,
                   Count count, const Rows& rows, double timeout_s) {
-    self.write(other, region_of(axis, from, to, count, rows), patience(timeout_s));
+    self.write(other, region_of(axis, from, to, count, rows), limits(timeout_s));
   });
 }
 
@@ -227,7 +227,7 @@ void bind_client(py::module_& m) {
       .def(
           "execute",
           [](LoadedProgram& self, double timeout_s, const std::shared_ptr<StateSet>& states) {
-            self.execute(patience(timeout_s), states.get());
+            self.execute(limits(timeout_s), states.get());
           },
           py::arg("timeout_s") = 0.0, py::arg("states") = nullptr,
           py::call_guard<py::gil_scoped_release>());

@@ -47,7 +47,6 @@ Settings settings_from(const Options& options) {
   out.salt = options.text("cache_salt");
   out.trust = options.flag("cache_trust");
   out.max_bytes = static_cast<uint64_t>(options.integer("cache_max_size"));
-  out.derived_max_bytes = static_cast<uint64_t>(options.integer("cache_derived_max_size"));
   out.max_age_s = options.integer("cache_max_age");
   out.memory_bytes = static_cast<uint64_t>(options.integer("cache_memory_size"));
   out.lock_timeout_s = static_cast<double>(options.integer("cache_lock_timeout"));

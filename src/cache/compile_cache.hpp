@@ -37,7 +37,6 @@ struct Settings {
   std::string salt;
   bool trust = false;
   uint64_t max_bytes = uint64_t{10} << 30;
-  uint64_t derived_max_bytes = uint64_t{4} << 30;
   int64_t max_age_s = 30 * 86400;
   uint64_t memory_bytes = uint64_t{256} << 20;
   double lock_timeout_s = 600;
@@ -62,7 +61,6 @@ struct EntryInfo {
 
 struct GcLimits {
   uint64_t max_bytes = 0;  // 0: no limit
-  uint64_t derived_max_bytes = 0;
   int64_t max_age_s = 0;
   int64_t min_age_s = 60;  // younger entries stay: their writer may be about to open them
   bool dry_run = false;

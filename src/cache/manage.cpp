@@ -22,7 +22,6 @@ constexpr int64_t kHour = 3600, kDay = 86400;
 
 struct Candidate {
   ObjectInfo info;
-  bool derived = false;
 };
 
 std::optional<EntryInfo> read_info(const ObjectInfo& object) {
@@ -43,11 +42,6 @@ std::optional<EntryInfo> read_info(const ObjectInfo& object) {
     log_debug(LogTopic::kCache, error.what());
     return std::nullopt;
   }
-}
-
-bool is_derived(const ObjectInfo& object) {
-  const auto info = read_info(object);
-  return info && info->header.kind == ArtefactKind::kDerived;
 }
 
 /// Oldest use first. A mark in the future (the clock was wrong, or is) says nothing: oldest.
@@ -131,7 +125,7 @@ bool evict(const ObjectInfo& info) {
   return unlink(info.path.c_str()) == 0;
 }
 
-/// Oldest first, until `total` is at 80 % of the limit. `only_derived` looks at derived ones only.
+/// Oldest first, until what is left is at 80 % of the limit.
 class Evictor {
  public:
   Evictor(std::vector<Candidate>& candidates, const GcLimits& limits, int64_t now, GcReport& report)
@@ -144,16 +138,13 @@ class Evictor {
     }
   }
 
-  void by_size(uint64_t limit, bool only_derived) {
+  void by_size(uint64_t limit) {
     uint64_t total = 0;
-    for (const Candidate& candidate : candidates_) {
-      if (!only_derived || candidate.derived) total += candidate.info.size;
-    }
+    for (const Candidate& candidate : candidates_) total += candidate.info.size;
     if (limit == 0 || total <= limit) return;
     const uint64_t goal = limit / 5 * 4;
     for (Candidate& candidate : candidates_) {
       if (total <= goal) return;
-      if (only_derived && !candidate.derived) continue;
       const uint64_t size = candidate.info.size;
       if (remove(candidate)) total -= size;
     }
@@ -183,7 +174,6 @@ class Evictor {
 GcLimits CompileCache::default_limits() const {
   GcLimits limits;
   limits.max_bytes = settings_.max_bytes;
-  limits.derived_max_bytes = settings_.derived_max_bytes;
   limits.max_age_s = settings_.max_age_s;
   return limits;
 }
@@ -201,7 +191,7 @@ GcReport CompileCache::collect(const GcLimits& limits) {
     std::vector<Candidate> candidates;
     for (ObjectInfo& info : local_->objects()) {
       report.before_bytes += info.size;
-      candidates.push_back({std::move(info), false});
+      candidates.push_back({std::move(info)});
     }
     report.entries = candidates.size();
     report.after_bytes = report.before_bytes;
@@ -210,11 +200,7 @@ GcReport CompileCache::collect(const GcLimits& limits) {
     });
     Evictor evictor(candidates, limits, now, report);
     evictor.by_age();
-    if (limits.derived_max_bytes != 0 && report.after_bytes > limits.derived_max_bytes) {
-      for (Candidate& candidate : candidates) candidate.derived = is_derived(candidate.info);
-      evictor.by_size(limits.derived_max_bytes, true);
-    }
-    evictor.by_size(limits.max_bytes, false);
+    evictor.by_size(limits.max_bytes);
     report.temporary_files = reap_temporary_files(local_->directory("tmp"), now, limits.dry_run);
     if (!limits.dry_run) {
       reap_lock_files(local_->directory("locks"), now);

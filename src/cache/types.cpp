@@ -9,9 +9,8 @@ namespace {
 
 constexpr std::pair<ArtefactKind, std::string_view> kKinds[] = {
     {ArtefactKind::kProgram, "program"}, {ArtefactKind::kVendor, "vendor"},
-    {ArtefactKind::kKernel, "kernel"},   {ArtefactKind::kTuning, "tuning"},
     {ArtefactKind::kVerdict, "verdict"}, {ArtefactKind::kFront, "front"},
-    {ArtefactKind::kDerived, "derived"}, {ArtefactKind::kFileDigest, "file digest"}};
+    {ArtefactKind::kFileDigest, "file digest"}};
 
 }  // namespace
 

@@ -15,15 +15,12 @@
 
 namespace rm::cache {
 
-/// Stored in entries and keys: numbers are never reused.
+/// Stored in entries and keys: numbers are never reused (3, 4 and 7 were).
 enum class ArtefactKind : uint16_t {
   kProgram = 1,     // a program after all passes
   kVendor = 2,      // an artefact of a vendor's compiler
-  kKernel = 3,      // a kernel binary
-  kTuning = 4,      // measured choices
   kVerdict = 5,     // the result of a parity check
   kFront = 6,       // call signature of a module -> digest of its canonical program
-  kDerived = 7,     // packed or quantised weights; has a size cap of its own
   kFileDigest = 8,  // identity of a file -> digest of its content
 };
 std::string_view kind_name(ArtefactKind kind);
@@ -51,9 +48,9 @@ struct Artefact {
     std::string bytes;
     /// Set for bytes that lie elsewhere, immutable, instead of in `bytes`.
     std::shared_ptr<const void> owner = {};
-    ByteSpan lent = {};
+    ByteSpan view = {};
     std::shared_ptr<const Fd> file = {};  ///< that holds them from its start; or nullptr
-    ByteSpan span() const { return owner ? lent : as_byte_span(bytes); }
+    ByteSpan span() const { return owner ? view : as_byte_span(bytes); }
   };
   std::vector<OwnedSection> sections;
   /// Conditions under which the entry may serve, opaque to the cache. Entries of one key with

@@ -117,10 +117,10 @@ std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) co
       std::vector<std::string> looked;
       for (const DeviceKind npu : kPhysicalNpus) {
         if (const VendorHardware* one = hardware_of(npu)) {
-          looked.push_back(one->looked_for + " (" + one->vendor + ")");
+          looked.push_back(one->vendor + " (" + one->looked_for + ")");
         }
       }
-      notes.push_back({"RM402", "[device npu] expected " + join(looked) +
+      notes.push_back({"RM402", "[device npu] expected a device of " + join(looked) +
                                     ", got none of them; try RM_SIM_NPU=1 for a simulated NPU"});
     }
     return notes;
@@ -134,14 +134,15 @@ std::vector<Note> DeviceFlowController::why_not(const DeviceRequest& request) co
                                     ", got " + hardware->refused + "; try device='auto'"});
       return notes;
     }
+    const std::string wanted =
+        "a device of " + std::string(hardware->vendor) + " (" + hardware->looked_for + ")";
     if (hardware->pci_functions > 0) {
-      notes.push_back({"RM406", "[device " + name + "] expected " + hardware->looked_for +
-                                    ", got " + seen +
-                                    " on the PCI bus without a device node; load the " +
+      notes.push_back({"RM406", "[device " + name + "] expected " + wanted + ", got " + seen +
+                                    " on the PCI bus without a device file; load the " +
                                     hardware->vendor + " driver"});
     } else {
-      notes.push_back({"RM402", "[device " + name + "] expected " + hardware->looked_for +
-                                    ", got none; try device='auto'"});
+      notes.push_back(
+          {"RM402", "[device " + name + "] expected " + wanted + ", got none; try device='auto'"});
       return notes;
     }
   }

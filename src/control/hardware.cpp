@@ -74,8 +74,8 @@ std::vector<VendorHardware> detect_hardware(const fs::path& root) {
     hardware.vendor = vendor.name;
     hardware.packages = vendor.packages;
     hardware.packages_from = vendor.packages_from;
-    hardware.looked_for = std::string("/") + vendor.folder + "/" + vendor.prefix + "[0-9]+" +
-                          vendor.suffix + " and PCI vendor " + vendor.pci_vendor;
+    hardware.looked_for = std::string("/") + vendor.folder + "/" + vendor.prefix + "<number>" +
+                          vendor.suffix + ", or vendor " + vendor.pci_vendor + " on the PCI bus";
     std::vector<std::pair<int, std::string>> numbered;
     std::error_code error;  // no such folder: no such device
     for (const auto& entry : fs::directory_iterator(root / vendor.folder, error)) {

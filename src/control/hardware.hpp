@@ -13,7 +13,7 @@ namespace rm::control {
 struct VendorHardware {
   DeviceKind kind = DeviceKind::kCuda;
   std::string vendor;                   ///< "NVIDIA"
-  std::string looked_for;               ///< "/dev/nvidia[0-9]+ and PCI vendor 0x10de"
+  std::string looked_for;               ///< "/dev/nvidia<number>, or vendor 0x10de on the PCI bus"
   std::vector<std::string> nodes;       ///< "/dev/nvidia0", by index; without the root prefix
   std::vector<std::string> unreadable;  ///< nodes this user may not open
   std::string packages;                 ///< what pip installs for it: "optimum-rbln rebel-compiler"

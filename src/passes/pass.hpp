@@ -13,7 +13,7 @@ namespace rm::passes {
 
 struct PassContext {
   /// 0: types, canonical form and dead code only; 1 and above: also fusion.
-  int optimization_level = 2;
+  int optimization_level = 1;
   /// Verifies structure and types after every pass, not only after the last.
 #ifdef NDEBUG
   bool verify = false;

@@ -82,7 +82,7 @@ void Guard::clear() {
     for (const Weight& weight : weights_) writes_->unwatch(weight.tensor.get());
   }
   writes_.reset();
-  lent_ = SIZE_MAX;
+  aliased_ = SIZE_MAX;
   modules_.clear();
   classes_.clear();
   dicts_.clear();
@@ -214,7 +214,7 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
   const bool parameter = facts.is_parameter(value);
   if (parameter) {
     writes_->watch(value);
-    if (numbers && writes_->lent(value)) lent_ = weights_.size();
+    if (numbers && writes_->has_alias(value)) aliased_ = weights_.size();
   }
   if (numbers && (all_contents_ || !parameter) && view.device.device_type == kDLCPU) {
     contents_.add(weight.data, span_of(view), weights_.size());
@@ -295,7 +295,7 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
   }
   if (dict.kind != Kind::kAttributes) return Reason::kNone;
   const Module& module = modules_[dict.module];
-  if (!trains_ && PyDict_GetItem(object, training) == Py_True && facts.minds_training(module.type)) {
+  if (!trains_ && PyDict_GetItem(object, training) == Py_True && facts.depends_on_training(module.type)) {
     detail_ = path_of(dict.module, training);
     return Reason::kTraining;
   }
@@ -405,7 +405,7 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   if (const std::size_t owner = contents_.changed(); owner != Contents::kNone) {
     return moved(weights_[owner], ": written in a way that leaves no trace but its content");
   }
-  return writes_->clock() == clock_ && lent_ == SIZE_MAX ? Reason::kNone : check_writes();
+  return writes_->clock() == clock_ && aliased_ == SIZE_MAX ? Reason::kNone : check_writes();
 }
 
 Reason Guard::moved(const Weight& weight, const char* how) {
@@ -416,12 +416,12 @@ Reason Guard::moved(const Weight& weight, const char* how) {
 
 /// Notes since the snapshot, and aliases that could be written at any time since.
 Reason Guard::check_writes() {
-  if (lent_ != SIZE_MAX) {
-    return moved(weights_[lent_], ": its .data is held, writes through it cannot be seen");
+  if (aliased_ != SIZE_MAX) {
+    return moved(weights_[aliased_], ": its .data is held, writes through it cannot be seen");
   }
   for (const Weight& weight : weights_) {
     if (trains_ && weight.place.empty()) continue;
-    if (writes_->noted(weight.tensor.get()) <= clock_) continue;
+    if (writes_->last_write(weight.tensor.get()) <= clock_) continue;
     return moved(weight, ": an optimizer's step, or its .data was read, may have changed it");
   }
   clock_ = writes_->clock();  // tensors of other modules

@@ -1,4 +1,4 @@
-// The guard of an armed module tree: is it still the tree the entries were made from?
+// The guard of a routed module tree: is it still the tree the entries were made from?
 //
 // A snapshot holds every dictionary of every module in the tree with the version CPython gave it,
 // and every tensor with its data pointer, layout and in-place version.  A check is a walk over flat
@@ -167,9 +167,9 @@ class Guard {
   Contents contents_;          // of the weights that are no Parameters, or of all
   bool all_contents_ = false;
   PyRef default_dtype_;  // torch's, at the snapshot
-  std::shared_ptr<SilentWrites> writes_;
+  std::shared_ptr<WriteTracker> writes_;
   std::uint64_t clock_ = 0;      // of writes_, at the snapshot
-  std::size_t lent_ = SIZE_MAX;  // a weight whose .data was held at the snapshot
+  std::size_t aliased_ = SIZE_MAX;  // a weight whose .data was held at the snapshot
   std::size_t grad_hint_ = 0;    // the weight that required grad last time
   std::string detail_;
   bool taken_ = false;

@@ -1,4 +1,4 @@
-// Route: the object behind one armed module.  Checks a call, runs its entry, or lets eager serve.
+// Route: the object behind one routed module.  Checks a call, runs its entry, or lets eager serve.
 //
 // Invariant: an entry runs only after every check of docs/architecture.md (routing) held for this
 // very call; whatever fails, the caller gets exactly what the stock module would have given.
@@ -268,18 +268,18 @@ PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   State& s = state_of(self);
   const PyRef keep = PyRef::borrow(self);  // the call may drop the module and with it the route
   this_thread.served = nullptr;
-  PyObject* armed = PyWeakref_GetObject(s.module_ref.get());
+  PyObject* routed = PyWeakref_GetObject(s.module_ref.get());
   const PyRef caller = calling_module();
   try {
-    if (caller && caller.get() != armed) {
+    if (caller && caller.get() != routed) {
       return decline(s, Reason::kForeign, "the slot was copied to another module", caller.get(),
                      args[0], args[1]);
     }
-    if (armed == Py_None) {
-      PyErr_SetString(PyExc_ReferenceError, "[router] the armed module no longer exists");
+    if (routed == Py_None) {
+      PyErr_SetString(PyExc_ReferenceError, "[router] the routed module no longer exists");
       return nullptr;
     }
-    const PyRef module = PyRef::borrow(armed);
+    const PyRef module = PyRef::borrow(routed);
     return route_checked(s, module.get(), args[0], args[1]);
   } catch (py::error_already_set& error) {
     error.restore();
@@ -600,11 +600,11 @@ class TrainedTree {
 }  // namespace
 
 void bind_router(py::module_& module) {
-  py::module_ router = module.def_submodule("router", "The per-call router of armed modules.");
+  py::module_ router = module.def_submodule("router", "The per-call router of routed modules.");
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
   if (!type) throw py::error_already_set();
   router.attr("Route") = type;
-  bind_silent_writes(router);
+  bind_write_tracker(router);
   router.def(
       "kind_of", [](const py::object& value) { return name_of(kind_of(value.ptr())); },
       py::arg("value"),
@@ -619,7 +619,7 @@ void bind_router(py::module_& module) {
       py::arg("before"), py::arg("now"), "Whether the guard would find two values the same");
   py::class_<TorchFacts, std::shared_ptr<TorchFacts>>(router, "Facts")
       .def(py::init([](py::object torch, py::object disabled, py::object decline,
-                       std::shared_ptr<SilentWrites> writes) {
+                       std::shared_ptr<WriteTracker> writes) {
              return std::make_shared<TorchFacts>(torch.ptr(), disabled.ptr(), decline.ptr(),
                                                  std::move(writes));
            }),

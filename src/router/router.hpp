@@ -1,6 +1,6 @@
 // The per-call router: rm_abstract._core.router.
 //
-// `Facts` knows how to read torch's state without linking torch; a `Route` belongs to one armed
+// `Facts` knows how to read torch's state without linking torch; a `Route` belongs to one routed
 // module, proves call by call that its compiled entry still means what eager would compute, and
 // either returns the entry's output or says (NotImplemented) that eager must serve.
 #pragma once

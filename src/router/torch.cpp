@@ -46,7 +46,7 @@ bool is_zero(PyObject* object) { return PyLong_Check(object) && PyLong_AsLong(ob
 }  // namespace
 
 TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type,
-                       std::shared_ptr<SilentWrites> writes)
+                       std::shared_ptr<WriteTracker> writes)
     : writes_(std::move(writes)),
       torch_(PyRef::borrow(torch)),
       disabled_var_(PyRef::borrow(disabled_var)),
@@ -186,14 +186,14 @@ bool TorchFacts::remember(PyObject* tensor, RawTensor* out) const noexcept {
 }
 
 bool TorchFacts::view(PyObject* tensor, DLTensor* out) const noexcept {
-  if (odd_seen_ && known_odd(tensor)) return false;
+  if (any_unusual_ && is_unusual(tensor)) return false;
   if (exchange_->dltensor_from_py_object_no_sync(tensor, out) == 0) return true;
   PyErr_Clear();
-  odd_seen_ = true;
+  any_unusual_ = true;
   return false;
 }
 
-bool TorchFacts::known_odd(PyObject* tensor) const noexcept {
+bool TorchFacts::is_unusual(PyObject* tensor) const noexcept {
   static PyObject* const layout_name = PyUnicode_InternFromString("layout");
   static PyObject* const nested_name = PyUnicode_InternFromString("is_nested");
   const PyRef layout = PyRef::steal(PyObject_GetAttr(tensor, layout_name));
@@ -289,7 +289,7 @@ Reason TorchFacts::modes(const char** detail) const noexcept {
   }
   if (!quiet_call(autocast_, is_false)) {
     *detail = "autocast is on";
-    return Reason::kDtype;
+    return Reason::kAutocast;
   }
   return Reason::kNone;
 }

@@ -61,7 +61,7 @@ class TorchFacts {
  public:
   /// Probes the imported torch module; throws pybind11 errors when a required name is missing.
   TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* decline_type,
-             std::shared_ptr<SilentWrites> writes);
+             std::shared_ptr<WriteTracker> writes);
 
   /// Exactly torch.Tensor or torch.nn.Parameter: subclasses have behaviour we do not know.
   bool is_plain_tensor(PyObject* object) const noexcept {
@@ -80,7 +80,7 @@ class TorchFacts {
 
   /// Of another layout than dense and strided: found without the error that view() costs torch
   /// (a fraction of a millisecond), once a first tensor has shown that there are such.
-  bool known_odd(PyObject* tensor) const noexcept;
+  bool is_unusual(PyObject* tensor) const noexcept;
 
   /// The in-place version; -1 when the tensor does not track one (inference tensors).
   std::int64_t version(PyObject* tensor) const noexcept;
@@ -112,7 +112,7 @@ class TorchFacts {
 
   /// Modules of exactly this class compute the same in training mode and out of it.
   void ignore_training(PyObject* type) { same_in_training_.insert(PyRef::borrow(type).release()); }
-  bool minds_training(PyTypeObject* type) const noexcept {
+  bool depends_on_training(PyTypeObject* type) const noexcept {
     return !same_in_training_.contains(reinterpret_cast<PyObject*>(type));
   }
 
@@ -121,7 +121,7 @@ class TorchFacts {
   PyObject* decline_type() const noexcept { return decline_type_.get(); }
   PyTypeObject* module_type() const noexcept { return module_type_; }
   bool fast_versions() const noexcept { return version_offset_ >= 0; }
-  const std::shared_ptr<SilentWrites>& writes() const noexcept { return writes_; }
+  const std::shared_ptr<WriteTracker>& writes() const noexcept { return writes_; }
 
  private:
   static constexpr int kFieldsAt = 16;  // past the vtable and the reference counts
@@ -136,7 +136,7 @@ class TorchFacts {
   void probe_layout(PyObject* torch);
   bool variable_set(PyObject* variable) const noexcept;
 
-  std::shared_ptr<SilentWrites> writes_;
+  std::shared_ptr<WriteTracker> writes_;
   PyTypeObject* tensor_type_ = nullptr;  // kept alive by torch_
   PyTypeObject* parameter_type_ = nullptr;
   PyTypeObject* module_type_ = nullptr;
@@ -146,7 +146,7 @@ class TorchFacts {
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever
   PyRef strided_;
-  mutable bool odd_seen_ = false;
+  mutable bool any_unusual_ = false;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
   int storage_offset_ = -1, memory_offset_ = -1;

@@ -1,4 +1,4 @@
-// What SilentWrites remembers, and the attribute `data` that nn.Parameter gets.
+// What WriteTracker remembers, and the attribute `data` that nn.Parameter gets.
 #include "router/writes.hpp"
 
 #include <utility>
@@ -7,14 +7,14 @@ namespace py = pybind11;
 
 namespace rm::router {
 
-SilentWrites::~SilentWrites() {
+WriteTracker::~WriteTracker() {
   for (auto& [tensor, row] : watched_) {
     for (PyObject* alias : row.aliases) Py_DECREF(alias);
     if (row.owned) Py_DECREF(tensor);
   }
 }
 
-void SilentWrites::watch(PyObject* tensor) {
+void WriteTracker::watch(PyObject* tensor) {
   Row& row = watched_[tensor];
   ++row.guards;
   if (!row.owned) return;
@@ -23,7 +23,7 @@ void SilentWrites::watch(PyObject* tensor) {
   Py_DECREF(tensor);  // the caller holds it
 }
 
-void SilentWrites::unwatch(PyObject* tensor) noexcept {
+void WriteTracker::unwatch(PyObject* tensor) noexcept {
   const auto found = watched_.find(tensor);
   if (found == watched_.end() || --found->second.guards > 0) return;
   drop_dead(found->second);
@@ -37,7 +37,7 @@ void SilentWrites::unwatch(PyObject* tensor) noexcept {
   if (!orphans_.empty()) drop_orphans();
 }
 
-void SilentWrites::drop_orphans() noexcept {
+void WriteTracker::drop_orphans() noexcept {
   std::vector<PyObject*> gone;
   std::erase_if(orphans_, [&](PyObject* tensor) {
     const auto row = watched_.find(tensor);
@@ -50,7 +50,7 @@ void SilentWrites::drop_orphans() noexcept {
   for (PyObject* tensor : gone) Py_DECREF(tensor);  // last: this may run anything
 }
 
-void SilentWrites::note(PyObject* tensor, PyObject* alias) noexcept {
+void WriteTracker::note(PyObject* tensor, PyObject* alias) noexcept {
   const auto found = watched_.find(tensor);
   if (found == watched_.end()) return;
   found->second.at = ++clock_;
@@ -63,19 +63,19 @@ void SilentWrites::note(PyObject* tensor, PyObject* alias) noexcept {
   }
 }
 
-std::uint64_t SilentWrites::noted(PyObject* tensor) const noexcept {
+std::uint64_t WriteTracker::last_write(PyObject* tensor) const noexcept {
   const auto found = watched_.find(tensor);
   return found == watched_.end() ? 0 : found->second.at;
 }
 
-bool SilentWrites::lent(PyObject* tensor) noexcept {
+bool WriteTracker::has_alias(PyObject* tensor) noexcept {
   const auto found = watched_.find(tensor);
   if (found == watched_.end()) return false;
   drop_dead(found->second);
   return !found->second.aliases.empty();
 }
 
-void SilentWrites::drop_dead(Row& row) noexcept {
+void WriteTracker::drop_dead(Row& row) noexcept {
   std::erase_if(row.aliases, [](PyObject* weak) {
     if (PyWeakref_GetObject(weak) != Py_None) return false;
     Py_DECREF(weak);
@@ -88,7 +88,7 @@ namespace {
 /// A data descriptor around torch's own: the same tensors come and go, and reads are noted.
 struct DataAttribute {
   PyObject_HEAD PyObject* original;
-  std::shared_ptr<SilentWrites>* writes;
+  std::shared_ptr<WriteTracker>* writes;
 };
 
 PyObject* data_get(PyObject* self, PyObject* tensor, PyObject* type) {
@@ -137,7 +137,7 @@ PyType_Slot kSlots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(data_dealloc)},
 PyType_Spec kSpec = {"rm_abstract._core.router.DataAttribute", sizeof(DataAttribute), 0,
                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, kSlots};
 
-py::object make_data_attribute(const py::object& type, std::shared_ptr<SilentWrites> writes,
+py::object make_data_attribute(const py::object& type, std::shared_ptr<WriteTracker> writes,
                                const py::object& original) {
   PyTypeObject* kind = Py_TYPE(original.ptr());
   if (kind->tp_descr_get == nullptr || kind->tp_descr_set == nullptr) {
@@ -146,21 +146,21 @@ py::object make_data_attribute(const py::object& type, std::shared_ptr<SilentWri
   auto* made = PyObject_New(DataAttribute, reinterpret_cast<PyTypeObject*>(type.ptr()));
   if (made == nullptr) throw py::error_already_set();
   made->original = original.inc_ref().ptr();
-  made->writes = new std::shared_ptr<SilentWrites>(std::move(writes));
+  made->writes = new std::shared_ptr<WriteTracker>(std::move(writes));
   return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(made));
 }
 
 }  // namespace
 
-void bind_silent_writes(py::module_& router) {
+void bind_write_tracker(py::module_& router) {
   const auto type = py::reinterpret_steal<py::object>(PyType_FromSpec(&kSpec));
   if (!type) throw py::error_already_set();
-  py::class_<SilentWrites, std::shared_ptr<SilentWrites>>(router, "SilentWrites")
+  py::class_<WriteTracker, std::shared_ptr<WriteTracker>>(router, "WriteTracker")
       .def(py::init<>())
-      .def_property_readonly("clock", [](const SilentWrites& writes) { return writes.clock(); },
+      .def_property_readonly("clock", [](const WriteTracker& writes) { return writes.clock(); },
                              "Moves with every write that was heard of.")
       .def("note",
-           [](SilentWrites& writes, const py::list& groups) {
+           [](WriteTracker& writes, const py::list& groups) {
              for (const py::handle group : groups) {
                if (!PyDict_Check(group.ptr())) continue;
                PyObject* tensors = PyDict_GetItemString(group.ptr(), "params");
@@ -171,7 +171,7 @@ void bind_silent_writes(py::module_& router) {
              }
            })
       .def("data_attribute",
-           [type](const std::shared_ptr<SilentWrites>& writes, const py::object& original) {
+           [type](const std::shared_ptr<WriteTracker>& writes, const py::object& original) {
              return make_data_attribute(type, writes, original);
            });
 }

@@ -15,12 +15,12 @@
 
 namespace rm::router {
 
-class SilentWrites {
+class WriteTracker {
  public:
-  SilentWrites() = default;
-  SilentWrites(const SilentWrites&) = delete;
-  SilentWrites& operator=(const SilentWrites&) = delete;
-  ~SilentWrites();
+  WriteTracker() = default;
+  WriteTracker(const WriteTracker&) = delete;
+  WriteTracker& operator=(const WriteTracker&) = delete;
+  ~WriteTracker();
 
   /// The tensor is kept alive by whoever watches it, and afterwards by its row as long as an alias
   /// lives: no other tensor may get its address meanwhile.
@@ -33,9 +33,9 @@ class SilentWrites {
 
   /// Moves with every note: a guard compares this before it looks at single tensors.
   std::uint64_t clock() const noexcept { return clock_; }
-  std::uint64_t noted(PyObject* tensor) const noexcept;
+  std::uint64_t last_write(PyObject* tensor) const noexcept;
   /// Somebody still holds an alias.
-  bool lent(PyObject* tensor) noexcept;
+  bool has_alias(PyObject* tensor) noexcept;
 
  private:
   struct Row {
@@ -52,6 +52,6 @@ class SilentWrites {
   std::vector<PyObject*> orphans_;  // tensors that their rows keep alive
 };
 
-void bind_silent_writes(pybind11::module_& router);
+void bind_write_tracker(pybind11::module_& router);
 
 }  // namespace rm::router

@@ -2,7 +2,7 @@
 // gone without a trace when the object is.
 //
 // Invariant: whatever the worker does (crash, hang, garbage, being stopped) becomes an rm::Error
-// with the tail of its log; this process neither crashes nor waits beyond the caller's Patience,
+// with the tail of its log; this process neither crashes nor waits beyond the caller's WaitLimits,
 // which covers the waits for other threads' calls too. All functions may be called by any thread.
 #pragma once
 
@@ -49,10 +49,10 @@ class StateSet {
   /// False when the worker that held them has ended.
   bool alive() const;
   /// Copies a part of `from`, which lies in the same worker, on the device.
-  void copy_from(const StateSet& from, const StatesRegion& region, const Patience& patience);
+  void copy_from(const StateSet& from, const StatesRegion& region, const WaitLimits& limits);
   /// Copies a part from or to shared memory of this process.
-  void read(const Weights& to, const StatesRegion& region, const Patience& patience) const;
-  void write(const Weights& from, const StatesRegion& region, const Patience& patience);
+  void read(const Weights& to, const StatesRegion& region, const WaitLimits& limits) const;
+  void write(const Weights& from, const StatesRegion& region, const WaitLimits& limits);
 
  private:
   friend class Worker;
@@ -76,7 +76,7 @@ class LoadedProgram {
   /// Runs it on what the inputs hold. One at a time in a worker; callers keep the memory to
   /// themselves meanwhile.
   /// `states` (of the same worker, or nullptr) are what its donated inputs are.
-  void execute(const Patience& patience, const StateSet* states = nullptr);
+  void execute(const WaitLimits& limits, const StateSet* states = nullptr);
 
  private:
   friend class Worker;
@@ -107,14 +107,14 @@ class Worker : public std::enable_shared_from_this<Worker> {
 
   /// The artefact. Throws the worker's own error, RM302 after the time-out, RM303 after a crash.
   Bytes compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
-                const OnProgress& progress, const Patience& patience);
+                const OnProgress& progress, const WaitLimits& limits);
   /// `inputs` and `outputs` need dtype and dims only. `artefact` is the file of an artefact that
   /// lies in one (request.file_bytes), else nullptr.
   std::shared_ptr<LoadedProgram> load(LoadRequest request,
                                       const std::shared_ptr<const Weights>& weights,
-                                      const Patience& patience, const Fd* artefact = nullptr);
+                                      const WaitLimits& limits, const Fd* artefact = nullptr);
   /// Zeros of these types on the device.
-  std::shared_ptr<StateSet> make_states(uint64_t device, Slots slots, const Patience& patience);
+  std::shared_ptr<StateSet> make_states(uint64_t device, Slots slots, const WaitLimits& limits);
   /// Asks it to end, then kills it.
   void stop() noexcept;
 
@@ -137,13 +137,13 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Worker(const Options& options, std::pair<Fd, Fd> ends);
   void check_owner() const;
   void greet(const Interrupt& interrupt);
-  Bytes request(const Request& request, const OnProgress& progress, const Patience& patience);
+  Bytes request(const Request& request, const OnProgress& progress, const WaitLimits& limits);
   Bytes exchange(const Request& request, const OnProgress& progress, Call& call);
   Bytes wait_for_answer(uint64_t id, const OnProgress& progress, Call& call);
   void cancel(uint64_t id) noexcept;
-  void execute(uint64_t handle, uint64_t states, const Patience& patience);
+  void execute(uint64_t handle, uint64_t states, const WaitLimits& limits);
   void ring_and_wait(uint64_t handle, uint64_t states, Call& call);
-  void copy_states(const CopyStatesRequest& request, const Fd* host, const Patience& patience);
+  void copy_states(const CopyStatesRequest& request, const Fd* host, const WaitLimits& limits);
   void release(MessageType type, uint64_t handle) noexcept;
   bool send_released();
   void look_after_log() noexcept;

@@ -5,13 +5,13 @@
 namespace rm::worker {
 
 std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
-                                              const Patience& patience) {
+                                              const WaitLimits& limits) {
   std::shared_ptr<StateSet> states(new StateSet);
   uint64_t bytes = 0;
   place_slots(slots, bytes);
   const Bytes answer = request({MessageType::kMakeStates, "states",
                                 StatesRequest{device, slots}.encode(), {}, Beside::kNothing},
-                               {}, patience);
+                               {}, limits);
   Reader in(answer);
   states->handle_ = in.u64();
   in.end();
@@ -21,23 +21,23 @@ std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
 }
 
 void Worker::copy_states(const CopyStatesRequest& request, const Fd* host,
-                         const Patience& patience) {
+                         const WaitLimits& limits) {
   std::vector<const Fd*> files;
   if (host != nullptr) files.push_back(host);
   this->request({MessageType::kCopyStates, "states", request.encode(), files, Beside::kNothing}, {},
-                patience);
+                limits);
 }
 
 LoadedProgram::~LoadedProgram() {
   if (worker_) worker_->release(MessageType::kUnload, handle_);
 }
 
-void LoadedProgram::execute(const Patience& patience, const StateSet* states) {
+void LoadedProgram::execute(const WaitLimits& limits, const StateSet* states) {
   if (states != nullptr && states->worker_ != worker_) {
     throw Error(RM_FAILED_PRECONDITION,
                 "[worker execute] expected states of this worker, got another's", "RM303");
   }
-  worker_->execute(handle_, states == nullptr ? 0 : states->handle_, patience);
+  worker_->execute(handle_, states == nullptr ? 0 : states->handle_, limits);
 }
 
 StateSet::~StateSet() {
@@ -47,20 +47,20 @@ StateSet::~StateSet() {
 bool StateSet::alive() const { return worker_->alive(); }
 
 void StateSet::copy_from(const StateSet& from, const StatesRegion& region,
-                         const Patience& patience) {
+                         const WaitLimits& limits) {
   if (from.worker_ != worker_) {
     throw Error(RM_FAILED_PRECONDITION,
                 "[worker states] expected states of this worker, got another's", "RM303");
   }
-  worker_->copy_states({from.handle_, handle_, region, {}}, nullptr, patience);
+  worker_->copy_states({from.handle_, handle_, region, {}}, nullptr, limits);
 }
 
-void StateSet::read(const Weights& to, const StatesRegion& region, const Patience& patience) const {
-  worker_->copy_states({handle_, 0, region, to.slots}, &to.memory.file(), patience);
+void StateSet::read(const Weights& to, const StatesRegion& region, const WaitLimits& limits) const {
+  worker_->copy_states({handle_, 0, region, to.slots}, &to.memory.file(), limits);
 }
 
-void StateSet::write(const Weights& from, const StatesRegion& region, const Patience& patience) {
-  worker_->copy_states({0, handle_, region, from.slots}, &from.memory.file(), patience);
+void StateSet::write(const Weights& from, const StatesRegion& region, const WaitLimits& limits) {
+  worker_->copy_states({0, handle_, region, from.slots}, &from.memory.file(), limits);
 }
 
 }  // namespace rm::worker

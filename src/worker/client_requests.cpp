@@ -20,13 +20,13 @@ constexpr size_t kStacksBytes = 4096;              // of a log that ends with th
 /// One call of one thread, from its first wait to its last.
 class Worker::Call {
  public:
-  Call(Worker& worker, const Patience& patience, const char* what)
+  Call(Worker& worker, const WaitLimits& limits, const char* what)
       : what(what),
         worker_(worker),
-        patience_(patience),
-        deadline_(patience.timeout_s),
+        limits_(limits),
+        deadline_(limits.timeout_s),
         heartbeat_(*worker.bell_, worker.options_.heartbeat_timeout_s),
-        stall_(worker.pid(), patience.stall_s) {}
+        stall_(worker.pid(), limits.stall_s) {}
 
   /// While other threads' calls are served. Throws; the worker is not harmed.
   void look_while_queued() const {
@@ -37,7 +37,7 @@ class Worker::Call {
                       "limit or call from one thread",
                   late());
     }
-    if (patience_.interrupt) patience_.interrupt();
+    if (limits_.interrupt) limits_.interrupt();
   }
 
   /// Throws RM303 when the process has ended or its heartbeat has stopped.
@@ -67,7 +67,7 @@ class Worker::Call {
 
   bool is_late() const { return deadline_.has_passed(); }
   void interrupt() const {
-    if (patience_.interrupt) patience_.interrupt();
+    if (limits_.interrupt) limits_.interrupt();
   }
   [[noreturn]] void give_up(const std::string& advice) const {
     throw Error(RM_DEADLINE_EXCEEDED,
@@ -91,7 +91,7 @@ class Worker::Call {
     return text;
   }
   Worker& worker_;
-  const Patience& patience_;
+  const WaitLimits& limits_;
   const Deadline deadline_;
   HeartbeatWatch heartbeat_;
   StallWatch stall_;
@@ -121,9 +121,9 @@ void Worker::cancel(uint64_t id) noexcept {
 }
 
 Bytes Worker::request(const Request& request, const OnProgress& progress,
-                      const Patience& patience) {
+                      const WaitLimits& limits) {
   check_owner();
-  Call call(*this, patience, request.what);
+  Call call(*this, limits, request.what);
   const auto look = [&call] { call.look_while_queued(); };
   requests_.lock(kWaitSlice, look);
   const std::lock_guard requests(requests_, std::adopt_lock);
@@ -196,19 +196,19 @@ Bytes Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Call& cal
 }
 
 Bytes Worker::compile(CompileRequest request, const std::shared_ptr<const Weights>& weights,
-                      const OnProgress& progress, const Patience& patience) {
+                      const OnProgress& progress, const WaitLimits& limits) {
   std::vector<const Fd*> files;
   if (weights) {
     request.constants = weights->slots;
     files.push_back(&weights->memory.file());
   }
   return this->request({MessageType::kCompile, "compile", request.encode(), files}, progress,
-                       patience);
+                       limits);
 }
 
 std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
                                             const std::shared_ptr<const Weights>& weights,
-                                            const Patience& patience, const Fd* artefact) {
+                                            const WaitLimits& limits, const Fd* artefact) {
   std::shared_ptr<LoadedProgram> program(new LoadedProgram);
   uint64_t bytes = 0;
   place_slots(request.inputs, bytes);
@@ -221,7 +221,7 @@ std::shared_ptr<LoadedProgram> Worker::load(LoadRequest request,
   }
   if (artefact != nullptr) files.push_back(artefact);
   const Bytes answer =
-      this->request({MessageType::kLoad, "load", request.encode(), files}, {}, patience);
+      this->request({MessageType::kLoad, "load", request.encode(), files}, {}, limits);
   Reader in(answer);
   program->handle_ = in.u64();
   in.end();
@@ -266,9 +266,9 @@ bool Worker::send_released() {
   }
 }
 
-void Worker::execute(uint64_t handle, uint64_t states, const Patience& patience) {
+void Worker::execute(uint64_t handle, uint64_t states, const WaitLimits& limits) {
   check_owner();
-  Call call(*this, patience, "execute");
+  Call call(*this, limits, "execute");
   executions_.lock(kWaitSlice, [&call] { call.look_while_queued(); });
   const std::lock_guard lock(executions_, std::adopt_lock);
   ring_and_wait(handle, states, call);

@@ -15,7 +15,7 @@ namespace rm::worker {
 using Interrupt = std::function<void()>;
 
 /// Seconds; 0 waits for ever.
-struct Patience {
+struct WaitLimits {
   double timeout_s = 0;
   Interrupt interrupt;
   double stall_s = 0;  ///< how long a request may do nothing at all (activity.hpp)

@@ -467,13 +467,18 @@ def test_weights_and_structure_are_told_apart():
     assert ENGINES[0].invalidated[0][1] == "second.weight"
 
 
-def test_a_model_that_changes_at_every_call_is_left_alone_after_a_while():
+@pytest.mark.parametrize(("what", "code"), [("weights", "RM107"), ("attribute", "RM118")])
+def test_a_model_that_changes_at_every_call_is_left_alone_after_a_while(what, code):
     model = ready()
-    for _ in range(60):
+    for turn in range(60):
         check_equal(model, X)
-        with torch.no_grad():
-            model.second.bias.add_(0.01)
+        if what == "attribute":
+            model.scale = 2.0 + turn
+        else:
+            with torch.no_grad():
+                model.second.bias.add_(0.01)
     assert ENGINES[0].first_calls < 20
+    assert {"RM107", "RM118"} & set(reasons(model)) == {code}
 
 
 # ---- H16, H17, H18, H21 ----------------------------------------------------------------------
@@ -605,20 +610,20 @@ def test_a_dropped_model_frees_its_weights_at_once_and_stays_in_the_report():
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"),
+    ("change", "kind", "code"),
     [
-        (lambda model: torch.nn.init.ones_(model.first.weight), "weights"),
-        (lambda model: setattr(model, "scale", 2.0), "structure"),
+        (lambda model: torch.nn.init.ones_(model.first.weight), "weights", "RM107"),
+        (lambda model: setattr(model, "scale", 2.0), "structure", "RM118"),
     ],
     ids=["weights", "structure"],
 )
-def test_looking_says_of_which_kind_a_change_is(session, change, kind):
+def test_looking_says_of_which_kind_a_change_is(session, change, kind, code):
     model = ready()
     check_equal(model, X)
     (armed,) = session.armed()
     assert not armed.route.look()[0]
     change(model)
-    assert armed.route.look()[0] == "RM107"
+    assert armed.route.look()[0] == code
     assert armed.route.stale()[0] == kind
     check_equal(model, X)
 
@@ -629,10 +634,10 @@ def test_a_model_on_a_device_that_the_session_does_not_use_is_not_captured(monke
 
     model = ready()
     monkeypatch.setattr("rm_abstract.hooks.router._tensors", lambda module: [There()])
-    with pytest.warns(rm.RoutingWarning, match=r"RM304.*the model is on cuda:1"):
+    with pytest.warns(rm.RoutingWarning, match=r"RM119.*the model is on cuda:1"):
         check_equal(model, X)
     check_equal(model, X)
-    assert ENGINES[0].first_calls == 0 and reasons(model)["RM304"] == 2
+    assert ENGINES[0].first_calls == 0 and reasons(model)["RM119"] == 2
 
 
 def in_another_thread(work):
@@ -739,7 +744,7 @@ def test_strict_routing_raises_the_reason():
     model = ready()
     with pytest.raises(rm.Error) as error:
         model(X)
-    assert error.value.code == "RM101"
+    assert error.value.code == "RM117"
     with torch.no_grad():
         model(X)
         model(X)
@@ -763,7 +768,7 @@ def test_an_executable_refuses_inputs_that_ask_for_gradients():
     for args, kwargs in (((wanted,), {}), ((X,), {"extras": {"bias": wanted[:, :3]}})):
         with pytest.raises(rm.CompileError, match="gradients") as error:
             executable(*args, **kwargs)
-        assert error.value.code == "RM101"
+        assert error.value.code == "RM117"
     with torch.no_grad():
         torch.testing.assert_close(executable(wanted), stock(model, X))
     torch.testing.assert_close(executable(X), stock(model, X))  # weights may require them

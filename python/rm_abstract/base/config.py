@@ -112,7 +112,7 @@ def _warn_of_unbuilt(resolved: Mapping[str, tuple[str, str]]) -> None:
     device = resolved["device"][0].partition(":")[0]
     for row in table():
         text, source = resolved[row["name"]]
-        inert = text in row["unbuilt"].split("|") if row["built"] else True
+        inert = text in row["unbuilt"].split("|")
         if (row["name"], text) == ("precision", "bf16") and device not in ("auto", "cpu", "gpu"):
             inert = False  # an accelerator that computes in it may serve then
         if inert and text != row["default"]:

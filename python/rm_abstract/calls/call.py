@@ -48,7 +48,7 @@ class FlatCall:
 
     spec: CallSpec
     leaves: list[Any]
-    asked: dict[str, Any] = field(default_factory=dict)  # of torch's state, with the answers
+    torch_state: dict[str, Any] = field(default_factory=dict)  # what forward read of it
 
 
 @dataclass(frozen=True)

@@ -195,10 +195,10 @@ def capture_flat(
         turned = layouts.put_in_order(program, views)
         structure = with_layouts(with_aliases(structure, views), turned)
         if turned and not all(t.is_contiguous() for t in tensors):
-            call.asked.update(torch_state.answers(["layout"], tensors))
+            call.torch_state.update(torch_state.answers(["layout"], tensors))
     imported = import_program(program, strip="m.", donated=_donated(call))
     if imported.asks_tf32:
-        call.asked.update(torch_state.answers([torch_state.TF32], tensors))
+        call.torch_state.update(torch_state.answers([torch_state.TF32], tensors))
     return Captured(
         ir=imported.text,
         input_dims=imported.input_dims,

@@ -106,10 +106,10 @@ class FirstCall:
             self._engine.events.served_by_original()
         if effects.found or wants_gradients(output):
             return self._impure(effects, output)
-        before.asked = torch_state.answers(effects.asked, self._tensors)
+        before.torch_state = torch_state.answers(effects.state_reads, self._tensors)
         if spare is not None:
-            spare.asked = before.asked
-        if question := torch_state.not_as_captured(before.asked):
+            spare.torch_state = before.torch_state
+        if question := torch_state.not_as_captured(before.torch_state):
             return self._left(f"reads {torch_state.described(question)}", output, "RM209")
         after = [leaf for leaf in self._inputs if not isinstance(leaf, torch.Tensor)]
         try:
@@ -186,7 +186,7 @@ class FirstCall:
         state = self._state
         plain = all(s[0] not in ("cache", "bundle") for s in state.spec.specs)
         if plain and state.step is None and self._engine.measures and not variant.quantised:
-            variant.trial = Trial(self._engine.wait if self._engine.away else None)
+            variant.trial = Trial(self._engine.wait if self._engine.on_gpu else None)
 
     def _impure(self, effects: Effects, output: Any) -> Any:
         """A program would not do what this forward does: seen for sure or twice, it stays eager."""
@@ -197,7 +197,7 @@ class FirstCall:
         if effects.found:
             return self._left(effects.found, output, effects.code)
         return self._left(
-            "an output requires gradients although they are disabled", output, "RM101"
+            "an output requires gradients although they are disabled", output, "RM117"
         )
 
     def _left(self, why: str, output: Any, code: str) -> Any:

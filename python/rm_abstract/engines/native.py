@@ -46,7 +46,7 @@ from rm_abstract.engines.module_weights import (
     sizes,
     ties_of,
 )
-from rm_abstract.engines.placement import home_of, placement_of
+from rm_abstract.engines.placement import device_of, placement_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.guards import sources, torch_state
 from rm_abstract.kv import kv_cache
@@ -105,8 +105,8 @@ class NativeEngine:
         call = flatten_call(self.parameters, args, kwargs)
         if isinstance(call, Decline):
             return call
-        if self.placement.away:
-            self.placement.check_call(home_of(self.module(), call.leaves), call.spec)
+        if self.placement.on_gpu:
+            self.placement.check_call(device_of(self.module(), call.leaves), call.spec)
         return call.spec
 
     def flatten(self, kwargs: dict[str, Any]) -> FlatCall | Decline:
@@ -264,7 +264,7 @@ class NativeEngine:
             capture_ms=captured.capture_ms,
             constants=captured.constants,
             repeated=captured.repeated,
-            asked=call.asked,
+            torch_state=call.torch_state,
         )
 
     def raise_refusal(
@@ -309,7 +309,7 @@ class NativeEngine:
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = Variant(record, program, past, forms)
-        variant.timed = not self.placement.away  # a call on a GPU returns before it is done
+        variant.timed = not self.placement.on_gpu  # a call on a GPU returns before it is done
         variant.compares_kernels = self.policy.kernels
         self._reported(variant, readable(call), artefact, started)
         variant.report.quantised = sizes(forms, weights)
@@ -322,8 +322,8 @@ class NativeEngine:
         call: FlatCall,
         repeated: list[list[int]],
     ) -> Any:
-        home = home_of(self.module(), call.leaves)
-        self.placement.check(home)
+        model_device = device_of(self.module(), call.leaves)
+        self.placement.check(model_device)
         program = _core.Program(
             text,
             self.placement.weights(weights),
@@ -335,7 +335,7 @@ class NativeEngine:
             checks=self._context.kernel_checks(),
             device=self.placement.index,
         )
-        return self.placement.placed(program, home)
+        return self.placement.placed(program, model_device)
 
     def _reported(self, variant: Variant, signature: str, artefact: str, started: float) -> Variant:
         variant.report = EntryReport(
@@ -523,8 +523,8 @@ class NativeEngine:
         return WeightVersions([*module.parameters(), *module.buffers()])
 
     @property
-    def away(self) -> bool:
-        return self.placement.away
+    def on_gpu(self) -> bool:
+        return self.placement.on_gpu
 
     def wait(self) -> None:
         self.placement.wait()
@@ -560,7 +560,7 @@ class NativeEngine:
     ) -> parity.Verdict:
         """What the run that gave `output` and left the caches of `call` is worth."""
         precision = self.working_precision(variant.record, tensors)
-        if precision is torch.float32 and variant.record.asked.get(torch_state.TF32):
+        if precision is torch.float32 and variant.record.torch_state.get(torch_state.TF32):
             precision = torch.float16  # products of as many bits, here and in the original
         return parity.compare(
             expected,

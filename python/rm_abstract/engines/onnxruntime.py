@@ -68,7 +68,7 @@ class OnnxRuntimeEngine(NativeEngine):
         return []
 
     def admit(self, call: FlatCall) -> None:
-        if self.placement.away:
+        if self.placement.on_gpu:
             raise Decline("RM332", "a device other than the CPU")
 
     def _compile(

@@ -36,15 +36,15 @@ def placement_of(device: Resolved) -> Placement:
 class Placement:
     """The host: everything is used where it lies."""
 
-    away = False  # programs run on a device that has its own memory
+    on_gpu = False  # programs run on a device that has its own memory
     index = 0  # of the device, among its backend's
 
-    def check(self, home: torch.device) -> None:
+    def check(self, model_device: torch.device) -> None:
         """Raises Decline when a model there cannot be served."""
-        if home.type != "cpu":
-            raise Decline("RM304", f"the model is on {home}, programs run on the CPU")
+        if model_device.type != "cpu":
+            raise Decline("RM119", f"the model is on {model_device}, programs run on the CPU")
 
-    def check_call(self, home: torch.device, spec: CallSpec) -> None:
+    def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         """Raises Decline for a call that a model there cannot be served for."""
 
     def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -54,8 +54,8 @@ class Placement:
     def forget(self) -> None:
         """Weights changed in a way their versions may not show."""
 
-    def placed(self, program: Any, home: torch.device) -> Any:
-        """The program as calls use it; `home` is where the model lies."""
+    def placed(self, program: Any, model_device: torch.device) -> Any:
+        """The program as calls use it; `model_device` is where the weights are."""
         return program
 
     def wait(self) -> None:
@@ -63,7 +63,7 @@ class Placement:
 
 
 class GpuPlacement(Placement):
-    away = True
+    on_gpu = True
 
     def __init__(self, device: torch.device, name: str) -> None:
         self._device, self._name = device, name
@@ -71,19 +71,21 @@ class GpuPlacement(Placement):
         self._copies: dict[str, tuple[Hashable, torch.Tensor]] = {}
         self.index = device.index
 
-    def check(self, home: torch.device) -> None:
-        if home not in (_CPU, self._device):
-            raise Decline("RM304", f"the model is on {home}, the session's device is {self._name}")
+    def check(self, model_device: torch.device) -> None:
+        if model_device not in (_CPU, self._device):
+            where = f"the model is on {model_device}, the session's device is {self._name}"
+            raise Decline("RM119", where)
 
-    def check_call(self, home: torch.device, spec: CallSpec) -> None:
-        self.check(home)
+    def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
+        self.check(model_device)
         kinds = [s for s in spec.specs if s[0] in ("cache", "bundle")]
         if any(s[1] != "DeviceCache" for s in kinds):
             raise Decline(
-                "RM304", "a cache of keys and values that generate did not make, on a GPU"
+                "RM114", "a cache of keys and values that generate did not make, on a GPU"
             )
-        if kinds and home != self._device:
-            raise Decline("RM304", f"generation of a model on {home}: move it to {self._name}")
+        if kinds and model_device != self._device:
+            where = f"generation of a model on {model_device}: move it to {self._name}"
+            raise Decline("RM119", where)
 
     def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with self._lock:
@@ -103,8 +105,8 @@ class GpuPlacement(Placement):
         with self._lock:
             self._copies.clear()
 
-    def placed(self, program: Any, home: torch.device) -> Any:
-        return GpuProgram(program, self._device, home)
+    def placed(self, program: Any, model_device: torch.device) -> Any:
+        return GpuProgram(program, self._device, model_device)
 
     def wait(self) -> None:
         torch.cuda.synchronize(self._device)
@@ -113,8 +115,8 @@ class GpuPlacement(Placement):
 class GpuProgram:
     """A program on a GPU, called with tensors of the model's device."""
 
-    def __init__(self, program: Any, device: torch.device, home: torch.device) -> None:
-        self._program, self._device, self._home = program, device, home
+    def __init__(self, program: Any, device: torch.device, model_device: torch.device) -> None:
+        self._program, self._device, self._model_device = program, device, model_device
         for name in ("accept_kernels", "report", "take_trace", "launch_into", "wait_for_packing"):
             setattr(self, name, getattr(program, name))
         # Of whole steps of a generation (generation/step_graph.py); good within one epoch.
@@ -135,9 +137,9 @@ class GpuProgram:
         if torch.cuda.is_current_stream_capturing():
             raise Decline("RM103", "the user's own CUDA graph is being captured")
         results: list[torch.Tensor | None] = self._program.run(self._there(inputs), only_accepted)
-        if self._home == self._device:
+        if self._model_device == self._device:
             return results
-        return [None if r is None else r.to(self._home) for r in results]
+        return [None if r is None else r.to(self._model_device) for r in results]
 
     def decode_step(
         self,
@@ -170,18 +172,17 @@ class GpuProgram:
         return self._program.profile(self._there(inputs), rounds)
 
     def _there(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        if self._home != self._device:
+        if self._model_device != self._device:
             return [t.to(self._device) for t in inputs]
         # As PyTorch: a number may lie on the host, a tensor may not. What a program updates in
         # place is never a copy.
         if any(t.device != self._device and t.dim() for t in inputs):
-            raise Decline(
-                "RM104", f"a tensor that lies elsewhere than the model, on {self._device}"
-            )
+            where = f"a tensor is on another device than the model, which is on {self._device}"
+            raise Decline("RM119", where)
         return [t if t.device == self._device else t.to(self._device) for t in inputs]
 
 
-def home_of(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
+def device_of(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:
     """Where a model lies: its weights, or without any the inputs of the call."""
     for group in (module.parameters(), module.buffers(), inputs):
         for value in group:

@@ -37,24 +37,26 @@ class ResidentProgram(DeviceProgram):
     def run_step(self, inputs: list[torch.Tensor], cache: DeviceCache) -> list[Any]:
         """The outputs; None for buffers, which hold the step's keys and values afterwards. The
         length is the caller's to advance. Raises as `run` does, and Decline."""
-        home, padding = _home(cache), self._step_padding(inputs, cache)
-        outputs = self._step(inputs, home, padding, 0.0)
+        residence, padding = _residence(cache), self._step_padding(inputs, cache)
+        outputs = self._step(inputs, residence, padding, 0.0)
         if padding.gap:
             new = inputs[self._tokens].shape[1]
             with self._lock:
-                self._as_execution(lambda: home.close_gap(padding.start, padding.gap, new))
+                self._as_execution(lambda: residence.close_gap(padding.start, padding.gap, new))
         return outputs
 
     def step_padding_is_inert(self, inputs: list[torch.Tensor], cache: DeviceCache) -> bool:
         """Runs the step with other values in the padding: neither its results nor the keys and
         values of real tokens may notice. The cache is a copy made for this."""
-        home, padding = _home(cache), self._step_padding(inputs, cache)
+        residence, padding = _residence(cache), self._step_padding(inputs, cache)
         first = padding.start + padding.gap
         end = first + inputs[self._tokens].shape[1]
         seen = []
         for fill in (0.0, 1.0):
-            outputs = [out for out in self._step(inputs, home, padding, fill) if out is not None]
-            seen.append([*outputs, *(t[:, :, first:] for t in home.peek(end))])
+            outputs = [
+                out for out in self._step(inputs, residence, padding, fill) if out is not None
+            ]
+            seen.append([*outputs, *(t[:, :, first:] for t in residence.peek(end))])
         return all(
             torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
             for a, b in zip(*seen, strict=True)
@@ -69,11 +71,11 @@ class ResidentProgram(DeviceProgram):
         return replace(padding, start=cache.length, gap=gap)
 
     def _step(
-        self, inputs: list[torch.Tensor], home: Residence, padding: Padding, fill: float
+        self, inputs: list[torch.Tensor], residence: Residence, padding: Padding, fill: float
     ) -> list[Any]:
         def attempt() -> list[Any]:
             self._enter()
-            states = home.enter(self._compiler, self._shapes[self._buffers[0]][0])
+            states = residence.enter(self._compiler, self._shapes[self._buffers[0]][0])
             return self._run_parts(inputs, padding, fill, fill, states)
 
         with self._lock:
@@ -94,6 +96,6 @@ class ResidentProgram(DeviceProgram):
             window[:, start : start + gap] = 0
 
 
-def _home(cache: DeviceCache) -> Residence:
+def _residence(cache: DeviceCache) -> Residence:
     assert cache.home is not None
     return cache.home

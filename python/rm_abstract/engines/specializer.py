@@ -74,7 +74,7 @@ class Specializer(Protocol):
         """Another one after a write to the variant's weights that anything shows."""
 
     @property
-    def away(self) -> bool:
+    def on_gpu(self) -> bool:
         """Programs run on a device that has its own memory, and calls return before it is done."""
 
     def wait(self) -> None:

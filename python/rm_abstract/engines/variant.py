@@ -19,7 +19,7 @@ from rm_abstract.engines.trial import Trial
 from rm_abstract.guards import torch_state
 from rm_abstract.verification.quantised import QuantisedWeight
 
-RECORD_VERSION = 2
+RECORD_VERSION = 3
 _TIMED_CALLS = 64  # of a program are timed, for the report; later ones pay nothing
 NO_SAMPLE = 1 << 62
 BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
@@ -47,7 +47,7 @@ class Record:
     capture_ms: float = 0.0
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
-    asked: dict[str, Any] = field(default_factory=dict)  # of guards/torch_state.py
+    torch_state: dict[str, Any] = field(default_factory=dict)  # what forward read of it
 
     @functools.cached_property
     def signature(self) -> Any:
@@ -65,7 +65,7 @@ class Record:
         if self.constants:
             return None
         fields = ["ir", "weights", "output", "caches", "kept"]
-        fields += [name for name in ("repeated", "asked") if getattr(self, name)]
+        fields += [name for name in ("repeated", "torch_state") if getattr(self, name)]
         return json.dumps(
             {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
         ).encode()
@@ -107,9 +107,9 @@ class Variant:
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
-        asked = self.record.asked
+        read = self.record.torch_state
         return self.serves([t.shape for t in tensors]) and (
-            not asked or asked == torch_state.answers(list(asked), tensors)
+            not read or read == torch_state.answers(list(read), tensors)
         )
 
     def run(

@@ -171,7 +171,7 @@ class WholeProgramEngine(NativeEngine):
     def admit(self, call: FlatCall) -> None:
         for leaf in call.leaves:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
-                raise Decline("RM104", f"a tensor on {leaf.device}: this device takes host memory")
+                raise Decline("RM119", f"a tensor on {leaf.device}: this device takes host memory")
 
     def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
         variant = super().make_variant(call, pattern, past)

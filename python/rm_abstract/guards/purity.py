@@ -55,7 +55,7 @@ class Effects:
     def __init__(self, module: torch.nn.Module, containers: Sequence[tuple[str, Any]] = ()) -> None:
         self.found, self.code = "", "RM205"
         self.settles = True
-        self.asked: list[str] = []  # of torch's state, by the user's code (guards/torch_state.py)
+        self.state_reads: list[str] = []  # by code of the user (guards/torch_state.py)
         self._module = module
         self._containers = containers
         self._profiled = False
@@ -119,8 +119,8 @@ class Effects:
             self._final(f"{what} ({_place(caller)})")
 
     def _ask(self, question: str) -> None:
-        if question and question not in self.asked:
-            self.asked.append(question)
+        if question and question not in self.state_reads:
+            self.state_reads.append(question)
 
     def _attribute(self, frame: types.FrameType) -> None:
         """A module's attribute is set: a second run that sets the same plain value is harmless."""

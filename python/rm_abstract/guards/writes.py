@@ -11,7 +11,7 @@ from typing import Any
 
 @functools.cache
 def registry() -> Any:
-    """The process's _core.router.SilentWrites."""
+    """The process's _core.router.WriteTracker."""
     from rm_abstract import _core
 
-    return _core.router.SilentWrites()
+    return _core.router.WriteTracker()

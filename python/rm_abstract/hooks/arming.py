@@ -39,7 +39,7 @@ def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
         return None
     if host.blind:
         blind = "this torch does not let writes to weights be noticed"
-        host.skipped[type(module).__qualname__] = ("RM109", blind)
+        host.skipped[type(module).__qualname__] = ("RM403", blind)
         return None
     if not isinstance(module, nn.Module):
         host.skipped[type(module).__qualname__] = ("RM113", "not an nn.Module")
@@ -73,7 +73,7 @@ def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
 
     if type(module).__hash__ is None:
         why = "the class compares by value and has no hash: torch cannot list its parts; "
-        return "RM104", why + "with @dataclass(eq=False) it is compiled"
+        return "RM113", why + "with @dataclass(eq=False) it is compiled"
     slot = vars(module).get(SLOT)
     if slot is not None and not isinstance(slot, ArmedModel):
         return "RM109", "the module was compiled by the user"

@@ -259,7 +259,7 @@ class GradientCalls:
 def _learned(output: Any, effects: Effects, given: list[torch.Tensor]) -> Learned:
     if effects.found:
         return Learned(effects.found)
-    if "is_grad_enabled" in effects.asked or "requires_grad" in effects.asked:
+    if "is_grad_enabled" in effects.state_reads or "requires_grad" in effects.state_reads:
         return Learned("forward asks whether gradients are wanted")
     tensors = output_tensors(output)
     if tensors is None:

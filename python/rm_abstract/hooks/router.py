@@ -42,6 +42,7 @@ _SAME_IN_TRAINING = (
     *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Flatten),
 )
 _MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
+_LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
 _FREE_CHANGES = 3  # changes in a row, without one routed call between, before pausing starts
 
 
@@ -354,20 +355,20 @@ class ArmedModel:
         if gradients is not None and torch.is_grad_enabled() and gradients.needed(args, kwargs):
             output = gradients.serve(self, args, kwargs)
             if output is NotImplemented:
-                return self._eager("RM101", gradients.why, args, kwargs)
+                return self._eager("RM117", gradients.why, args, kwargs)
             return output
         with self._guarding:
             what, where = self.route.stale()
             if not what and self._guarded:
                 what, where = self._changed()
             if what and not self._follow_change(what, where):
-                return self._eager("RM107", where, args, kwargs)
+                return self._eager(_change_reason(what), where, args, kwargs)
             # One that holds stays: what is bound was compiled for it, and a new one would take a
             # change that another thread makes just now for the state of old.
             code, detail = ("", "") if self._guarded else self._snapshot()
             taken = self._snapshots
         if code:
-            if code in ("RM113", "RM107", "RM110"):  # nothing the next call could change cheaply
+            if code in _LASTING:
                 self.route.pause(code, 64)
             if code == "RM210":
                 self.route.pause(code, _MAX_PAUSE)
@@ -421,7 +422,7 @@ class ArmedModel:
     def _changed(self) -> tuple[str, str]:
         """("weights" or "structure", where) when the module differs from the snapshot, else ""."""
         code, where = self.route.look()
-        if code not in ("RM107", "RM113"):  # RM113: another thread's call found it, and said so
+        if code not in ("RM107", "RM118", "RM113"):  # RM113: another thread's call found it, and said so
             return "", ""
         return self.route.stale()[0] or "structure", where
 
@@ -474,7 +475,7 @@ class ArmedModel:
         self.routed_at_change = routed
         self._forget(what, where)
         if self._streak > _FREE_CHANGES:
-            self.route.pause("RM107", min(2**self._streak, _MAX_PAUSE))
+            self.route.pause(_change_reason(what), min(2**self._streak, _MAX_PAUSE))
             return False
         return True
 
@@ -590,6 +591,11 @@ class ArmedModel:
         if len(described) == 3:
             self._report(described[1], error)
         return output
+
+
+def _change_reason(what: str) -> str:
+    """The reason for a change of this kind, as ``route.stale()`` names it."""
+    return "RM107" if what == "weights" else "RM118"
 
 
 def _for_engine(armed: ArmedModel) -> tuple[Any, Any]:

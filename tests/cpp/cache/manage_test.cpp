@@ -90,23 +90,6 @@ TEST_CASE("young entries stay, idle ones go, and marks in the future are not bel
   CHECK_FALSE(fs::exists(object_path(cache, key_of(2))));
 }
 
-TEST_CASE("derived weights have a limit of their own") {
-  const TemporaryFolder folder;
-  CompileCache cache(settings(folder));
-  for (int i = 0; i < 4; ++i) {
-    const auto kind = i < 2 ? ArtefactKind::kProgram : ArtefactKind::kDerived;
-    cache.publish(key_of(i, kind), artefact_of(i, 20'000));
-    set_age(object_path(cache, key_of(i, kind)), 5000 - i);
-  }
-  GcLimits limits;
-  limits.derived_max_bytes = 40'000;
-  cache.collect(limits);
-  CHECK(fs::exists(object_path(cache, key_of(0))));
-  CHECK(fs::exists(object_path(cache, key_of(1))));
-  CHECK_FALSE(fs::exists(object_path(cache, key_of(2, ArtefactKind::kDerived))));
-  CHECK(fs::exists(object_path(cache, key_of(3, ArtefactKind::kDerived))));
-}
-
 TEST_CASE("an entry in use keeps its bytes when it is evicted, cleared and stored again") {
   const TemporaryFolder folder;
   CompileCache cache(settings(folder));

@@ -158,7 +158,7 @@ TEST_CASE("a device that is not there falls back with a reason, or is an error w
   CHECK(fallen.action == FallbackPolicy::Action::kWarn);
   REQUIRE(fallen.notes.size() == 1);
   CHECK(fallen.notes[0].code == "RM402");
-  CHECK(fallen.notes[0].message.find("/dev/nvidia[0-9]+") != std::string::npos);
+  CHECK(fallen.notes[0].message.find("/dev/nvidia<number>") != std::string::npos);
   CHECK(resolve(m, "gpu", "allow").action == FallbackPolicy::Action::kAllow);
   CHECK(reason_of(m, "gpu", "error") == "RM402");
   CHECK(reason_of(m, "gpu", "error:device") == "RM402");

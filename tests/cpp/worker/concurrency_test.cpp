@@ -1,5 +1,5 @@
 // One worker and several threads of its user: no data race (run under the thread sanitizer), no
-// wait beyond the caller's own patience, and no run while states are made or copied.
+// wait beyond the caller's own limits, and no run while states are made or copied.
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <signal.h>

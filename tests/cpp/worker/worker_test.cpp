@@ -253,21 +253,21 @@ TEST_CASE("crash after crash leaves no process, descriptor, mapping or memory be
 
 TEST_CASE("states stay in the worker between runs, and are copied from, to and within it") {
   const auto worker = start();
-  const Patience patience{60, {}};
+  const WaitLimits limits{60, {}};
   const TensorSlot slot{"", {kDLFloat, 32, 1}, {2}, 0, 0, ""};
   TensorSlot named = slot;
   named.name = "kept";
-  const auto program = worker->load({0, "sum", {}, {slot}, {slot}, {named}}, nullptr, patience);
-  const auto states = worker->make_states(0, {named}, patience);
+  const auto program = worker->load({0, "sum", {}, {slot}, {slot}, {named}}, nullptr, limits);
+  const auto states = worker->make_states(0, {named}, limits);
   auto* in = reinterpret_cast<float*>(program->memory().data() + program->inputs()[0].offset);
   auto* out = reinterpret_cast<float*>(program->memory().data() + program->outputs()[0].offset);
   in[0] = 1, in[1] = 2;
-  for (int i = 0; i < 3; ++i) program->execute(patience, states.get());
+  for (int i = 0; i < 3; ++i) program->execute(limits, states.get());
   CHECK(out[0] == 3);
   CHECK(out[1] == 6);
-  const auto other = worker->make_states(0, {named}, patience);
-  other->copy_from(*states, {0, 0, 0, UINT64_MAX, {}}, patience);
-  program->execute(patience, other.get());
+  const auto other = worker->make_states(0, {named}, limits);
+  other->copy_from(*states, {0, 0, 0, UINT64_MAX, {}}, limits);
+  program->execute(limits, other.get());
   CHECK(out[1] == 8);
 
   Weights host;
@@ -276,32 +276,32 @@ TEST_CASE("states stay in the worker between runs, and are copied from, to and w
   place_slots(host.slots, bytes);
   host.memory = SharedMemory(bytes);
   auto* values = reinterpret_cast<float*>(host.memory.data());
-  states->read(host, {0, 0, 0, UINT64_MAX, {}}, patience);
+  states->read(host, {0, 0, 0, UINT64_MAX, {}}, limits);
   CHECK(values[1] == 6);  // the copy went its own way
   values[1] = 10;
-  states->write(host, {0, 0, 0, UINT64_MAX, {}}, patience);
-  program->execute(patience, states.get());
+  states->write(host, {0, 0, 0, UINT64_MAX, {}}, limits);
+  program->execute(limits, states.get());
   CHECK(out[1] == 12);
 }
 
 TEST_CASE("states are freed with their object, and lost with their worker") {
   const auto worker = start();
-  const Patience patience{60, {}};
+  const WaitLimits limits{60, {}};
   const TensorSlot slot{"", {kDLFloat, 32, 1}, {2}, 0, 0, ""};
   const auto program = load(*worker, "copy");
-  for (int i = 0; i < 50; ++i) worker->make_states(0, {slot}, patience);
-  const auto states = worker->make_states(0, {slot}, patience);
-  program->execute(patience, states.get());
+  for (int i = 0; i < 50; ++i) worker->make_states(0, {slot}, limits);
+  const auto states = worker->make_states(0, {slot}, limits);
+  program->execute(limits, states.get());
   CHECK(states->alive());
 
   const auto successor = start();
-  const auto elsewhere = successor->make_states(0, {slot}, patience);
-  CHECK(failure_of([&] { program->execute(patience, elsewhere.get()); }).code() ==
+  const auto elsewhere = successor->make_states(0, {slot}, limits);
+  CHECK(failure_of([&] { program->execute(limits, elsewhere.get()); }).code() ==
         RM_FAILED_PRECONDITION);
   kill(worker->pid(), SIGKILL);
-  CHECK(failure_of([&] { program->execute(patience, states.get()); }).reason() == "RM303");
+  CHECK(failure_of([&] { program->execute(limits, states.get()); }).reason() == "RM303");
   CHECK(!states->alive());
   CHECK(failure_of([&] {
-          elsewhere->copy_from(*states, {0, 0, 0, 1, {}}, patience);
+          elsewhere->copy_from(*states, {0, 0, 0, 1, {}}, limits);
         }).code() == RM_FAILED_PRECONDITION);
 }
