@@ -117,7 +117,7 @@ def shutdown() -> None:
 
 
 def switch_device(device: Any) -> Session:
-    """Moves the session, and every armed model with it, to another device."""
+    """Moves the session, and every routed model with it, to another device."""
     with session.lock():
         active = _required("switch_device")
         settings = active.settings.replaced("device", config.to_text("device", device))
@@ -186,17 +186,17 @@ def patches() -> list[dict[str, str]]:
 
 
 def accelerate(module: Any, example_inputs: Any = None) -> Any:
-    """Arms a module that nothing else catches, and returns it.
+    """Gives a router to a module that nothing else catches, and returns it.
 
     ``example_inputs`` (a tuple of positional or a dict of keyword arguments) compiles it now.
     Calls must go through ``module(...)``: ``module.forward(...)`` bypasses every hook.
     """
     active = _required("accelerate")
-    armed = active.arm(module, "accelerate")
-    if armed is None and not active.settings.flag("disable"):
+    router = active.attach(module, "accelerate")
+    if router is None and not active.settings.flag("disable"):
         code, why = active.skipped.get(type(module).__qualname__, ("RM113", "not an nn.Module"))
         raise Error(
-            f"[accelerate] expected a module that can be armed, got {type(module).__name__}: "
+            f"[accelerate] expected a module that can have a router, got {type(module).__name__}: "
             f"{why}; try the module that holds the parameters",
             code=code,
         )
@@ -216,7 +216,8 @@ def compile(
     device: Any = None,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Compiles a module by itself, without arming it. Raises CompileError instead of falling back.
+    """Compiles a module by itself, without changing it. Raises CompileError
+    instead of falling back.
 
     Without ``example_inputs`` compilation happens at the first call. Gives an Executable; for the
     path or the bytes of an ONNX file an ``onnx_file.OnnxExecutable``, which takes and returns

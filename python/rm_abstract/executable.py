@@ -23,7 +23,7 @@ class Executable:
     def __init__(self, module: Any, session: Session) -> None:
         from torch import nn
 
-        from rm_abstract.hooks.router import ArmedModel
+        from rm_abstract.hooks.router import Router
         from rm_abstract.hooks.weight_writes import weight_writes
 
         if not isinstance(module, nn.Module):
@@ -34,8 +34,8 @@ class Executable:
             )
         self.module = module
         self._session = session
-        self._armed = ArmedModel(module, session, "compile")
-        session.adopt(self._armed)
+        self._router = Router(module, session, "compile")
+        session.adopt(self._router)
         weight_writes.start(session, session.cannot_watch)
         self._stop_watching = weakref.finalize(self, weight_writes.stop, session)
 
@@ -58,7 +58,7 @@ class Executable:
                 code="RM117",
             )
         with torch.no_grad():
-            return self._armed(*args, **kwargs)
+            return self._router(*args, **kwargs)
 
     def __enter__(self) -> Executable:
         return self
@@ -78,11 +78,11 @@ class Executable:
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles for calls like this one. Raises CompileError when they cannot be compiled."""
         self(*args, **kwargs)
-        refusals = self._armed.refusals()
-        declined = {code: why for code, (_, why) in self._armed.route.stats()["declined"].items()}
+        refusals = self._router.refusals()
+        declined = {code: why for code, (_, why) in self._router.route.stats()["declined"].items()}
         for code, detail in {**declined, **refusals}.items():
             raise CompileError(
-                f"[compile] expected {self._armed.label} to compile, got {code}: {detail}; "
+                f"[compile] expected {self._router.label} to compile, got {code}: {detail}; "
                 f"try {remedy_of(code)}",
                 code=code,
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 from rm_abstract import session
 from rm_abstract.base.errors import Error, ExecutionError
+from rm_abstract.engines.base import Traceable
 
 __all__ = ["empty_cache", "stats", "unload"]
 
@@ -23,15 +24,15 @@ def stats() -> dict[str, Any]:
     Raises Error without a session.
     """
     rows = []
-    for armed in _armed(None):
-        row = {"model": armed.label, "weights": _weights(armed.module_ref())}
+    for router in _routers(None):
+        row = {"model": router.label, "weights": _weights(router.module_ref())}
         row |= {"packed": 0, "derived": 0, "scratch": 0, "processes": {}}
-        for program in _programs(armed):
+        for program in _programs(router):
             report = program.report()
             row["packed"] += int(report.get("packed_bytes", 0))
             row["derived"] += int(report.get("derived_bytes", 0))
             row["scratch"] += int(report.get("free_arena_bytes", 0))
-        engine = armed.remote_engine
+        engine = router.remote_engine
         if engine is not None:
             row["processes"] = {pid: _resident(pid) for pid in engine.pids()}
         rows.append(row)
@@ -43,11 +44,11 @@ def empty_cache() -> int:
     now, prefixes that vLLM remembers, free memory of torch's CUDA allocator. The bytes of scratch
     memory that were freed. Raises Error without a session."""
     freed = 0
-    for armed in _armed(None):
-        for program in _programs(armed):
+    for router in _routers(None):
+        for program in _programs(router):
             release = getattr(program, "release_arenas", None)
             freed += 0 if release is None else int(release())
-        engine = armed.remote_engine
+        engine = router.remote_engine
         if engine is not None:
             try:
                 engine.ask("empty_cache")
@@ -66,15 +67,15 @@ def unload(model: Any = None) -> None:
     generation starts an engine again. Raises Error without a session, or for a model that was not
     caught.
     """
-    for armed in _armed(model):
-        armed.reset()
+    for router in _routers(model):
+        router.reset()
 
 
-def _armed(model: Any) -> list[Any]:
+def _routers(model: Any) -> list[Any]:
     active = session.current()
     if active is None:
         raise Error("[memory] expected an initialised session, got none; try rm_abstract.init()")
-    found = [one for one in active.armed() if model is None or one.module_ref() is model]
+    found = [one for one in active.routers() if model is None or one.module_ref() is model]
     if model is not None and not found:
         raise Error(
             f"[memory.unload] expected a model that was caught, got a {type(model).__name__}; try "
@@ -83,10 +84,9 @@ def _armed(model: Any) -> list[Any]:
     return found
 
 
-def _programs(armed: Any) -> Iterator[Any]:
-    programs = getattr(armed.engine, "programs", None)
-    if programs is not None:
-        yield from (program for _, program in programs())
+def _programs(router: Any) -> Iterator[Any]:
+    if isinstance(router.engine, Traceable):
+        yield from (program for _, program in router.engine.programs())
 
 
 def _weights(module: Any) -> int:

@@ -53,14 +53,14 @@ class Profile:
             raise Error("[profile] expected a profile that is not running; try another profile()")
         self._running = True
         self.runs, self.dropped = [], 0
-        for armed in self._session.armed():
-            engine = armed.engine
+        for router in self._session.routers():
+            engine = router.engine
             if isinstance(engine, Traceable):
                 for signature, text in engine.captured().items():
-                    self._captured[armed.label, signature] = text
+                    self._captured[router.label, signature] = text
                 for signature, program in engine.programs():
                     program.start_trace()
-                    self._programs.append((armed.label, signature, program))
+                    self._programs.append((router.label, signature, program))
         self._start = time.perf_counter()
         return self
 

@@ -26,7 +26,7 @@ MOST_TOKENS = 16384
 
 
 def measure(session: Session, model: Any, folder: Path, text: Path) -> Quality:
-    """Perplexity of a model that is armed in `session`.
+    """Perplexity of a model that is routed in `session`.
 
     Raises ConfigError for one that predicts no next token.
     """

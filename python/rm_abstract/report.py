@@ -115,14 +115,14 @@ def build(session: Session, model: Any = None) -> Report:
         device_notes=notes,
         kernel_checks=session.kernel_check_report(),
     )
-    armed = [] if session.closed else session.armed()
+    routers = [] if session.closed else session.routers()
     if model is not None:
-        armed = [found for found in armed if found.module_ref() is model]
-        report.models = [found.record() for found in armed]
-        if not armed:
+        routers = [found for found in routers if found.module_ref() is model]
+        report.models = [found.record() for found in routers]
+        if not routers:
             report.not_intercepted = [_why_absent(session, model)]
         return report
-    report.models = [*session.records(), *(found.record() for found in armed)]
+    report.models = [*session.records(), *(found.record() for found in routers)]
     report.not_intercepted = [
         {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
     ]

@@ -1,4 +1,4 @@
-"""The one session of the process: its settings, its device, and the modules it has armed.
+"""The one session of the process: its settings, its device, and the modules it routes.
 
 Invariant: a module is held weakly; what it did is kept after it died, so the final report is whole.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rm_abstract.engines.base import Engine
     from rm_abstract.engines.context import EngineContext, Events
     from rm_abstract.hooks.install import Installation
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
     from rm_abstract.worker.pool import WorkerPool
 
 _KEPT_RECORDS = 256  # reports of modules that no longer exist
@@ -63,10 +63,10 @@ class Session:
         self._resolved = resolved
         self.installation: Installation | None = None
         self.conflicts: list[str] = []
-        self.skipped: dict[str, tuple[str, str]] = {}  # class -> (code, why it was not armed)
+        self.skipped: dict[str, tuple[str, str]] = {}  # class -> (code, why it was not routed)
         self.pid = os.getpid()
         self.closed = False
-        self._armed: weakref.WeakSet[ArmedModel] = weakref.WeakSet()
+        self._routers: weakref.WeakSet[Router] = weakref.WeakSet()
         # Modules whose router left them, with it: measured to be faster without.
         self.detached: dict[int, Any] = {}  # by the module's id, while it lives
         self.blind = False  # writes to weights cannot be noticed: nothing may be compiled
@@ -95,17 +95,17 @@ class Session:
         return self._resolved
 
     def change(self, settings: Settings, resolved: devices.Resolved | None) -> None:
-        """Takes other settings; what is armed compiles again for them."""
+        """Takes other settings; what is routed compiles again for them."""
         self.settings, self._resolved = settings, resolved
         self._compile_cache = None
         self._kernel_checks = None
         self._end_captures()
-        for armed in self.armed():
-            armed.route.retire("")  # the engine that gave it up (torch) may be another one now
-            armed.reset()
+        for router in self.routers():
+            router.route.retire("")  # the engine that gave it up (torch) may be another one now
+            router.reset()
         detached, self.detached = self.detached, {}
-        for armed in detached.values():
-            armed.step_back()
+        for router in detached.values():
+            router.step_back()
         self.close_workers()
 
     @property
@@ -118,7 +118,7 @@ class Session:
 
     def __repr__(self) -> str:
         device = self.settings.text("device") if self._resolved is None else self._resolved.name
-        return f"<rm_abstract.Session device={device} armed={len(self._armed)}>"
+        return f"<rm_abstract.Session device={device} models={len(self._routers)}>"
 
     def initialised_again(self) -> None:
         """init() found this session active: a ``with`` around that call must not end it."""
@@ -152,8 +152,8 @@ class Session:
 
         What happened stays readable: `records()` has every model that was caught.
         """
-        self._final_records = [*self._records, *(armed.record() for armed in self.armed())]
-        self.disarm_all()
+        self._final_records = [*self._records, *(router.record() for router in self.routers())]
+        self.remove_routers()
         self.close_workers()
         self._end_captures()
         self.closed = True
@@ -166,30 +166,30 @@ class Session:
         """False once it is closed, and inside ``disabled()``."""
         return not self.closed and disabled_var.get() is None
 
-    # ---- armed modules ----------------------------------------------------------------------
+    # ---- routed modules ----------------------------------------------------------------------
 
     def cannot_watch(self) -> None:
         """Writes to weights would be missed: everything stays with PyTorch."""
         self.blind = True
-        self.disarm_all()
+        self.remove_routers()
 
-    def armed(self) -> list[ArmedModel]:
-        return sorted(self._armed, key=lambda armed: armed.label)
+    def routers(self) -> list[Router]:
+        return sorted(self._routers, key=lambda router: router.label)
 
-    def arm(self, module: Any, source: str) -> ArmedModel | None:
+    def attach(self, module: Any, source: str) -> Router | None:
         """Puts a router into the module's slot; None (and a reason in ``skipped``) when it cannot.
 
-        Arming compiles nothing and touches no device.
+        Attaching compiles nothing and touches no device.
         """
-        from rm_abstract.hooks import arming
+        from rm_abstract.hooks import attaching
 
-        return arming.arm(self, module, source)
+        return attaching.attach(self, module, source)
 
-    def adopt(self, armed: ArmedModel) -> None:
-        self._armed.add(armed)
+    def adopt(self, router: Router) -> None:
+        self._routers.add(router)
 
     def keep_record(self, record: dict[str, Any]) -> None:
-        """Called when an armed module dies: its record stays for the report."""
+        """Called when a routed module dies: its record stays for the report."""
         if not self.closed and len(self._records) < _KEPT_RECORDS:
             self._records.append(record)
 
@@ -197,14 +197,14 @@ class Session:
         """Of the models that died; of all models once the session is closed."""
         return list(self._records if self._final_records is None else self._final_records)
 
-    def disarm_all(self) -> None:
-        for armed in self.armed():
-            armed.disarm()
-        self._armed.clear()
+    def remove_routers(self) -> None:
+        for router in self.routers():
+            router.remove()
+        self._routers.clear()
         self.detached.clear()
 
     def facts(self) -> Any:
-        """The router's view of torch, made when the first module is armed."""
+        """The router's view of torch, made when the first module is routed."""
         from rm_abstract.hooks.router import make_facts
 
         if self._facts is None:
@@ -359,8 +359,8 @@ def after_fork_in_child() -> None:
     """A child never touches the parent's device state: it runs eager until it calls init()."""
     session = current()
     if session is not None and session.pid != os.getpid():
-        for armed in session.armed():
-            armed.route.retire("RM108")
+        for router in session.routers():
+            router.route.retire("RM108")
         if session._captures is not None:
             session._captures.forget()
 

@@ -94,7 +94,7 @@ def test_a_generation_goes_on_on_the_next_worker_after_a_crash(
     found = generate(model, inputs, later.happen_once)
     assert later.happened and found.sequences.tolist() == expected
     assert served(model) == before + 12  # no step was left to the original
-    assert found.past_key_values.home.replays == 1
+    assert found.past_key_values.residence.replays == 1
     assert set(worker_pids()) != set(pids)
 
 
@@ -208,7 +208,7 @@ def test_content_that_came_from_no_tokens_is_a_typed_error_when_it_is_lost() -> 
     with torch.no_grad():
         for _ in range(2):  # the original runs the first call of this form
             model(input_ids=following, past_key_values=cache)
-        assert cache.home.away
+        assert cache.residence.on_device
         for pid in worker_pids():
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(rm.ExecutionError, match="lost") as caught:
@@ -221,7 +221,7 @@ def test_a_cache_outlives_its_session() -> None:
     rm.init("sim:0", fallback=STRICT)
     model, inputs = llama(), {"input_ids": torch.randint(1, 63, (1, 6))}
     cache = [generate(model, inputs).past_key_values for _ in range(2)][1]
-    assert cache.home.away
+    assert cache.residence.on_device
     rm.shutdown()
     right = generate(model, inputs).past_key_values
     torch.testing.assert_close(cache.layers[1].keys, right.layers[1].keys, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import rm_abstract as rm
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 
 def small(width: int = 96) -> nn.Module:
@@ -19,9 +19,9 @@ def small(width: int = 96) -> nn.Module:
 
 
 def entries(model: nn.Module) -> list[dict[str, Any]]:
-    armed = armed_of(model)
-    assert armed is not None
-    return armed.record()["entries"]
+    router = router_of(model)
+    assert router is not None
+    return router.record()["entries"]
 
 
 def calls(model: nn.Module, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -102,8 +102,8 @@ def test_a_wrong_program_never_reaches_the_caller_and_is_not_used_again(session:
     session(verify="always")
     model, x = small(), torch.randn(4, 96)
     calls(model, x, 3)
-    armed = armed_of(model)
-    (variant,) = armed.engine._variants()
+    router = router_of(model)
+    (variant,) = router.engine._variants()
     variant.program = Wrong(variant.program)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -115,7 +115,7 @@ def test_a_wrong_program_never_reaches_the_caller_and_is_not_used_again(session:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         calls(again, x, 3)
-    assert armed_of(again).routed_calls == 0
+    assert router_of(again).routed_calls == 0
     assert "stored verdict" in str(rm.explain(again))
 
 
@@ -123,7 +123,7 @@ def test_a_sample_finds_a_wrong_program(session: Any) -> None:
     session(verify="5")
     model, x = small(), torch.randn(4, 96)
     calls(model, x, 3)
-    (variant,) = armed_of(model).engine._variants()
+    (variant,) = router_of(model).engine._variants()
     variant.program = Wrong(variant.program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -144,9 +144,9 @@ def test_a_write_through_numpy_is_found_by_a_sample_and_the_program_goes_on(sess
     torch.testing.assert_close(calls(model, x, 1), expected(model, x))
     report = str(rm.explain(model))
     assert "RM504" in report and "RM502" not in report
-    routed = armed_of(model).routed_calls
+    routed = router_of(model).routed_calls
     calls(model, x, 8)
-    assert armed_of(model).routed_calls > routed
+    assert router_of(model).routed_calls > routed
 
 
 @pytest.mark.parametrize("width", [16, 512])

@@ -322,8 +322,8 @@ def test_a_compile_error_keeps_the_call_eager_and_counts_the_reason():
     def fail():
         raise rm.CompileError("[capture] expected a graph, got none; try less", code="RM201")
 
-    armed = vars(model)["_compiled_call_impl"]
-    armed._engine_for(model).before_first_call = fail
+    router = vars(model)["_compiled_call_impl"]
+    router._engine_for(model).before_first_call = fail
     with pytest.warns(rm.RoutingWarning, match="RM201"):
         check_equal(model, X)
     check_equal(model, X)
@@ -516,9 +516,9 @@ def test_a_forked_child_runs_the_original():
 
 def test_many_first_callers_make_one_compile():
     model = ready()
-    check_equal(model.second, torch.randn(2, 8))  # not the root: never armed
-    armed = vars(model)["_compiled_call_impl"]
-    engine = armed._engine_for(model)
+    check_equal(model.second, torch.randn(2, 8))  # not the root: never routed
+    router = vars(model)["_compiled_call_impl"]
+    engine = router._engine_for(model)
     engine.before_first_call = lambda: time.sleep(0.2)
     outputs, expected = [], stock(model, X)
     start = threading.Barrier(8)
@@ -620,11 +620,11 @@ def test_a_dropped_model_frees_its_weights_at_once_and_stays_in_the_report():
 def test_looking_says_of_which_kind_a_change_is(session, change, kind, code):
     model = ready()
     check_equal(model, X)
-    (armed,) = session.armed()
-    assert not armed.route.look()[0]
+    (router,) = session.routers()
+    assert not router.route.look()[0]
     change(model)
-    assert armed.route.look()[0] == code
-    assert armed.route.stale()[0] == kind
+    assert router.route.look()[0] == code
+    assert router.route.stale()[0] == kind
     check_equal(model, X)
 
 
@@ -652,25 +652,25 @@ def in_another_thread(work):
 def test_whether_a_program_served_the_latest_call_is_known_of_each_thread(session):
     model = ready()
     check_equal(model, X)
-    (armed,) = session.armed()
+    (router,) = session.routers()
 
     def served() -> bool:
         with torch.no_grad():
             model(X)
-        return armed.served_latest_call
+        return router.served_latest_call
 
     assert served()
-    assert not in_another_thread(lambda: armed.served_latest_call)
+    assert not in_another_thread(lambda: router.served_latest_call)
     stock(model, X)
     before = routed(model)
     assert in_another_thread(served) and routed(model) == before + 1
-    assert not armed.served_latest_call
+    assert not router.served_latest_call
 
 
 def test_a_call_that_the_original_serves_is_not_counted_whatever_other_threads_do(session):
     model = ready()
     check_equal(model, X)
-    (armed,) = session.armed()
+    (router,) = session.routers()
     (engine,) = ENGINES
     (entry,) = engine.entries.values()
     module = engine.module
@@ -683,7 +683,7 @@ def test_a_call_that_the_original_serves_is_not_counted_whatever_other_threads_d
 
     def while_another_call_ends():
         engine.module = module
-        armed.events.served_by_original()
+        router.events.served_by_original()
         in_another_thread(declined)
         return module()
 
@@ -731,8 +731,8 @@ def test_an_argument_the_engine_refuses_stays_eager_with_its_name():
 def test_switch_device_resets_what_was_compiled(session):
     model = ready()
     check_equal(model, X)
-    armed = vars(model)["_compiled_call_impl"]
-    armed.reset()
+    router = vars(model)["_compiled_call_impl"]
+    router.reset()
     assert ENGINES[0].closed
     check_equal(model, X)
     assert len(ENGINES) == 2

@@ -155,8 +155,8 @@ def test_loading_arms_the_root_only_and_touches_no_engine(bert_dir):
     rm.init("cpu")
     model, info = BertModel.from_pretrained(bert_dir, output_loading_info=True)
     assert info["missing_keys"] == set() or info["missing_keys"] == []
-    armed = [name for name, part in model.named_modules() if "_compiled_call_impl" in vars(part)]
-    assert armed == [""] and ENGINES == []
+    routed = [name for name, part in model.named_modules() if "_compiled_call_impl" in vars(part)]
+    assert routed == [""] and ENGINES == []
     assert rm.explain(model).models[0]["caught_by"] == "from_pretrained"
 
 

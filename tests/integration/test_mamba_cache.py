@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import rm_abstract as rm
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 
 def test_a_served_call_returns_a_cache_of_states_that_goes_on() -> None:
@@ -20,7 +20,7 @@ def test_a_served_call_returns_a_cache_of_states_that_goes_on() -> None:
         with torch.no_grad():
             for _ in range(3):
                 ours = model(ids, use_cache=True)
-            assert armed_of(model).routed_calls >= 2
+            assert router_of(model).routed_calls >= 2
             with rm.disabled():
                 theirs = model(ids, use_cache=True)
             assert type(ours.cache_params) is type(theirs.cache_params)

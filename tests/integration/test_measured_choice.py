@@ -32,8 +32,8 @@ def run(model: nn.Module, times: int, size: int = 4) -> None:
             torch.testing.assert_close(model(x), expected)
 
 
-def armed(model: nn.Module) -> Any:
-    (found,) = (a for a in rm.session.current().armed() if a.module_ref() is model)
+def router(model: nn.Module) -> Any:
+    (found,) = (a for a in rm.session.current().routers() if a.module_ref() is model)
     return found
 
 
@@ -63,7 +63,7 @@ def test_a_simple_module_that_lost_is_left_alone_and_told(monkeypatch: pytest.Mo
     model.eval()
     assert rm.accelerate(model) is model and "_compiled_call_impl" not in vars(model)
     rm.init("cpu", compile_options={"when_slower": "compiled"})
-    assert armed(model).in_place
+    assert router(model).in_place
 
 
 def test_a_program_that_won_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_a_program_that_won_is_not_measured_again(monkeypatch: pytest.MonkeyPatc
     model = rm.accelerate(nn.Linear(8, 8).eval())
     for size in (4, 5, 6):
         run(model, 60, size)
-    assert made == [WON] and armed(model).in_place
+    assert made == [WON] and router(model).in_place
     assert rm.explain(model).models[0]["routed"] == 179
 
 
@@ -83,7 +83,7 @@ def test_a_larger_module_loses_only_the_shapes_it_lost(monkeypatch: pytest.Monke
     routed = rm.explain(model).models[0]["routed"]
     monkeypatch.setattr(trial, "_measure", lambda compiled, eager: made.append(WON) or WON)
     run(model, 20, size=7)
-    assert len(made) == 2 and armed(model).in_place
+    assert len(made) == 2 and router(model).in_place
     assert rm.explain(model).models[0]["routed"] == routed + 20
     run(model, 20)
     assert rm.explain(model).models[0]["routed"] == routed + 20
@@ -107,7 +107,7 @@ def test_programs_stay_when_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     rm.init("cpu", compile_options={"when_slower": "compiled"})
     model = rm.accelerate(nn.Linear(8, 8).eval())
     run(model, 60)
-    assert made == [] and armed(model).route.stats()["routed"] == 59
+    assert made == [] and router(model).route.stats()["routed"] == 59
 
 
 class Clock:

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import rm_abstract as rm
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 STRICT = "error:capture,compile,device,correctness"
 VOCABULARY = 64
@@ -81,7 +81,7 @@ def entries(model: Any) -> list[dict[str, Any]]:
 
 
 def traffic(model: Any) -> Any:
-    return copy.copy(armed_of(model).engine._compiler.traffic)
+    return copy.copy(router_of(model).engine._compiler.traffic)
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
@@ -265,7 +265,7 @@ with rm.init("sim:0", compile_options={"precision": "bf16"}, fallback=STRICT):
         cache = model.generate(
             **inputs, max_new_tokens=8, return_dict_in_generate=True, pad_token_id=0
         ).past_key_values
-    assert cache.home.away
+    assert cache.residence.on_device
     keys = cache.layers[1].keys
     assert torch.equal(keys, keys.bfloat16().float()) and keys.abs().max() > 0
 """

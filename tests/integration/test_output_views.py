@@ -62,8 +62,8 @@ def test_views_among_outputs_and_inputs_stay_views(outputs: Callable[..., Any]) 
             output = net(x)
         torch.testing.assert_close(output, expected)
         assert addresses(output, x) == addresses(expected, x)
-    (armed,) = rm.session.current().armed()
-    assert armed.route.stats()["routed"] >= 2, armed.route.stats()  # a size may be a capture
+    (router,) = rm.session.current().routers()
+    assert router.route.stats()["routed"] >= 2, router.route.stats()  # a size may be a capture
 
 
 LAYOUTS: dict[str, Callable[[Any, Any, Any], Any]] = {

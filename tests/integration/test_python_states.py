@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rm_abstract as rm
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 from rm_abstract.worker.ports import Port
 from rm_abstract.worker.python_states import Copy, StateSet, TorchState, copy_states
 from rm_abstract.worker.tensors import Tensor
@@ -59,7 +59,7 @@ def test_states_grow_and_rows_are_reordered_in_the_worker(model: Any) -> None:
 def test_a_worker_that_dies_takes_the_states_along_and_the_generation_goes_on(model: Any) -> None:
     inputs = prompt(1)
     expected = eager(model, inputs, 16)
-    pool = armed_of(model).engine._compiler.pool
+    pool = router_of(model).engine._compiler.pool
     seen: list[int] = []
 
     class Killer:

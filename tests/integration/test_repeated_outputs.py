@@ -49,9 +49,9 @@ def both(model: nn.Module, x: torch.Tensor) -> tuple[list[torch.Tensor], list[to
 
 
 def routed(model: nn.Module) -> int:
-    for armed in rm.session.current().armed():
-        if armed.module_ref() is model:
-            return int(armed.route.stats()["routed"])
+    for router in rm.session.current().routers():
+        if router.module_ref() is model:
+            return int(router.route.stats()["routed"])
     return 0
 
 

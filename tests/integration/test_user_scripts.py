@@ -39,10 +39,10 @@ def session() -> Iterator[Any]:
 
 def routed(model: nn.Module) -> int:
     """Calls of this model that our program served."""
-    for armed in rm.session.current().armed():
-        if armed.module_ref() is model:
-            return int(armed.route.stats()["routed"])
-    raise AssertionError(f"{type(model).__name__} is not armed")
+    for router in rm.session.current().routers():
+        if router.module_ref() is model:
+            return int(router.route.stats()["routed"])
+    raise AssertionError(f"{type(model).__name__} is not routed")
 
 
 def outcome(call: Callable[[], Any]) -> Any:

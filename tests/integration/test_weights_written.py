@@ -39,7 +39,7 @@ def session() -> Iterator[Any]:
 
 
 def stats(model: nn.Module) -> dict[str, Any]:
-    (found,) = (a for a in rm.session.current().armed() if a.module_ref() is model)
+    (found,) = (a for a in rm.session.current().routers() if a.module_ref() is model)
     return dict(found.route.stats())
 
 

@@ -137,7 +137,7 @@ def test_what_asks_for_more_than_tokens_goes_without_drafts(model: Any) -> None:
 
 
 def test_lower_precision_is_left_alone_unless_asked(model: Any) -> None:
-    engine = rm.hooks.arming.armed_of(model).engine
+    engine = rm.hooks.attaching.router_of(model).engine
     step = type("Step", (), {})()
     step.tensors = []
     step.variant = type("Variant", (), {"quantised": (), "record": None})()

@@ -40,7 +40,7 @@ def prompt() -> dict[str, torch.Tensor]:
 def eager_for_drafts(made: Any) -> Any:
     """A toy Llama whose checks pay as soon as there are any drafts; greedy, its text repeats."""
     rm.accelerate(made)
-    drafts = rm.hooks.arming.armed_of(made).generation.drafts
+    drafts = rm.hooks.attaching.router_of(made).generation.drafts
     assert drafts.mode == "auto"
     drafts.policy = _core.DraftPolicy(True)
     return drafts

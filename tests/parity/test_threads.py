@@ -14,7 +14,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import rm_abstract as rm
 from rm_abstract.generation.sharing import Sharing
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 GREEDY = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
 SAMPLED = {**GREEDY, "do_sample": True, "top_k": 20, "temperature": 0.8}
@@ -38,7 +38,7 @@ def own_cache(shared_cache: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def crowd(llama: Any) -> Iterator[Sharing]:
     """This test's own thread counts as one that generates: every other one shares."""
-    sharing = armed_of(llama).generation.sharing  # type: ignore[union-attr]
+    sharing = router_of(llama).generation.sharing  # type: ignore[union-attr]
     assert sharing is not None
     with sharing.guest():
         yield sharing
@@ -166,7 +166,7 @@ def test_a_session_that_ends_lets_threads_go_on_alone() -> None:
         model = build("llama", 6)
         rm.accelerate(model)
         warm(model)
-        sharing = armed_of(model).generation.sharing  # type: ignore[union-attr]
+        sharing = router_of(model).generation.sharing  # type: ignore[union-attr]
         assert sharing is not None
         want = [eager(model, number, **GREEDY) for number in range(2)]
 

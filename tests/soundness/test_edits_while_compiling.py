@@ -14,7 +14,7 @@ from torch import nn
 from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.native import NativeEngine
 from rm_abstract.guards import purity
-from rm_abstract.hooks.router import ArmedModel
+from rm_abstract.hooks.router import Router
 
 
 class Scaled(Base):
@@ -143,14 +143,14 @@ def test_an_edit_right_behind_the_original_is_in_the_program(
     model, edits = Scaled().eval(), [edit]
     if not watched:
         monkeypatch.setattr(purity, "_changed", lambda rows: "")
-    stock = ArmedModel._settled
+    stock = Router._settled
 
-    def settled(armed: ArmedModel) -> int:
+    def settled(router: Router) -> int:
         while edits:
             edits.pop()(model)
-        return stock(armed)
+        return stock(router)
 
-    monkeypatch.setattr(ArmedModel, "_settled", settled)
+    monkeypatch.setattr(Router, "_settled", settled)
     quiet(lambda: model(X))
     for _ in range(6):
         same_as_eager(model, X)

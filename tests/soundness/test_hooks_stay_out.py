@@ -16,7 +16,7 @@ from torch import nn
 
 import rm_abstract as rm
 from rm_abstract.base.scope import disabled_var
-from rm_abstract.hooks import arming
+from rm_abstract.hooks import attaching
 from rm_abstract.hooks.install import Installation
 from rm_abstract.hooks.weight_writes import WeightWrites
 
@@ -27,7 +27,7 @@ def test_a_failure_while_a_module_is_caught_is_logged_once_and_not_raised(
     def renamed(*_: Any) -> None:
         raise AttributeError("module 'torch' has no attribute '_renamed'")
 
-    monkeypatch.setattr(arming, "arm", renamed)
+    monkeypatch.setattr(attaching, "attach", renamed)
     with caplog.at_level(logging.WARNING, "rm_abstract"):
         models = [nn.Linear(2, 2).eval().to("cpu") for _ in range(3)]
     assert all(not m.training for m in models)

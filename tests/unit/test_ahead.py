@@ -28,7 +28,7 @@ class Step:
         held = self.weights[: seen.shape[1]]
         return sum(held[i][seen[:, i]] for i in range(seen.shape[1]))[:, None]
 
-    def take_back(self, steps: int) -> None:
+    def rewind(self, steps: int) -> None:
         del self.rows[len(self.rows) - steps :]
 
 

@@ -62,7 +62,7 @@ def test_a_session_changes_from_torch_to_native_and_back(tmp_path, model):
                 rm.accelerate(model)
                 for _ in range(3):
                     torch.testing.assert_close(model(ids).last_hidden_state, plain)
-                routed.append(sum(armed.routed_calls for armed in session.armed()))
+                routed.append(sum(router.routed_calls for router in session.routers()))
         finally:
             rm.shutdown()
     assert routed == [0, 2, 2]  # the first call compiles and is compared

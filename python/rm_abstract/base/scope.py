@@ -15,7 +15,7 @@ disabled_var: ContextVar[str | None] = ContextVar("rm_abstract_disabled", defaul
 
 
 class disabled(ContextDecorator):
-    """Context manager and decorator: armed models run as if rm_abstract were not there."""
+    """Context manager and decorator: routed models run as if rm_abstract were not there."""
 
     def __init__(self) -> None:
         self._tokens: list[Token[str | None]] = []

@@ -1,4 +1,4 @@
-"""What a call costs besides its kernels: armed but unrouted, routed, and launching one operator.
+"""What a call costs besides its kernels: attached but unrouted, routed, and launching one operator.
 
 Models are as small as they get, so that nothing but the way of a call is measured. Candidates take
 turns within a round, as everywhere.
@@ -107,7 +107,7 @@ def run(rounds: int, round_seconds: float) -> dict[str, Any]:
             {
                 "torch.add": many(lambda: torch.add(x, y)),
                 "stock module": many(lambda: stock(x)),
-                "armed, unrouted": disabled,
+                "attached, unrouted": disabled,
                 "routed, 1 step": many(lambda: null(x)),
                 "routed, many steps": many(lambda: toy(input_ids=ids)),
             },
@@ -120,7 +120,7 @@ def run(rounds: int, round_seconds: float) -> dict[str, Any]:
         "init_ms": init_ms,
         "steps": {"routed, 1 step": steps, "routed, many steps": deep_steps},
         "us": {name: vars(estimate) for name, estimate in micro.items()},
-        "armed_over_stock_us": micro["armed, unrouted"].median - stock_us,
+        "attached_over_stock_us": micro["attached, unrouted"].median - stock_us,
         "routed_over_add": micro["routed, 1 step"].median / add_us,
         "us_a_step": (micro["routed, many steps"].median - micro["routed, 1 step"].median)
         / max(1, deep_steps - steps),
@@ -141,8 +141,8 @@ def markdown(result: dict[str, Any]) -> str:
     lines = [
         rows(result),
         "",
-        f"init() {result['init_ms']:.1f} ms; armed but unrouted adds "
-        f"{result['armed_over_stock_us']:.2f} us to a stock call; a routed call is "
+        f"init() {result['init_ms']:.1f} ms; attached but unrouted adds "
+        f"{result['attached_over_stock_us']:.2f} us to a stock call; a routed call is "
         f"{result['routed_over_add']:.2f} x torch.add; a further step takes "
         f"{result['us_a_step']:.2f} us",
     ]

@@ -43,21 +43,21 @@ class DeviceStep(StepCall):
     def remember(self, leaves: Sequence[Any]) -> None:
         """Notes what the call feeds the cache. Raises Decline for a cache of another device."""
         cache = leaves[self._cache]
-        if cache.home is None:
+        if cache.residence is None:
             raise Decline("RM114", "a cache that was made for another device")
-        history, tokens = cache.home.history, leaves[self._tokens]
+        history, tokens = cache.residence.history, leaves[self._tokens]
         history.whole = history.whole and self._replayable
         positions = leaves[self._positions] if self._positions >= 0 else None
         mask = leaves[self._masks[0]] if self._masks else None
         history.record(cache.length, self._name, tokens, positions, mask)
-        cache.home.replay = self.replay
+        cache.residence.replay = self.replay
 
     def _make_room(self, cache: Any, batch: int, new: int) -> None:
         try:
             new = padded_tokens(new, self.lengths)
         except Decline:
             pass  # no program is made for so many: the engine says so
-        cache.prepare_away(batch, new)
+        cache.prepare_on_device(batch, new)
 
 
 def replaying(module: torch.nn.Module, parameters: Sequence[str]) -> Any:

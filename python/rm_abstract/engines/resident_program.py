@@ -97,5 +97,5 @@ class ResidentProgram(DeviceProgram):
 
 
 def _residence(cache: DeviceCache) -> Residence:
-    assert cache.home is not None
-    return cache.home
+    assert cache.residence is not None
+    return cache.residence

@@ -69,7 +69,7 @@ class Ahead:
             if device.type == "cuda"
             else torch.default_generator
         )
-        self._asked: deque[tuple[_Mark, torch.Tensor]] = deque()
+        self._queries: deque[tuple[_Mark, torch.Tensor]] = deque()
         self._paced: deque[_Mark] = deque()
 
     def run(self, steps: int, processors: Any, sample: bool) -> torch.Tensor:
@@ -120,7 +120,7 @@ class Ahead:
         """What of the tokens counts; steps behind that are taken back. Waits for all of them."""
         kept = self._length_of(found)
         if kept < found.shape[1]:
-            self._step.take_back(found.shape[1] - kept)
+            self._step.rewind(found.shape[1] - kept)
         return found[:, :kept]
 
     def _choose(self, logits: torch.Tensor, processors: Any, sample: bool) -> torch.Tensor:
@@ -147,9 +147,9 @@ class Ahead:
         if answer.is_cuda:
             pinned = torch.empty((), dtype=torch.bool, pin_memory=True)
             answer = pinned.copy_(answer, non_blocking=True)
-        self._asked.append((_Mark(self._ids.device), answer))
-        while self._asked and self._asked[0][0].passed():
-            if not bool(self._asked.popleft()[1]):
+        self._queries.append((_Mark(self._ids.device), answer))
+        while self._queries and self._queries[0][0].passed():
+            if not bool(self._queries.popleft()[1]):
                 return True
         return False
 

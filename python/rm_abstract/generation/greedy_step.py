@@ -150,7 +150,7 @@ class GreedyStep:
         """This step and the choice of its token as one launch; None where there is none yet."""
         program: Any = self.variant.program
         recordings = Recordings.of(program)
-        return recordings.take(program, self.tensors, self._roles, eos, pad, steps)
+        return recordings.acquire(program, self.tensors, self._roles, eos, pad, steps)
 
     def replayed(self, recording: StepGraph, steps: int) -> None:
         """`recording` made so many steps, and is used no more."""
@@ -158,7 +158,7 @@ class GreedyStep:
         self.variant.report.calls += steps
         Recordings.of(program).give_back(recording)
 
-    def take_back(self, steps: int) -> None:
+    def rewind(self, steps: int) -> None:
         """The last `steps` never were. Nothing reads what they wrote; this step runs no more."""
         self.tensors[self._roles["length"]].sub_(steps)
 

@@ -74,7 +74,7 @@ class Guest:
     def left(self) -> int:
         return self._limit - self.steps
 
-    def take(self, logits: torch.Tensor, largest: int) -> None:
+    def accept(self, logits: torch.Tensor, largest: int) -> None:
         self.steps += 1
         if self.chooses:
             with self._changed:

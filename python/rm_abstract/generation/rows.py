@@ -35,7 +35,7 @@ class Row(Protocol):
     def left(self) -> int:
         """Tokens that may still come."""
 
-    def take(self, logits: torch.Tensor, largest: int) -> None:
+    def accept(self, logits: torch.Tensor, largest: int) -> None:
         """The next token's `logits` ``[vocabulary]`` in float32, and the first largest of them."""
 
     def failed(self, error: Exception) -> None:

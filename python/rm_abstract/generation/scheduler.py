@@ -84,7 +84,7 @@ class _Text:
     def left(self) -> int:
         return self.job.limit - len(self.job.made)
 
-    def take(self, logits: torch.Tensor, largest: int) -> None:
+    def accept(self, logits: torch.Tensor, largest: int) -> None:
         """What cannot be drawn from, such as NaN, ends this job alone."""
         sampler = self._sampler
         try:
@@ -401,7 +401,7 @@ class Scheduler:
         self._prompts = [p for p in self._prompts if p not in equal]
         for number, one in enumerate(equal, 1):
             self._cached(one.job, one.left() if one is not prompt else 0)
-            one.row.take(logits, largest)
+            one.row.accept(logits, largest)
             if one.job.ended:
                 continue
             to_follow = len(equal) - number + len(self._prompts)
@@ -426,7 +426,7 @@ class Scheduler:
         self.counts.step_rows += len(rows)
         largest = logits.argmax(-1).tolist()
         for slot, row in rows:
-            row.take(logits[slot], largest[slot])
+            row.accept(logits[slot], largest[slot])
 
     def _keep_ended(self) -> None:
         """What was made goes into the next prompt where a conversation goes on."""

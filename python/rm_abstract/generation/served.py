@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 class ServedModel:
     """Implements sharing.Host; keeps no generation alive."""
 
-    def __init__(self, model: Any, armed: RoutedModel) -> None:
-        self.model, self._armed = model, armed
+    def __init__(self, model: Any, router: RoutedModel) -> None:
+        self.model, self._router = model, router
 
     def program(self, inputs: dict[str, Any]) -> GreedyStep | None:
-        found = served(self._armed, inputs)
+        found = served(self._router, inputs)
         return None if found is None else GreedyStep.serving(*found)
 
     def waits(self) -> int:
-        return self._armed.waiting_calls
+        return self._router.waiting_calls
 
     def failed(self, error: Exception) -> None:
-        self._armed.events.failed(reported(error))
+        self._router.events.failed(reported(error))
 
 
-def served(armed: RoutedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
+def served(router: RoutedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, list[Any]] | None:
     """The compiled call that serves a call by these keywords, and its leaves; None: there is none.
 
     Weights are not looked at: an ordinary call before did that.
     """
-    engine = armed.engine
+    engine = router.engine
     if not isinstance(engine, NativeEngine):
         return None
     call = engine.flatten(kwargs)

@@ -38,7 +38,7 @@ class Recordings:
             found: Recordings = program.recordings
             return found
 
-    def take(
+    def acquire(
         self,
         program: Any,
         tensors: list[torch.Tensor],

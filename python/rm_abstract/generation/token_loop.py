@@ -74,7 +74,7 @@ def why_not(request: GenerationRequest) -> str:
     cache = kv_cache.device_part(request.model_kwargs.get(cache_name()))
     if cache is None:
         return "the kind of cache"
-    if cache.home is not None:
+    if cache.residence is not None:
         return "a device whose programs the core cannot run"
     if not all(hasattr(model, name) for name in _NEEDED):
         return "this version of transformers"
@@ -84,8 +84,8 @@ def why_not(request: GenerationRequest) -> str:
 class TokenLoop:
     """Implements engine.TokenStream: one call of generate."""
 
-    def __init__(self, armed: RoutedModel, request: GenerationRequest) -> None:
-        self._model, self._armed = request.model, armed
+    def __init__(self, router: RoutedModel, request: GenerationRequest) -> None:
+        self._model, self._router = request.model, router
         self._config = config = request.config
         self._kwargs = request.model_kwargs
         self._ids = request.input_ids
@@ -131,7 +131,7 @@ class TokenLoop:
         """At least one token a row. True: all ended."""
         inputs = self._inputs()
         outputs = self._model(**inputs, return_dict=True)
-        served = self._armed.served_latest_call  # asked at once: what follows is the user's code
+        served = self._router.served_latest_call  # asked at once: what follows is the user's code
         over = self._take(outputs)
         if not over and served:
             over = self._steps(inputs)
@@ -209,7 +209,7 @@ class TokenLoop:
 
     def _steps(self, inputs: dict[str, Any]) -> bool:
         """Tokens from the program that served `inputs`, while there is room. True: all ended."""
-        found = served(self._armed, {**inputs, "return_dict": True})
+        found = served(self._router, {**inputs, "return_dict": True})
         if found is None:
             return False
         entry, leaves = found
@@ -243,7 +243,7 @@ class TokenLoop:
                 self._one_by_one(step, cache.capacity, crowded)
         finally:
             cache.advance(step.length())
-            self._armed.loop_tokens += (step.length() - before) * self._ids.shape[0]
+            self._router.loop_tokens += (step.length() - before) * self._ids.shape[0]
         if step.length() > before:
             self._advance({}, step.length() - before)
         over = all(self._finished)
@@ -325,7 +325,7 @@ class TokenLoop:
 
     def _drafting(self, step: GreedyStep, inputs: dict[str, Any]) -> _core.Drafting | None:
         """Drafts for the row of this step; None where there is none to look for."""
-        drafts, engine = self._armed.generation.drafts, self._armed.engine
+        drafts, engine = self._router.generation.drafts, self._router.engine
         cache = self._kwargs[cache_name()]
         if not isinstance(engine, NativeEngine) or not self._tokens_only():
             return None
@@ -349,7 +349,7 @@ class TokenLoop:
 
         The generation goes on without drafts while another process captures it.
         """
-        drafts = self._armed.generation.drafts
+        drafts = self._router.generation.drafts
         cache = self._kwargs[cache_name()]
         inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
         cache.on_trial = True
@@ -389,7 +389,7 @@ class TokenLoop:
             return None  # the scheduler's thread has settings of its own
         if not self._plain() and any(layer.sliding_window for layer in cache.layers):
             return None  # who chooses may miss steps, and windows count positions of the buffers
-        sharing = self._armed.generation.sharing
+        sharing = self._router.generation.sharing
         if sharing is not None and not self._guest:
             self._guest = True
             self._stay.callback(release_workers)
@@ -400,13 +400,13 @@ class TokenLoop:
         """True when that gave tokens."""
         limit = min(self._length, self._longest) - self._ids.shape[1]
         guest = Guest(inputs, limit, list(self._eos), chooses=not self._plain())
-        host = ServedModel(self._model, self._armed)
+        host = ServedModel(self._model, self._router)
 
         def choose(logits: torch.Tensor) -> int | None:
             return None if self._accept(logits[None, None]) else self._last[0]
 
         sharing.decode(guest, host, choose)
-        self._armed.loop_tokens += guest.steps
+        self._router.loop_tokens += guest.steps
         self._append(guest.tokens)
         if guest.steps:
             self._advance({}, guest.steps)
@@ -415,7 +415,7 @@ class TokenLoop:
     # ---- programs --------------------------------------------------------------------------------
 
     def step(self, inputs: dict[str, Any], width: int = 1) -> GreedyStep | None:
-        found = served(self._armed, {**inputs, "return_dict": True})
+        found = served(self._router, {**inputs, "return_dict": True})
         return None if found is None else GreedyStep.serving(*found, width)
 
     def _output(self) -> Any:

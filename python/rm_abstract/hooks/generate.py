@@ -1,4 +1,4 @@
-"""Where generation meets transformers: the cache an armed model's `generate` starts with.
+"""Where generation meets transformers: the cache a routed model's `generate` starts with.
 
 `GenerationMixin._prepare_cache_for_generation` runs once a call of generate, after transformers has
 resolved the configuration. An empty DynamicCache it made becomes a DeviceCache; everything else,
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rm_abstract.base.errors import ExecutionError
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 from rm_abstract.hooks.host import HookHost
 from rm_abstract.kv.names import cache_name
 
 if TYPE_CHECKING:
     from rm_abstract.generation.engine import GenerationEngine, TokenStream
     from rm_abstract.generation.request import GenerationRequest
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
     from rm_abstract.kv.device_cache import CacheNotes
 
 # Rooms for this many tokens beyond the prompt are made at once; buffers grow when it is not enough.
@@ -44,13 +44,13 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
         _made.cache = lambda: None
         if not host.active:
             return result
-        armed = armed_of(self)
-        if armed is not None and armed.session is host:
-            _decline_modes(armed, args, kwargs)
-        if given is None and armed is not None and armed.session is host:
-            away = _kept_away(host)
-            if (away or _planned(host)) and str(self.device) == _place(host):
-                _replace(self, generation_config, model_kwargs, made, notes, away)
+        router = router_of(self)
+        if router is not None and router.session is host:
+            _decline_modes(router, args, kwargs)
+        if given is None and router is not None and router.session is host:
+            on_device = _device_keeps_states(host)
+            if (on_device or _planned(host)) and str(self.device) == _place(host):
+                _replace(self, generation_config, model_kwargs, made, notes, on_device)
         if given is None:
             cache = model_kwargs.get(cache_name())
             _made.cache = (lambda: None) if cache is None else weakref.ref(cache)
@@ -65,9 +65,9 @@ def sampling(host: HookHost, original: Any) -> Any:
     @functools.wraps(original)
     def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
         if host.active:
-            armed = armed_of(self)
-            if armed is not None and armed.session is host:
-                stream, repeats = _stream(armed, original, self, args, kwargs)
+            router = router_of(self)
+            if router is not None and router.session is host:
+                stream, repeats = _stream(router, original, self, args, kwargs)
                 try:
                     if stream is not None:
                         for _ in stream:  # the tokens are in the result
@@ -81,16 +81,16 @@ def sampling(host: HookHost, original: Any) -> Any:
     return sample
 
 
-def _decline_modes(armed: ArmedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _decline_modes(router: Router, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Beams and the like never reach `_sample`: an engine that was asked for says so here."""
     mode = kwargs.get("generation_mode", args[0] if args else None)
     mode = str(getattr(mode, "value", ""))
-    if mode and mode not in ("greedy_search", "sample") and armed.generation.remote is not None:
-        armed.generation.remote.decline("RM332", mode.replace("_", " "))
+    if mode and mode not in ("greedy_search", "sample") and router.generation.remote is not None:
+        router.generation.remote.decline("RM332", mode.replace("_", " "))
 
 
 def _stream(
-    armed: ArmedModel, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    router: Router, original: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TokenStream | None, Callable[[ExecutionError], bool]]:
     """This call of `_sample` as an engine's, and whether transformers' own loop may run it once
     more after an error; None: it runs it at once."""
@@ -102,17 +102,17 @@ def _stream(
         request = GenerationRequest.of(original, model, args, kwargs)
         cache = request.model_kwargs.get(cache_name())
         request.cache_is_new = cache is None or cache is made
-        remote = armed.generation.remote
-        engines: list[GenerationEngine] = [TokenLoopEngine(armed)]
+        remote = router.generation.remote
+        engines: list[GenerationEngine] = [TokenLoopEngine(router)]
         for engine in engines if remote is None else [remote, *engines]:
             declined = engine.eligible(request)
             if not declined:
                 again = remote.repeats if engine is remote and remote is not None else _never
                 return engine.start(request), functools.partial(again, request)
             if engine is not remote:  # it counts for itself
-                armed.generation.decline(declined)
+                router.generation.decline(declined)
     except (ImportError, TypeError, KeyError, AttributeError):
-        armed.generation.decline("this version of transformers")
+        router.generation.decline("this version of transformers")
     return None, functools.partial(_never, None)
 
 
@@ -134,7 +134,7 @@ def _place(host: HookHost) -> str:
     return host.resolved.name if host.resolved.backend == "cuda" else "cpu"
 
 
-def _kept_away(host: HookHost) -> bool:
+def _device_keeps_states(host: HookHost) -> bool:
     """True when the session's device compiles whole programs and keeps states between them."""
     from rm_abstract.engines import registry
 
@@ -148,13 +148,13 @@ def _replace(
     model_kwargs: dict[str, Any],
     made: Any,
     notes: weakref.WeakKeyDictionary[Any, CacheNotes],
-    away: bool,
+    on_device: bool,
 ) -> None:
     pair = _plain(made, "EncoderDecoderCache")
     own = made.self_attention_cache if pair else made
     if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
         return
-    if pair and (away or model.device.type != "cpu"):
+    if pair and (on_device or model.device.type != "cpu"):
         return  # the encoder's half does not change: such a device is given both with every step
     from rm_abstract.kv.device_cache import CacheNotes, DevicePair, expected_shape, from_dynamic
 
@@ -168,7 +168,7 @@ def _replace(
     prompt = int(mask.shape[-1]) if mask is not None else 0
     reserve = min(longest, prompt + _FIRST_ROOM) if longest else 0
     found = notes.setdefault(model, CacheNotes())
-    cache: Any = from_dynamic(own, shape, reserve, found, away, model.device)
+    cache: Any = from_dynamic(own, shape, reserve, found, on_device, model.device)
     if cache is not None:
         cache = DevicePair(cache, made.cross_attention_cache) if pair else cache
         model_kwargs[cache_name()] = cache

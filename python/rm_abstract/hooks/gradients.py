@@ -9,7 +9,7 @@ What decides whether a call is served this way:
 * The first call of a kind runs the original with gradients and learns which outputs require them
   and whether the forward is pure (`Learned`). Only pure forwards may run a second time.
 * Where the outputs are differentiated, the original would have been faster: after each backward
-  the next calls stay with the original (`Patience`). Who forgot `torch.no_grad()` never calls
+  the next calls stay with the original (`EagerPeriod`). Who forgot `torch.no_grad()` never calls
   backward, and keeps the compiled program.
 """
 
@@ -75,7 +75,7 @@ class Learned:
     differentiable: tuple[bool, ...] = ()
 
 
-class Patience:
+class EagerPeriod:
     """How many calls stay with the original because the last ones were differentiated."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class GradientCalls:
         self._describe, self._routed = describe, routed
         self._known: dict[Any, Learned] = {}
         self._unsettled: set[Any] = set()  # kinds whose first call changed something
-        self._patience = Patience()
+        self._eager_period = EagerPeriod()
         self._weights: Weights | None = None
         self.why = ""  # the last call that was left to the original: for the report
 
@@ -163,7 +163,7 @@ class GradientCalls:
         inputs = input_tensors(args, kwargs)
         if module is None or inputs is None:
             return self._leave("gradients are enabled and an argument is a cache")
-        if self._patience.paused():
+        if self._eager_period.paused():
             return self._leave("its gradients are computed: PyTorch's own forward is faster then")
         weights = self._current()
         if any(t._backward_hooks for t in weights.tensors if t.requires_grad):
@@ -250,7 +250,7 @@ class GradientCalls:
         given = {id(t): t for t in (*inputs, *weights.tensors)}  # each once
         towards = [t for t in given.values() if t.requires_grad]
         if results and towards:
-            call = _Call(module, args, kwargs, weights, known, towards, results, self._patience)
+            call = _Call(module, args, kwargs, weights, known, towards, results, self._eager_period)
             connect: Callable[..., Any] = Recomputed.apply
             connect(call, list(given.values()), *towards)
         return output
@@ -282,7 +282,7 @@ class _Call:
     known: Learned
     towards: list[torch.Tensor]  # inputs and weights that gradients are wanted for
     results: list[torch.Tensor]  # the differentiable outputs, until they are connected
-    patience: Patience
+    eager_period: EagerPeriod
     given_out: list[tuple[Any, int]] = field(default_factory=list)  # weak references, versions
 
     def hand_out(self) -> tuple[torch.Tensor, ...]:
@@ -373,7 +373,7 @@ class Recomputed(torch.autograd.Function):
     def backward(ctx: Any, *given: torch.Tensor | None) -> Any:
         _ = ctx.saved_tensors  # raises where eager does: freed already, or changed in place since
         call: _Call = ctx.call
-        call.patience.differentiated()
+        call.eager_period.differentiated()
         create = torch.is_grad_enabled()
         with torch.enable_grad(), _as_in_the_call(call.module):
             return (None, None, *call.gradients(given, create))

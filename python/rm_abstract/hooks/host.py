@@ -30,7 +30,7 @@ class HookHost(Protocol):
     def cannot_watch(self) -> None:
         """Writes to weights cannot be noticed in this process: nothing may be compiled."""
 
-    def arm(self, module: Any, source: str) -> Any:
+    def attach(self, module: Any, source: str) -> Any:
         """A module is ready to be called: gives it a router."""
 
 
@@ -44,14 +44,14 @@ class RouterHost(HookHost, Protocol):
     @property
     def device(self) -> str: ...
 
-    def armed(self) -> list[Any]:
+    def routers(self) -> list[Any]:
         """The routers that live."""
 
-    def adopt(self, armed: Any) -> None:
+    def adopt(self, router: Any) -> None:
         """A router was made."""
 
     def keep_record(self, record: dict[str, Any]) -> None:
-        """The record (ArmedModel.record) of a router whose module died."""
+        """The record (Router.record) of a router whose module died."""
 
     def facts(self) -> Any:
         """_core.router.Facts of this process."""

@@ -18,8 +18,12 @@ from rm_abstract.hooks.imports import ImportWatch
 from rm_abstract.hooks.patches import PatchSet
 from rm_abstract.hooks.weight_writes import WeightWrites, weight_writes
 
-_calls = threading.local()  # modules whose call is in progress in this thread: outermost arms
-_depth = threading.local()  # loads and train() calls in progress in this thread: outermost arms
+_calls = (
+    threading.local()
+)  # modules whose call is in progress in this thread: the outermost attaches
+_depth = (
+    threading.local()
+)  # loads and train() calls in progress in this thread: the outermost attaches
 
 
 class Installation:
@@ -78,13 +82,16 @@ class Installation:
             ("to", "a module that was loaded before init() is caught when it is moved"),
         ):
             self.patches.replace(
-                module_class, name, functools.partial(_arming_method, self._host, source=name), why
+                module_class,
+                name,
+                functools.partial(_attaching_method, self._host, source=name),
+                why,
             )
         if self._host.settings.text("hook") == "all":
             self.patches.replace(
                 module_class,
                 "__call__",
-                functools.partial(_arming_call, self._host),
+                functools.partial(_attaching_call, self._host),
                 "hook='all': a module that nothing else caught is caught when it is called",
             )
         self.patches.replace(
@@ -96,13 +103,13 @@ class Installation:
 
     def _patch_transformers(self, modeling_utils: ModuleType) -> None:
         for name, why in (
-            ("from_pretrained", "the loaded root is armed"),
-            ("_from_config", "a model made from a configuration is armed"),
+            ("from_pretrained", "the loaded root is routed"),
+            ("_from_config", "a model made from a configuration is routed"),
         ):
             self.patches.replace(
                 modeling_utils.PreTrainedModel,
                 name,
-                functools.partial(_arming_constructor, self._host, source=name),
+                functools.partial(_attaching_constructor, self._host, source=name),
                 why,
             )
 
@@ -113,13 +120,13 @@ class Installation:
             utils.GenerationMixin,
             "_prepare_cache_for_generation",
             functools.partial(preparing_cache, self._host),
-            "an armed model's generate gets a cache that programs append to in place",
+            "a routed model's generate gets a cache that programs append to in place",
         )
         self.patches.replace(
             utils.GenerationMixin,
             "_sample",
             functools.partial(sampling, self._host),
-            "tokens of an armed model come from a loop over its program's steps",
+            "tokens of a routed model come from a loop over its program's steps",
         )
 
     def _patch_sentence_transformers(self, module: ModuleType) -> None:
@@ -165,7 +172,7 @@ def _outermost(body: Callable[[], Any]) -> tuple[Any, bool]:
         _depth.value = depth
 
 
-def _arming_constructor(host: HookHost, original: Any, *, source: str) -> Any:
+def _attaching_constructor(host: HookHost, original: Any, *, source: str) -> Any:
     function = original.__func__
 
     @functools.wraps(function)
@@ -174,25 +181,25 @@ def _arming_constructor(host: HookHost, original: Any, *, source: str) -> Any:
         with staying_out("catching a loaded model"):
             root = result[0] if isinstance(result, tuple) else result
             if outermost and host.active:
-                host.arm(root, source)
+                host.attach(root, source)
         return result
 
     return classmethod(construct)
 
 
-def _arming_method(host: HookHost, original: Any, *, source: str) -> Any:
+def _attaching_method(host: HookHost, original: Any, *, source: str) -> Any:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result, outermost = _outermost(lambda: original(self, *args, **kwargs))
         with staying_out("catching a module"):
             if outermost and not self.training and host.active:
-                host.arm(self, source)
+                host.attach(self, source)
         return result
 
     return method
 
 
-def _arming_call(host: HookHost, original: Any) -> Any:
+def _attaching_call(host: HookHost, original: Any) -> Any:
     from rm_abstract.hooks.host import SLOT
 
     @functools.wraps(original)
@@ -204,7 +211,7 @@ def _arming_call(host: HookHost, original: Any) -> Any:
         depth = getattr(_calls, "depth", 0)
         if depth == 0 and not self.training and vars(self).get(SLOT) is None and host.active:
             with staying_out("catching a called module"):
-                host.arm(self, "call")
+                host.attach(self, "call")
         _calls.depth = depth + 1
         try:
             return original(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What sits in the slot ``_compiled_call_impl`` of an armed module.
+"""What sits in the slot ``_compiled_call_impl`` of a routed module.
 
 ``nn.Module.__call__`` looks at that slot already, so nothing else changes: the type, the class and
 the pickles of the model stay as they were. Invariant: a call returns what the stock module would
@@ -93,40 +93,40 @@ class RouterEvents:
     """Implements engines.context.Events for one router. Holds it weakly: the engine that has this
     object belongs to the router, and a cycle would keep a model alive until the next collection."""
 
-    def __init__(self, armed: ArmedModel) -> None:
-        self._armed = weakref.ref(armed)
+    def __init__(self, router: Router) -> None:
+        self._router = weakref.ref(router)
 
     def failed(self, error: Exception) -> None:
-        armed = self._armed()
-        if armed is None:
+        router = self._router()
+        if router is None:
             return
         try:
             if isinstance(error, Error):
-                armed.session.failed(armed.label, error)
+                router.session.failed(router.label, error)
             elif isinstance(error, Decline):
-                armed.declined(error)
+                router.declined(error)
         except Error as raised:  # the policy; the original ran, once is enough
             raised.served = True
             raise
 
     def served_by_original(self) -> None:
-        armed = self._armed()
-        if armed is not None:
-            armed.route.unrouted()
-            armed.first_calls += 1
+        router = self._router()
+        if router is not None:
+            router.route.unrouted()
+            router.first_calls += 1
 
     def uncount(self, calls: int) -> None:
-        armed = self._armed()
-        if armed is not None:
-            armed.route.uncount(calls)
+        router = self._router()
+        if router is not None:
+            router.route.uncount(calls)
 
     def detach(self) -> None:
-        armed = self._armed()
-        if armed is not None:
-            armed.detach()
+        router = self._router()
+        if router is not None:
+            router.detach()
 
 
-class ArmedModel:
+class Router:
     """The router of one root module. The module's slot holds the only lasting strong reference."""
 
     __slots__ = (
@@ -291,7 +291,7 @@ class ArmedModel:
             "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
         }
 
-    def disarm(self) -> None:
+    def remove(self) -> None:
         """Takes the router out of the slot; somebody else's slot is left alone."""
         module = self.module_ref()
         if module is not None and vars(module).get(SLOT) is self:
@@ -422,7 +422,11 @@ class ArmedModel:
     def _changed(self) -> tuple[str, str]:
         """("weights" or "structure", where) when the module differs from the snapshot, else ""."""
         code, where = self.route.look()
-        if code not in ("RM107", "RM118", "RM113"):  # RM113: another thread's call found it, and said so
+        if code not in (
+            "RM107",
+            "RM118",
+            "RM113",
+        ):  # RM113: another thread's call found it, and said so
             return "", ""
         return self.route.stale()[0] or "structure", where
 
@@ -598,10 +602,10 @@ def _change_reason(what: str) -> str:
     return "RM107" if what == "weights" else "RM118"
 
 
-def _for_engine(armed: ArmedModel) -> tuple[Any, Any]:
+def _for_engine(router: Router) -> tuple[Any, Any]:
     """What an engine in another process may ask of the router, which it must not keep alive."""
-    session, label = armed.session, armed.label
-    watch = weakref.WeakMethod(armed.watch)
+    session, label = router.session, router.label
+    watch = weakref.WeakMethod(router.watch)
 
     def watched() -> Any:
         found = watch()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -28,15 +28,15 @@ class _View:
 
 
 def routed_forward(model: Any) -> Any:
-    """The router of an armed model, where calling it means what `forward` means; or None."""
+    """The router of a routed model, where calling it means what `forward` means; or None."""
     from torch.nn.modules.module import _has_any_global_hook
 
-    armed = armed_of(model)
-    if armed is None or any(getattr(model, name) for name in _HOOKS):
+    router = router_of(model)
+    if router is None or any(getattr(model, name) for name in _HOOKS):
         return None
     if _has_any_global_hook():  # type: ignore[no-untyped-call]
         return None
-    return armed
+    return router
 
 
 def transformer_forward(original: Any) -> Any:

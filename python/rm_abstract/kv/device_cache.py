@@ -1,9 +1,9 @@
 """DeviceCache: a transformers cache whose keys and values lie in buffers with room to grow.
 
-A program appends to the buffers in place; eager code sees an ordinary DynamicCache. With a `home`
-(residence.py) the buffers may be on a device with a compiler of its own. Invariant: of each buffer
-``[batch, heads, capacity, size]`` the first ``length`` positions are the content, the rest is
-finite and never read. A step that fails leaves ``length`` where it was.
+A program appends to the buffers in place; eager code sees an ordinary DynamicCache. With a
+`residence` (residence.py) the buffers may be on a device with a compiler of its own. Invariant: of
+each buffer ``[batch, heads, capacity, size]`` the first ``length`` positions are the content, the
+rest is finite and never read. A step that fails leaves ``length`` where it was.
 """
 
 from __future__ import annotations
@@ -166,45 +166,46 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
 
 
 class ResidentLayer(DeviceLayer):
-    """A layer whose buffers are its cache's residence's: whoever asks for one brings all home."""
+    """A layer whose buffers are its cache's residence's: reading one
+    brings all of them into this process."""
 
-    def __init__(self, home: Residence, index: int, sliding_window: int | None = None) -> None:
-        self._home, self._index = home, index
+    def __init__(self, residence: Residence, index: int, sliding_window: int | None = None) -> None:
+        self._residence, self._index = residence, index
         super().__init__(sliding_window)
 
     key_buffer = property(
-        lambda self: self._home.buffer(2 * self._index),
-        lambda self, buffer: self._home.put(2 * self._index, buffer),
+        lambda self: self._residence.buffer(2 * self._index),
+        lambda self, buffer: self._residence.put(2 * self._index, buffer),
     )
     value_buffer = property(
-        lambda self: self._home.buffer(2 * self._index + 1),
-        lambda self, buffer: self._home.put(2 * self._index + 1, buffer),
+        lambda self: self._residence.buffer(2 * self._index + 1),
+        lambda self, buffer: self._residence.put(2 * self._index + 1, buffer),
     )
 
     @staticmethod
-    def of(home: Residence, index: int, sliding_window: int | None) -> ResidentLayer:
+    def of(residence: Residence, index: int, sliding_window: int | None) -> ResidentLayer:
         """A layer of a residence that may hold something already."""
         layer = ResidentLayer(Residence(index + 1), index, sliding_window)
-        layer._home = home
+        layer._residence = residence
         return layer
 
     def _stored(self, content: _Buffer, buffer: _Buffer) -> _Buffer:
         if content is not None:
-            self._home.history.whole = False  # it came from no call
+            self._residence.history.whole = False  # it came from no call
         return super()._stored(content, buffer)
 
     def reset(self) -> None:
-        self._home.drop()
+        self._residence.drop()
         super().reset()
 
     def capacity(self) -> int:
-        return self._home.capacity if self._home.away else super().capacity()
+        return self._residence.capacity if self._residence.on_device else super().capacity()
 
     def batch(self) -> int:
-        return self._home.batch if self._home.away else super().batch()
+        return self._residence.batch if self._residence.on_device else super().batch()
 
     def shape(self) -> LayerShape:
-        return self._home.shapes[self._index] if self._home.away else super().shape()
+        return self._residence.shapes[self._index] if self._residence.on_device else super().shape()
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> torch.Tensor:
@@ -230,10 +231,10 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
         expected: Sequence[LayerShape],
         reserve: int = 0,
         notes: CacheNotes | None = None,
-        home: Residence | None = None,
+        residence: Residence | None = None,
     ) -> None:
         cast("Any", Cache).__init__(self, layers=list(layers))
-        self.home = home  # for layers that may be on a device
+        self.residence = residence  # for layers that may be on a device
         self.expected = tuple(expected)  # what buffers are made for
         self.reserved = reserve  # positions to make room for then
         self._notes = notes
@@ -253,8 +254,8 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
 
     def prepare(self, batch: int, shapes: Sequence[LayerShape], new: int) -> None:
         """Room for `new` more positions; an empty cache gets buffers of these shapes."""
-        if self.home is not None:
-            self.home.to_host()
+        if self.residence is not None:
+            self.residence.to_host()
         if self.length == 0:
             wanted = max(new, self.reserved)
             for layer, shape in zip(self.layers, shapes, strict=True):
@@ -265,19 +266,21 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
         for layer in self.layers:
             layer.grow(self.length + new)
 
-    def prepare_away(self, batch: int, new: int) -> None:
+    def prepare_on_device(self, batch: int, new: int) -> None:
         """As `prepare`, for a program that has the buffers on its device."""
-        assert self.home is not None
-        home, end = self.home, self.length + new
+        assert self.residence is not None
+        residence, end = self.residence, self.length + new
         if self.length == 0:
-            fits = home.away and home.batch == batch and home.capacity >= new
-            if not fits or home.shapes != self.expected:
-                home.start_away(batch, self.expected, capacity_for(max(new, self.reserved)))
-        elif not home.away:
+            fits = residence.on_device and residence.batch == batch and residence.capacity >= new
+            if not fits or residence.shapes != self.expected:
+                residence.start_on_device(
+                    batch, self.expected, capacity_for(max(new, self.reserved))
+                )
+        elif not residence.on_device:
             for layer in self.layers:
                 layer.grow(end)
-        elif home.capacity < end:
-            home.capacity = capacity_for(end)
+        elif residence.capacity < end:
+            residence.capacity = capacity_for(end)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         self._select(beam_idx, super().reorder_cache)
@@ -290,10 +293,10 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
         self._select(rows, lambda _: super(DeviceCache, self).batch_repeat_interleave(repeats))
 
     def _select(self, rows: torch.Tensor, otherwise: Callable[[Any], None]) -> None:
-        if self.home is None:
+        if self.residence is None:
             otherwise(rows)
         elif self.length:
-            self.home.select(rows)
+            self.residence.select(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DeviceCache:
         return self.copied()
@@ -316,20 +319,20 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
     def copied(self) -> DeviceCache:
         """The same content in memory of its own."""
         layers: list[Any] = []
-        home = None if self.home is None else self.home.copied()
+        residence = None if self.residence is None else self.residence.copied()
         for layer in self.layers:
-            if home is None:
+            if residence is None:
                 fresh = DeviceLayer(layer.sliding_window)
                 fresh.key_buffer = _copy(layer.key_buffer)
                 fresh.value_buffer = _copy(layer.value_buffer)
             else:
-                fresh = ResidentLayer.of(home, len(layers), layer.sliding_window)
+                fresh = ResidentLayer.of(residence, len(layers), layer.sliding_window)
             fresh.length, fresh.place = layer.length, layer.place
             fresh.is_initialized = layer.is_initialized
             if layer.is_initialized:
                 fresh.dtype, fresh.device = layer.dtype, layer.device
             layers.append(fresh)
-        return DeviceCache(layers, self.expected, self.reserved, None, home)
+        return DeviceCache(layers, self.expected, self.reserved, None, residence)
 
 
 def _copy(buffer: _Buffer) -> _Buffer:
@@ -348,16 +351,17 @@ def from_dynamic(
     shape: LayerShape,
     reserve: int,
     notes: CacheNotes,
-    away: bool = False,
+    on_device: bool = False,
     place: torch.device = _CPU,
 ) -> DeviceCache | None:
     """The device cache for an empty DynamicCache; None for layers of another kind.
 
-    `shape` is what the configuration says of every layer; what `notes` learned counts more. `away`
-    gives it a residence, for a device that keeps its buffers; else they are made on `place`.
+    `shape` is what the configuration says of every layer; what `notes` learned counts more. With
+    `on_device` it has a residence, for a device that keeps the buffers; else they are made on
+    `place`.
     """
     layers: list[DeviceLayer] = []
-    home = Residence(len(cache.layers)) if away else None
+    residence = Residence(len(cache.layers)) if on_device else None
     for layer in cache.layers:
         kind = type(layer).__name__
         if kind not in ("DynamicLayer", "DynamicSlidingWindowLayer") or layer.is_initialized:
@@ -366,14 +370,16 @@ def from_dynamic(
             return None
         window = getattr(layer, "sliding_window", None)
         layers.append(
-            DeviceLayer(window) if home is None else ResidentLayer(home, len(layers), window)
+            DeviceLayer(window)
+            if residence is None
+            else ResidentLayer(residence, len(layers), window)
         )
     if not layers or notes.refused:
         return None
     for layer in layers:
         layer.place = place
     shapes = notes.shapes if notes.shapes is not None else (shape,) * len(layers)
-    return DeviceCache(layers, shapes, reserve, notes, home)
+    return DeviceCache(layers, shapes, reserve, notes, residence)
 
 
 def expected_shape(model: Any) -> LayerShape | None:

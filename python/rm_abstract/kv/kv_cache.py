@@ -119,9 +119,9 @@ def length_of(cache: Any) -> int:
 
 def read_types(cache: Any) -> list[torch.Tensor] | Decline:
     """As `read`, for a look at types and sizes: content on a device stays there."""
-    home = getattr(cache, "home", None)
-    if home is not None and home.away:
-        return [torch.tensor(cache.length), *home.stand_ins()]
+    residence = getattr(cache, "residence", None)
+    if residence is not None and residence.on_device:
+        return [torch.tensor(cache.length), *residence.placeholders()]
     return read(cache)
 
 

@@ -48,25 +48,25 @@ class Residence:
         self.replays = 0  # how often the content was made anew
         self.batch = self.capacity = 0  # what the cache says of buffers that are not here
         self.shapes: tuple[LayerShape, ...] = ()
-        self._away = False
+        self._on_device = False
         self._device: StateStore | None = None
-        self._states: Any = None  # None while away: zeros that nobody made yet
+        self._states: Any = None  # None while on a device: zeros that nobody made yet
         self._rows = self._room = 0  # the states' own batch and capacity
-        self._stand_ins: tuple[Any, list[torch.Tensor]] | None = None
+        self._placeholders: tuple[Any, list[torch.Tensor]] | None = None
 
     @property
-    def away(self) -> bool:
+    def on_device(self) -> bool:
         """True while the content is not in this process."""
-        return self._away
+        return self._on_device
 
-    def stand_ins(self) -> list[torch.Tensor]:
-        """Tensors of the buffers' types for whoever asks about nothing else. Never read."""
+    def placeholders(self) -> list[torch.Tensor]:
+        """Tensors of the buffers' shapes and types, for calls that need no more. Never read."""
         key = (self.batch, self.capacity, self.shapes)
-        if self._stand_ins is None or self._stand_ins[0] != key:
+        if self._placeholders is None or self._placeholders[0] != key:
             with torch.inference_mode(False):
                 made = [torch.empty(d, dtype=t) for d, t in self._types(self.batch, self.capacity)]
-            self._stand_ins = (key, made)
-        return self._stand_ins[1]
+            self._placeholders = (key, made)
+        return self._placeholders[1]
 
     def _types(self, batch: int, room: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
         out: list[tuple[tuple[int, ...], torch.dtype]] = []
@@ -87,7 +87,7 @@ class Residence:
 
     def to_host(self) -> None:
         """Brings the content into this process. Raises ExecutionError when it is lost."""
-        if not self._away:
+        if not self._on_device:
             return
         with torch.inference_mode(False):
             types = self._types(self.batch, self.capacity)
@@ -123,7 +123,7 @@ class Residence:
         return content
 
     def _leave_device(self) -> None:
-        self._away, self._states, self._device = False, None, None
+        self._on_device, self._states, self._device = False, None, None
         self._rows = self._room = 0
 
     def drop(self) -> None:
@@ -134,12 +134,12 @@ class Residence:
 
     # ---- to the device ------------------------------------------------------------------------
 
-    def start_away(self, batch: int, shapes: Sequence[LayerShape], capacity: int) -> None:
+    def start_on_device(self, batch: int, shapes: Sequence[LayerShape], capacity: int) -> None:
         """An empty cache: zeros that the device makes when a program runs."""
         self.buffers[:] = [None] * len(self.buffers)
         self._leave_device()
         self.batch, self.capacity, self.shapes = batch, capacity, tuple(shapes)
-        self._away = True
+        self._on_device = True
 
     def enter(self, device: StateStore, rows: int) -> Any:
         """The states a program of ``rows`` rows and this capacity updates. Raises CoreError."""
@@ -147,16 +147,16 @@ class Residence:
             self.to_host()
         if self._states is not None and (self._rows, self._room) == (rows, self.capacity):
             return self._states
-        if not self._away:
+        if not self._on_device:
             self._note_types()
         fresh = device.make_states(self._types(rows, self.capacity))
         if self._states is not None:
             device.copy_states(fresh, self._states, axis=POSITIONS)
-        elif not self._away:
+        elif not self._on_device:
             kept = [buffer for buffer in self.buffers if buffer is not None]
             device.write_states(fresh, kept, POSITIONS)
             self.buffers[:] = [None] * len(self.buffers)
-        self._away, self._states, self._device = True, fresh, device
+        self._on_device, self._states, self._device = True, fresh, device
         self._rows, self._room = rows, self.capacity
         return fresh
 
@@ -183,7 +183,7 @@ class Residence:
 
     def select(self, rows: torch.Tensor) -> None:
         """Rows of the batch in this order, where the content is."""
-        if self._away and self._states is not None:
+        if self._on_device and self._states is not None:
             assert self._device is not None
             device, many = self._device, max(self._rows, len(rows))
             try:
@@ -193,7 +193,7 @@ class Residence:
                 self.to_host()
             else:
                 self._states, self._rows = fresh, many
-        if self._away:
+        if self._on_device:
             self.batch = len(rows)
         else:
             self.buffers[:] = [None if b is None else b.index_select(0, rows) for b in self.buffers]
@@ -204,7 +204,7 @@ class Residence:
         fresh = Residence(len(self.buffers) // 2)
         fresh.batch, fresh.capacity, fresh.shapes = self.batch, self.capacity, self.shapes
         fresh.history, fresh.replay = self.history.copied(), self.replay
-        if self._away and self._states is not None:
+        if self._on_device and self._states is not None:
             assert self._device is not None
             device, old = self._device, self._states
             try:
@@ -215,8 +215,8 @@ class Residence:
             else:
                 fresh._states, fresh._device = mine, device
                 fresh._rows, fresh._room = self._rows, self._room
-        fresh._away = self._away
-        if not self._away:
+        fresh._on_device = self._on_device
+        if not self._on_device:
             with torch.inference_mode(False):
                 fresh.buffers = [None if b is None else b.clone() for b in self.buffers]
         return fresh

@@ -13,7 +13,7 @@ from rm_abstract.generation.jobs import End, Job, Sampling, Token
 from rm_abstract.generation.model_calls import no_program
 from rm_abstract.generation.scheduler import Limits, Scheduler
 from rm_abstract.generation.served import ServedModel
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 from rm_abstract.server.errors import ApiError
 
 
@@ -28,8 +28,8 @@ class NativeText:
         known = [n for n in (context_length, longest) if n]
         self.context_length = min(known) if known else 2048
         self.vocabulary = int(config.vocab_size)
-        armed = armed_of(model)
-        programs = no_program if armed is None else ServedModel(model, armed).program
+        router = router_of(model)
+        programs = no_program if router is None else ServedModel(model, router).program
         self._scheduler = Scheduler.of(model, limits, programs)
 
     def warm(self) -> None:

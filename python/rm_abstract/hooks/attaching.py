@@ -1,6 +1,6 @@
-"""Which modules are armed, and how. Never inside or around a root that is armed already.
+"""Which modules are routed, and how. Never inside or around a root that is routed already.
 
-The exception: a transformers model or an explicit ``accelerate`` takes over from armed parts below
+The exception: a transformers model or an explicit ``accelerate`` takes over from routed parts below
 it, because the larger program is the one the user calls.
 """
 
@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 from rm_abstract.hooks.host import RouterHost
 
 if TYPE_CHECKING:
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
 
 _TAKES_OVER = ("from_pretrained", "_from_config", "accelerate")
 
 
-def armed_of(module: Any) -> ArmedModel | None:
+def router_of(module: Any) -> Router | None:
     """The router in this module's own slot, if it is ours and meant for it."""
     from rm_abstract.hooks.host import SLOT
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
 
     slot = vars(module).get(SLOT)
-    if isinstance(slot, ArmedModel) and slot.module_ref() is module:
+    if isinstance(slot, Router) and slot.module_ref() is module:
         return slot
     return None
 
 
-def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
-    """See Session.arm."""
+def attach(host: RouterHost, module: Any, source: str) -> Router | None:
+    """See Session.attach."""
     from torch import nn
 
     from rm_abstract.hooks.host import SLOT
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
 
     if host.settings.flag("disable"):
         return None
@@ -44,38 +44,38 @@ def arm(host: RouterHost, module: Any, source: str) -> ArmedModel | None:
     if not isinstance(module, nn.Module):
         host.skipped[type(module).__qualname__] = ("RM113", "not an nn.Module")
         return None
-    existing = armed_of(module)
+    existing = router_of(module)
     if existing is not None and existing.session is host:
         return existing
-    left: ArmedModel | None = host.detached.get(id(module))
+    left: Router | None = host.detached.get(id(module))
     if left is not None and left.module_ref() is module:
         return left
     why = _unfit(module, nn)
     if why is not None:
         host.skipped[type(module).__qualname__] = why
         return None
-    below = [found for part in module.modules() if (found := armed_of(part)) is not None]
+    below = [found for part in module.modules() if (found := router_of(part)) is not None]
     if below and source not in _TAKES_OVER:
         return None
-    if source not in _TAKES_OVER and _inside_armed(host, module):
+    if source not in _TAKES_OVER and _inside_routed(host, module):
         return None
     for part in below:
-        part.disarm()
-    armed = ArmedModel(module, host, source)
-    vars(module)[SLOT] = armed
-    host.adopt(armed)
-    return armed
+        part.remove()
+    router = Router(module, host, source)
+    vars(module)[SLOT] = router
+    host.adopt(router)
+    return router
 
 
 def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
     from rm_abstract.hooks.host import SLOT
-    from rm_abstract.hooks.router import ArmedModel
+    from rm_abstract.hooks.router import Router
 
     if type(module).__hash__ is None:
         why = "the class compares by value and has no hash: torch cannot list its parts; "
         return "RM113", why + "with @dataclass(eq=False) it is compiled"
     slot = vars(module).get(SLOT)
-    if slot is not None and not isinstance(slot, ArmedModel):
+    if slot is not None and not isinstance(slot, Router):
         return "RM109", "the module was compiled by the user"
     script = sys.modules.get("torch.jit")
     if script is not None and isinstance(module, script.ScriptModule):
@@ -90,9 +90,9 @@ def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
     return None
 
 
-def _inside_armed(host: RouterHost, module: Any) -> bool:
-    for armed in host.armed():
-        root = armed.module_ref()
+def _inside_routed(host: RouterHost, module: Any) -> bool:
+    for router in host.routers():
+        root = router.module_ref()
         if root is not None and any(part is module for part in root.modules()):
             return True
     return False
