@@ -17,7 +17,7 @@ import torch
 import transformers as hf
 
 import rm_abstract as rm
-from rm_abstract.hooks.arming import armed_of
+from rm_abstract.hooks.attaching import router_of
 
 ALIKE = {
     "hidden_size": 256,
@@ -108,7 +108,7 @@ def main() -> None:
         calls = [eager, served, without(eager), without(served)]
         for call in calls * 3:
             call()
-        router = armed_of(model)
+        router = router_of(model)
         if router is None:
             print(f"{name}: left to PyTorch\n{rm.explain()}", flush=True)
             continue

@@ -310,7 +310,7 @@ class Session:
         return self.settings.fallback_for(reasons.group_of(code))
 
     def notice(self, label: str, code: str, detail: str) -> None:
-        """A call stays eager for ``code``. Routing reasons are normal life and only reported."""
+        """A call stays eager for ``code``. Most routing reasons are only reported."""
         policy = self.policy(code)
         if policy == "error" and code not in reasons.ASKED_FOR:
             raise Error(
@@ -318,7 +318,8 @@ class Session:
                 f"try {reasons.remedy_of(code)}",
                 code=code,
             )
-        if policy == "warn" and reasons.group_of(code) != "routing":
+        expected = reasons.group_of(code) == "routing" and code not in reasons.UNEXPECTED
+        if policy == "warn" and not expected:
             self._warn(label, code, f"{reasons.text_of(code)}: {detail}")
 
     def engine_notice(self, label: str, code: str, detail: str) -> None:
