@@ -164,7 +164,7 @@ def test_a_model_moves_between_devices_while_it_lives(npu: Any) -> None:
     assert entries(model)[0]["cache"] == "hit"
 
 
-def test_changed_weights_get_a_verdict_of_their_own_and_no_compile(npu: Any) -> None:
+def test_changed_weights_are_compared_again_and_nothing_is_compiled(npu: Any) -> None:
     model = BertModel._from_config(BertConfig(**SMALL_BERT)).eval()
     ids = torch.randint(1, 49, (2, 6))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -173,7 +173,9 @@ def test_changed_weights_get_a_verdict_of_their_own_and_no_compile(npu: Any) -> 
     with torch.no_grad():
         model.encoder.layer[0].output.dense.weight.mul_(2)
     check(model, **inputs)
-    assert npu.compile_cache().counters()["store"] == stored + 1  # the verdict
+    # Nor is a verdict stored: an evaluation an epoch would leave a file an epoch (decision 0081).
+    assert npu.compile_cache().counters()["store"] == stored
+    assert entries(model)[0]["parity"] == "passed"
     assert sum(row["calls"] for row in entries(model)) >= 2
 
 

@@ -14,6 +14,8 @@ import torch
 from soundness import Base, X, quiet, routed
 from torch.export import _trace as trace_of_export
 
+from rm_abstract.guards import oracle, sources
+
 LOG = "torch.fx.experimental.symbolic_shapes"
 
 
@@ -53,8 +55,8 @@ def during_export(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
     return todo
 
 
-def captured(model: Base) -> None:
-    for _ in range(3):
+def captured(model: Base, calls: int = 3) -> None:
+    for _ in range(calls):
         quiet(lambda: model(X))
     assert routed(model) == 2
 
@@ -115,3 +117,27 @@ def test_another_thread_logs_and_prints_what_it_would(
     assert "logged by the user" in caplog.text and "logged by the capture" not in caplog.text
     assert capsys.readouterr().out == "printed by the user\n"
     assert logging.getLogger(LOG).level == level and "print" not in vars(trace_of_export)
+
+
+def test_dynamo_is_not_asked_while_torch_export_is_at_work(
+    during_export: list[Callable[[], Any]],
+) -> None:
+    """Both set torch.compiler's flags and put back what they found: of two at once the one that
+    ends last may leave them set, and every later call of the process stays in PyTorch."""
+    model, other = Scaled().eval(), Scaled().eval()
+    found = sources.of_module(other)
+    assert not oracle.uncovered(other, (X,), {}, found)  # imports and warms dynamo
+    asking = threading.Thread(target=lambda: oracle.uncovered(other, (X,), {}, found))
+    waited: list[bool] = []
+
+    def ask() -> None:
+        asking.start()
+        asking.join(2.0)  # without the lock it ends in much less
+        waited.append(asking.is_alive())
+
+    during_export.append(ask)
+    quiet(lambda: model(X))
+    asking.join()
+    assert waited == [True]
+    assert not torch.compiler._is_compiling_flag and not torch.compiler._is_exporting_flag
+    captured(model, calls=2)

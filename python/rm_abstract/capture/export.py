@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from torch.export import _trace as trace_of_export
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.quiet import print_unless_quiet, quietly
+from rm_abstract.base.tracing import ONE_AT_A_TIME
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
@@ -36,8 +36,6 @@ from rm_abstract.guards.traced_copy import copied
 from rm_abstract.kv import kv_cache, state_cache
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-# torch.export keeps global state: of two captures at once, both fail.
-_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass
@@ -182,7 +180,7 @@ def capture_flat(
     wrapper = _Flattened(copied(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
         if is_inplace(program):

@@ -18,12 +18,10 @@ from rm_abstract.hooks.imports import ImportWatch
 from rm_abstract.hooks.patches import PatchSet
 from rm_abstract.hooks.weight_writes import WeightWrites, weight_writes
 
-_calls = (
-    threading.local()
-)  # modules whose call is in progress in this thread: the outermost attaches
-_depth = (
-    threading.local()
-)  # loads and train() calls in progress in this thread: the outermost attaches
+# Of this thread: modules whose call is in progress, and how many loads and train() calls are. The
+# outermost attaches a router.
+_calls = threading.local()
+_depth = threading.local()
 
 
 class Installation:
