@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import rm_abstract as rm
 from rm_abstract import session
+from rm_abstract.base.tracing import ONE_AT_A_TIME
 
 
 def test_a_thread_that_compiles_gets_its_services_while_the_session_is_being_ended() -> None:
@@ -25,3 +27,12 @@ def test_a_thread_that_compiles_gets_its_services_while_the_session_is_being_end
             in_time = made.wait(60)
         thread.join()
         assert in_time
+
+
+def test_a_child_does_not_wait_for_a_capture_of_its_parent() -> None:
+    with ONE_AT_A_TIME:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if ONE_AT_A_TIME.acquire(timeout=5) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    assert not ONE_AT_A_TIME.locked()
