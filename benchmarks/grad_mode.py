@@ -25,6 +25,7 @@ ALIKE = {
     "num_attention_heads": 4,
     "intermediate_size": 1024,
 }
+HEADS = {"num_key_value_heads": 4}  # their configurations begin with more
 GPT = {"n_embd": 256, "n_layer": 4, "n_head": 4}
 OPT = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "ffn_dim": 1024}
 NEO = {"hidden_size": 256, "num_layers": 4, "num_heads": 4, "attention_types": [[["global"], 4]]}
@@ -46,10 +47,10 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", ALIKE),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**ALIKE, "num_key_value_heads": 2}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**ALIKE, "num_key_value_heads": 2}),
-    "gemma": ("GemmaForCausalLM", "GemmaConfig", {**ALIKE, "head_dim": 64}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", {**ALIKE, "head_dim": 64, **HEADS}),
     "granite": ("GraniteForCausalLM", "GraniteConfig", ALIKE),
     "phi": ("PhiForCausalLM", "PhiConfig", ALIKE),
-    "stablelm": ("StableLmForCausalLM", "StableLmConfig", ALIKE),
+    "stablelm": ("StableLmForCausalLM", "StableLmConfig", {**ALIKE, **HEADS}),
 }
 
 
