@@ -60,8 +60,8 @@ struct State {
   State(PyObject* names, std::size_t positional) : shape(names, positional) {}
 };
 
-/// What is about a call and not about its route: other threads' calls of the same route run
-/// meanwhile. Addresses are compared only.
+/// State of a call and not of its route: several threads may call one route at the same time. The
+/// addresses are only compared.
 struct ThreadsCall {
   const State* original = nullptr;  // the original served the call of the entry that runs now
   const State* served = nullptr;    // a program served the thread's latest call
@@ -531,7 +531,7 @@ PyMethodDef kMethods[] = {
     {"unrouted", route_unrouted, METH_NOARGS,
      "unrouted(): the entry that runs now has the original serve its call"},
     {"served", route_served, METH_NOARGS,
-     "served(): an entry served this thread's latest call of any route, and it was one of this"},
+     "served() -> whether this thread's latest call of any route was one of this and was routed"},
     {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},

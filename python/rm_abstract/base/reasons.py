@@ -18,8 +18,8 @@ _GROUPS = {
 # Tracing, disabled(), the user's own compilation: somebody asked for the original. While another
 # thread compiles, the original serves in passing. None of these is a failure to accelerate.
 ASKED_FOR = frozenset({"RM103", "RM108", "RM109", "RM112"})
-# Reasons of the routing group are normal life and only reported. This one is not: somebody chose a
-# device and gets PyTorch on another one.
+# Most routing reasons are expected in ordinary use and only listed in the report. This one warns:
+# the user chose a device, and PyTorch runs the model on another one.
 UNEXPECTED = frozenset({"RM119"})
 
 

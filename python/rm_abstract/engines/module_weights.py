@@ -55,17 +55,18 @@ class ModuleWeights:
 
 
 class WeightsChanged(Decline):
-    """They did while a program was compared with the original: no verdict on the program."""
+    """Weights changed while a program was compared with the original, so the comparison says
+    nothing about the program."""
 
     def __init__(self) -> None:
         super().__init__("RM107", "the weights changed while the program was compared")
 
 
 class WeightVersions:
-    """Where tensors lie and how often each was written. Equal to a later one: none was replaced
-    or written in between.
+    """The addresses of tensors and how often each was written. Two of these are equal when no
+    tensor was replaced or written in between.
 
-    Holds the memory: an address that became free may be the next tensor's.
+    Keeps the memory of the tensors: the address of freed memory may be given to the next tensor.
     """
 
     def __init__(self, weights: Iterable[torch.Tensor]) -> None:
@@ -77,9 +78,6 @@ class WeightVersions:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WeightVersions) and self._versions == other._versions
-
-    def __hash__(self) -> int:
-        return hash(self._versions)
 
 
 def ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:

@@ -30,7 +30,7 @@ class Specializer(Protocol):
         """Raises Decline when it no longer exists."""
 
     def module_versions(self) -> WeightVersions:
-        """Another one after a write to any weight of the module that anything shows."""
+        """Differs from an earlier one when a weight of the module was replaced or written."""
 
     def on_original(self) -> AbstractContextManager[None]:
         """Nothing inside is routed."""
@@ -71,7 +71,7 @@ class Specializer(Protocol):
         """No process uses the program of this variant any more; returns what to tell the user."""
 
     def versions_of(self, variant: Variant) -> WeightVersions:
-        """Another one after a write to the variant's weights that anything shows."""
+        """Differs from an earlier one when a weight of the variant was replaced or written."""
 
     @property
     def on_gpu(self) -> bool:
@@ -103,7 +103,8 @@ class Specializer(Protocol):
     ) -> None:
         """Compares a run with what the original gave on weights of these versions.
 
-        Raises ParityError when it differs, WeightsChanged when the weights may be why.
+        Raises ParityError when the results differ, and WeightsChanged instead when the weights
+        changed meanwhile.
         """
 
     def on_quantised_weights(self, variant: Variant, call: FlatCall) -> Any:
