@@ -64,7 +64,7 @@ def test_what_is_lent_is_what_was_kept_and_memory_is_bounded(seed: int) -> None:
         assert prefixes.held_bytes == TOKEN_BYTES * sum(len(r.tokens) for r in prefixes._runs)
         for run in prefixes._runs:
             assert run.parent is None or run.parent.children[run.tokens[0]] is run
-    assert lent > 1000
+    assert lent > 100, "few texts had a beginning in common: nothing was tested"
 
 
 def test_what_texts_have_in_common_is_held_once() -> None:
