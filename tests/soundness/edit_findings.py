@@ -138,11 +138,14 @@ def check(cases: list[Case], second_process: bool) -> Result:
     return result
 
 
-def check_all(count: int, seed: int, second_process: bool, size: int = 40, jobs: int = 2) -> Result:
+def check_all(
+    count: int, seed: int, second_process: bool, size: int = 20, jobs: int | None = None
+) -> Result:
+    """Checks `count` drawn cases, `size` a process, in `jobs` processes at a time: one a core."""
     cases = draw(seed, count)
     parts = [cases[i : i + size] for i in range(0, count, size)]
     total = Result()
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
         for part in pool.map(lambda p: check(p, second_process), parts):
             total.add(part)
             print(part, flush=True)
