@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = {
     "RM_SOAK",
     "RM_HEAVY",
+    "RM_SELFCHECK_TEST",  # the built C++ test, for the rows of a GPU
     "RM_SEED",
     "RM_TEST_PLUGINS",
     "RM_TEST_FURIOSA_PYTHON",  # environments of `rm-abstract env create`
