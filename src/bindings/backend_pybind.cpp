@@ -7,6 +7,7 @@
 #include "backend/status.hpp"
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
+#include "exchange/core_error.hpp"
 #include "bindings/python_plugin.hpp"
 
 namespace py = pybind11;
@@ -60,7 +61,7 @@ py::dict backend_dict(backend::Backend& backend) {
   out["score"] = backend.probe_score();
   out["available"] = available;
   out["code"] = "";
-  out["reason"] = readable(why_not);
+  out["reason"] = exchange::readable(why_not);
   out["devices"] = devices;
   out["kernels"] = kernels;
   return out;

@@ -3,8 +3,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <string_view>
-
 #include "autograd/optimizers.hpp"
 
 namespace rm::bindings {
@@ -22,9 +20,6 @@ void bind_generate(pybind11::module_& m);  // _core.generate
 void bind_onnx(pybind11::module_& m);  // _core.onnx
 void bind_program(pybind11::module_& m);  // _core.Program
 void bind_worker(pybind11::module_& m);   // _core.worker
-
-/// Text of a vendor's, which may be any bytes or cut off anywhere: what is no UTF-8 is replaced.
-pybind11::str readable(std::string_view text);
 
 /// An optimiser's rule from its dictionary: algorithm, and flags that are left out when false.
 autograd::GroupRule group_rule(const pybind11::dict& row);

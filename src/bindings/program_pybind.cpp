@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
+#include "exchange/framework_program.hpp"
 #include "exchange/tensor_exchange.hpp"
 #include "generation/draft_check.hpp"
 #include "generation/greedy_loop.hpp"
@@ -75,17 +76,16 @@ struct PyDrafting {
   py::list kept;
 };
 
-class PyProgram {
+class PyProgram : public exchange::FrameworkProgram {
  public:
   PyProgram(const std::string& text, const py::dict& weights,
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
             std::vector<std::vector<int64_t>> repeated,
             std::shared_ptr<selfcheck::SelfCheck> checks, size_t device)
-      : api_(exchange::exchange_api(py::module_::import("torch").attr("Tensor"))),
-        program_(checked(text), kernel_table(backends, device, std::move(checks)), force_kernel,
-                 packing_of(packing), device_of(backends, device)),
-        device_(program_.device().id()) {
+      : FrameworkProgram(exchange::exchange_api(py::module_::import("torch").attr("Tensor")),
+                         checked(text), kernel_table(backends, device, std::move(checks)),
+                         force_kernel, packing_of(packing), device_of(backends, device)) {
     program_.repeat_outputs(std::move(repeated));
     update_weights(weights, std::move(shared));
   }
@@ -100,20 +100,8 @@ class PyProgram {
     program_.set_weights(tensors, std::move(shared));
   }
 
-  py::list run(const py::sequence& inputs, bool only_accepted) {
-    size_t n = inputs.size();
-    std::vector<engine::TensorView> views(n);
-    for (size_t i = 0; i < n; ++i) {
-      py::object tensor = inputs[i];
-      views[i] = exchange::view_of(api_, tensor.ptr(), "an input", device_);
-    }
-    void* stream = exchange::current_stream(api_, device_);
-    exchange::FrameworkOutputs outputs(api_, device_);
-    {
-      py::gil_scoped_release release;
-      program_.run(views, outputs, only_accepted, stream);
-    }
-    return outputs.take();
+  py::list run_on(const py::sequence& inputs, bool only_accepted) {
+    return run(views_of(inputs), only_accepted);
   }
 
   py::tuple launch_into(const py::sequence& inputs) {
@@ -256,9 +244,7 @@ class PyProgram {
 
   std::string describe(const py::sequence& inputs) {
     std::vector<ir::Layout> layouts;
-    for (const auto& t : inputs) {
-      layouts.push_back(exchange::view_of(api_, t.ptr(), "an input", device_).layout);
-    }
+    for (const auto& t : inputs) layouts.push_back(view(t.ptr()).layout);
     py::gil_scoped_release release;
     return program_.describe(layouts);
   }
@@ -267,7 +253,7 @@ class PyProgram {
   std::vector<engine::TensorView> views_of(const py::sequence& inputs) const {
     std::vector<engine::TensorView> views;
     views.reserve(inputs.size());
-    for (const auto& t : inputs) views.push_back(exchange::view_of(api_, t.ptr(), "an input", device_));
+    for (const auto& t : inputs) views.push_back(view(t.ptr()));
     return views;
   }
   static generation::GreedyRoles roles_of(const py::dict& roles) {
@@ -288,10 +274,6 @@ class PyProgram {
     ops::infer_and_check(graph);
     return graph;
   }
-
-  const DLPackExchangeAPI* api_;
-  engine::Program program_;
-  const DLDevice device_;
 };
 
 void PyDrafting::add(PyProgram& program, const py::sequence& inputs, const py::dict& roles,
@@ -361,8 +343,10 @@ void bind_program(py::module_& m) {
       "What derives from weights, held once for all programs that are given it and the same weights.")
       .def(py::init<>())
       .def("bytes", &runtime::SharedConstants::bytes, "Memory of all that programs still use.");
-  py::class_<PyProgram>(m, "Program",
-                        "A compiled program: run(inputs) binds concrete shapes and executes.")
+  py::class_<exchange::FrameworkProgram, std::shared_ptr<exchange::FrameworkProgram>>(
+      m, "FrameworkProgram", "What the router needs of a program.");
+  py::class_<PyProgram, exchange::FrameworkProgram, std::shared_ptr<PyProgram>>(
+      m, "Program", "A compiled program: run(inputs) binds concrete shapes and executes.")
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
                     std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>,
@@ -390,7 +374,7 @@ void bind_program(py::module_& m) {
            "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "
            "updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
-      .def("run", &PyProgram::run, py::arg("inputs"), py::arg("only_accepted") = false,
+      .def("run", &PyProgram::run_on, py::arg("inputs"), py::arg("only_accepted") = false,
            "The results. With `only_accepted` raises NewKernels(set), and executes nothing, when "
            "these sizes use a set of kernels that accept_kernels was not told of.")
       .def("launch_into", &PyProgram::launch_into, py::arg("inputs"),

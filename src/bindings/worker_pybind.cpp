@@ -7,6 +7,7 @@
 #include "backend/registry.hpp"
 #include "base/error.hpp"
 #include "bindings/bind.hpp"
+#include "exchange/core_error.hpp"
 #include "bindings/python_plugin.hpp"
 #include "bindings/shared_bytes.hpp"
 #include "device/worker_service.hpp"
@@ -81,9 +82,9 @@ py::list places(const Slots& slots) {
 py::dict ready_dict(const worker::Ready& ready) {
   py::dict out;
   out["pid"] = ready.pid;
-  out["backend"] = readable(ready.backend);
-  out["version"] = readable(ready.version);
-  out["build_id"] = readable(ready.build_id);
+  out["backend"] = exchange::readable(ready.backend);
+  out["version"] = exchange::readable(ready.version);
+  out["build_id"] = exchange::readable(ready.build_id);
   out["fingerprint"] = py::bytes(ready.fingerprint);
   return out;
 }
@@ -109,7 +110,7 @@ SharedBytes compile(Worker& self, uint64_t device, const std::string& program,
   if (!progress.is_none()) {
     on_progress = [&](double fraction, const std::string& stage) {
       const py::gil_scoped_acquire locked;
-      progress(fraction, readable(stage));
+      progress(fraction, exchange::readable(stage));
     };
   }
   auto artefact = std::make_shared<worker::Bytes>();
@@ -238,7 +239,7 @@ void bind_client(py::module_& m) {
       .def_property_readonly("ready", [](const Worker& self) { return ready_dict(self.ready()); })
       .def_property_readonly("alive", &Worker::alive)
       .def_property_readonly("pid", &Worker::pid)
-      .def("log_tail", [](Worker& self) { return readable(self.log_tail()); })
+      .def("log_tail", [](Worker& self) { return exchange::readable(self.log_tail()); })
       .def("compile", &compile, py::arg("device"), py::arg("program"), py::arg("options"),
            py::arg("weights"), py::arg("progress") = py::none(), py::arg("timeout_s") = 0.0,
            py::arg("stall_s") = 0.0)

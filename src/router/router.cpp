@@ -11,7 +11,9 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
+#include "router/direct.hpp"
 #include "router/guard.hpp"
 #include "router/key.hpp"
 #include "router/kinds.hpp"
@@ -29,6 +31,7 @@ constexpr std::uint32_t kRefusalsBetweenChecks = 16;
 
 struct Entry {
   PyRef run;  // empty: this kind of call is refused
+  std::shared_ptr<DirectPrograms> direct;  // asked before `run`; null: there are none
   std::string code;
   std::string detail;
   std::uint32_t refusals = 0;
@@ -42,7 +45,9 @@ struct Tally {
 struct State {
   std::shared_ptr<TorchFacts> facts;
   PyRef module_ref, failure_type;
-  PyRef error_types;  // a tuple: what an entry's own failures are; the first is raised by strict
+  // A tuple: what an entry's own failures are. The first is raised by strict, the second is the
+  // core's.
+  PyRef error_types;
   CallShape shape;
   std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, Entry, KeyHash> table;
@@ -174,26 +179,50 @@ Reason eligible(State& s, PyObject* module, bool grad, std::string* detail, bool
   return Reason::kNone;
 }
 
+/// Holds what a call refers to: another thread may change its containers meanwhile.
+PyRef tuple_of(const std::vector<PyObject*>& objects) {
+  PyRef tuple = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(objects.size())));
+  for (std::size_t i = 0; tuple && i < objects.size(); ++i) {
+    Py_INCREF(objects[i]);
+    PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), objects[i]);
+  }
+  return tuple;
+}
+
+/// The output of an entry that Python runs; null with an error set.
+PyObject* run_in_python(State& s, PyObject* run, PyObject* flat) {
+  const State* const outer = std::exchange(this_thread.original, nullptr);
+  PyObject* output = PyObject_CallOneArg(run, flat);
+  const bool original = std::exchange(this_thread.original, outer) == &s;
+  if (output != nullptr && !original) {
+    ++s.routed;
+    this_thread.served = &s;
+  }
+  return output;
+}
+
 /// Runs an entry.  Null with an error set, or null without one when it declined before any effect.
 PyObject* run_entry(State& s, const Entry& entry, const CallShape::Call& call, std::string* code,
                     std::string* detail) {
   const PyRef run = entry.run;  // the table may change while Python code runs
-  const PyRef flat = PyRef::steal(PyTuple_New(static_cast<Py_ssize_t>(call.flat.size())));
+  const std::shared_ptr<DirectPrograms> direct = entry.direct;
+  const PyRef flat = tuple_of(call.flat);
   if (!flat) return nullptr;
-  for (std::size_t i = 0; i < call.flat.size(); ++i) {
-    Py_INCREF(call.flat[i]);
-    PyTuple_SET_ITEM(flat.get(), static_cast<Py_ssize_t>(i), call.flat[i]);
+  using Served = DirectPrograms::Served;
+  Served served = Served::kNo;
+  PyObject* output = nullptr;
+  if (direct != nullptr) {
+    PyObject* core_error = PyTuple_GET_ITEM(s.error_types.get(), 1);
+    served = direct->serve(flat.get(), core_error, &output, code, detail);
   }
-  const State* const outer = std::exchange(this_thread.original, nullptr);
-  PyObject* output = PyObject_CallOneArg(run.get(), flat.get());
-  const bool original = std::exchange(this_thread.original, outer) == &s;
-  if (output != nullptr) {
-    if (!original) {
-      ++s.routed;
-      this_thread.served = &s;
-    }
-    return output;
+  if (served == Served::kDeclined) return nullptr;
+  if (served == Served::kNo) {
+    output = run_in_python(s, run.get(), flat.get());
+  } else if (output != nullptr) {
+    ++s.routed;
+    this_thread.served = &s;
   }
+  if (output != nullptr) return output;
   PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
@@ -375,9 +404,10 @@ PyObject* route_describe(PyObject* self, PyObject* packed) {
 PyObject* route_bind(PyObject* self, PyObject* packed) {
   return guarded([&]() -> py::object {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
-    if (a.size() != 2) throw py::type_error("[router] expected bind(key, run)");
+    if (a.size() != 3) throw py::type_error("[router] expected bind(key, run, direct)");
     Entry entry;
     entry.run = PyRef::borrow(a[1].ptr());
+    entry.direct = a[2].cast<std::shared_ptr<DirectPrograms>>();  // null of None
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
     return py::none();
   });
@@ -523,7 +553,9 @@ PyMethodDef kMethods[] = {
      "snapshot(sources) -> (code, detail); code '' when clean; sources: guards/sources.py's rows"},
     {"describe", route_describe, METH_VARARGS,
      "describe(args, kwargs) -> ('', key, flat_inputs) or (code, detail)"},
-    {"bind", route_bind, METH_VARARGS, "bind(key, run): calls of this key are served by run(flat)"},
+    {"bind", route_bind, METH_VARARGS,
+     "bind(key, run, direct): calls of this key are served by a program of `direct` (DirectPrograms or "
+     "None) that fits, else by run(flat)"},
     {"refuse", route_refuse, METH_VARARGS,
      "refuse(key, code, detail): calls of this key stay eager"},
     {"forget", route_forget, METH_O, "forget(key): a refused kind of call is looked at again"},
@@ -605,6 +637,7 @@ void bind_router(py::module_& module) {
   if (!type) throw py::error_already_set();
   router.attr("Route") = type;
   bind_write_tracker(router);
+  bind_direct(router);
   router.def(
       "kind_of", [](const py::object& value) { return name_of(kind_of(value.ptr())); },
       py::arg("value"),

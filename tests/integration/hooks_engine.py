@@ -56,6 +56,8 @@ class EagerEntry:
         self.runs = 0
         self.fail_with: Exception | None = None
 
+    direct = None
+
     def run(self, flat_inputs: tuple[Any, ...]) -> Any:
         self.runs += 1
         if self.fail_with is not None:

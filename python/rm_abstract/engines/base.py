@@ -24,6 +24,10 @@ class Entry(Protocol):
     with ``committed=True``: nothing is replayed then.
     """
 
+    direct: Any
+    """``_core.router.DirectPrograms``: programs that the router runs itself for calls they fit;
+    all others reach ``run``. None for an entry that has none."""
+
     def run(self, flat_inputs: tuple[Any, ...]) -> Any: ...
 
     def report(self) -> EntryReport: ...

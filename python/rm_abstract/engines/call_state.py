@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rm_abstract import _core
 from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import Error
@@ -31,6 +32,7 @@ class CallState:
         self.engine = engine
         self.spec = spec
         self.step = StepCall.of(spec)
+        self.direct = _core.router.DirectPrograms()  # of variants that the router runs itself
         self.variants: dict[Pattern, list[Variant]] = {}
         self.refused: dict[Pattern, Decline] = {}
         self.waiting: dict[Pattern, list[Variant]] = {}  # compiled for weights that have changed

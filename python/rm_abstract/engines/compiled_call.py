@@ -59,12 +59,19 @@ class CompiledCall(CallState):
     ) -> Any:
         """The program's output; kernels that were never compared are, on this very call."""
         try:
-            return variant.run(tensors, flat_inputs, True)
+            output = variant.run(tensors, flat_inputs, True)
+            if variant.may_be_direct() and self._takes_tensors(flat_inputs):
+                variant.make_direct(self.direct, tensors)
+            return output
         except _core.NewKernels as new:
             kernels = int(new.args[0])
         if self.engine.kernels_compared(variant, kernels):
             return variant.run(tensors, flat_inputs)
         return self._compared(variant, pattern, flat_inputs)
+
+    def _takes_tensors(self, flat_inputs: tuple[Any, ...]) -> bool:
+        """Whether calls like this one reach a program as they are."""
+        return self.step is None and all(isinstance(x, torch.Tensor) for x in flat_inputs)
 
     def _compared(self, variant: Variant, pattern: Pattern, flat_inputs: tuple[Any, ...]) -> Any:
         """The original serves this call; the program runs it on copies and is compared.
@@ -127,6 +134,7 @@ class CompiledCall(CallState):
         self.engine.events.failed(self.engine.quarantine(variant, detail))
 
     def _remove(self, variant: Variant, pattern: Pattern) -> None:
+        variant.end_direct()
         found = self.variants.get(pattern, [])
         if variant in found:  # another thread may have been faster
             found.remove(variant)

@@ -173,6 +173,8 @@ class NativeEngine:
             fresh = self.call_type(self, spec)
             for pattern in {*entry.variants, *entry.waiting}:
                 kept = entry.variants.get(pattern, []) + entry.waiting.get(pattern, [])
+                for variant in kept:  # the entry that ran it directly is gone
+                    variant.end_direct()
                 fresh.waiting[pattern] = kept
             self._stale[spec] = fresh
 
@@ -545,6 +547,7 @@ class NativeEngine:
         exact.program = self._program(
             kept, self.module_weights.of(variant.record), call, variant.record.repeated
         )
+        exact.direct = None
         exact.report = EntryReport(signature="", engine=self.name, device=self._context.device.name)
         return exact
 

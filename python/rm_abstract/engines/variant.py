@@ -101,9 +101,60 @@ class Variant:
         self.eager_s: float | None = None  # of the call that the gate compared with
         self.best_s: float | None = None  # a call, of the first ones that were served
         self.compares_kernels = False  # a set of kernels nobody compared raises NewKernels
-        self.until_sample = NO_SAMPLE  # calls to serve before one is compared (verification)
+        self._until_sample = NO_SAMPLE
         self.differed = 0  # comparisons in a row that failed
         self.timed = True  # its first calls are, for the report
+        self.direct: Any = None  # _core.router.DirectProgram: its form that the router runs
+        self._programs: Any = None  # the entry's, where `direct` is one
+        self._plain = not record.caches and not record.torch_state and type(self) is Variant
+
+    @property
+    def until_sample(self) -> int:
+        """Calls to serve before one is compared (verification)."""
+        return self._until_sample if self.direct is None else int(self.direct.until_sample)
+
+    @until_sample.setter
+    def until_sample(self, calls: int) -> None:
+        if self.direct is None:
+            self._until_sample = calls
+        else:
+            self.direct.until_sample = calls
+
+    def may_be_direct(self) -> bool:
+        """Whether nothing of its calls is left to decide in Python, for calls of tensors alone."""
+        return (
+            self._plain
+            and self.direct is None
+            and self.trial is None
+            and not (self.timed and self.report.calls < _TIMED_CALLS)
+        )
+
+    def make_direct(self, programs: Any, tensors: list[torch.Tensor]) -> None:
+        """Lets the router run the program, where it is the core's, for calls like the one of
+        `tensors`; `programs` are those of the entry (_core.router.DirectPrograms)."""
+        if not isinstance(self.program, _core.Program):
+            self._plain = False
+            return
+        output = self.record.output
+        direct = _core.router.DirectProgram(
+            self.program,
+            self.serves,
+            tensors,
+            output[1] if output[0] == "tensor" else -1,
+            self._build,
+            self.compares_kernels,
+            self._until_sample,
+        )
+        self.direct, self._programs = direct, programs
+        programs.add(direct)
+
+    def end_direct(self) -> None:
+        """From now on Python runs it again."""
+        direct, self.direct = self.direct, None
+        if direct is not None:
+            self._programs.remove(direct)
+            self._until_sample = direct.until_sample
+            self.report.calls += direct.take_calls()
 
     def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
@@ -157,6 +208,8 @@ class Variant:
         """The record for explain(), with the program's current figures."""
         now = self.program.report()
         report = self.report
+        if self.direct is not None:
+            report.calls += self.direct.take_calls()
         report.nodes = int(now.get("nodes", 0))
         report.native_nodes = int(now.get("native_nodes", 0))
         report.flops = float(now.get("flops", 0.0))

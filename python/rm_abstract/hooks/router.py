@@ -25,7 +25,7 @@ from rm_abstract.base import reasons
 from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
-from rm_abstract.engines.base import Engine
+from rm_abstract.engines.base import Engine, Entry
 from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources, writes
@@ -442,7 +442,7 @@ class Router:
                 self._snapshot()
             return self._snapshots
 
-    def _bind(self, key: bytes, run: Callable[..., Any], taken: int) -> tuple[str, str]:
+    def _bind(self, key: bytes, entry: Entry, taken: int) -> tuple[str, str]:
         """Serves calls of a key by what was compiled for a snapshot; (code, detail) when the module
         cannot be routed or something changed meanwhile. Then the next call compiles again."""
         with self._guarding:
@@ -456,7 +456,7 @@ class Router:
                 return "RM112", f"changed while it was compiled: {where}"
             code, detail = self.route.look()
             if not code:
-                self.route.bind(key, run)
+                self.route.bind(key, entry.run, entry.direct)
             return code or "", detail
 
     def _drop(self) -> None:
@@ -533,7 +533,7 @@ class Router:
         if entry is None:
             code, detail = "RM112", "another thread's call saw the module change meanwhile"
         else:
-            code, detail = self._bind(key, entry.run, snapshot)
+            code, detail = self._bind(key, entry, snapshot)
         if code:
             self._note(code, detail)
         else:

@@ -1,0 +1,138 @@
+#include "router/direct.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "exchange/core_error.hpp"
+
+namespace rm::router {
+
+namespace py = pybind11;
+
+namespace {
+
+/// As torch says it of a tensor of four axes: strides of axes of size 1 do not matter.
+bool is_channels_last(const ir::Layout& layout) {
+  std::int64_t expected = 1;
+  for (const std::size_t axis : {1, 3, 2, 0}) {
+    if (layout.dims[axis] == 1) continue;
+    if (layout.strides[axis] != expected) return false;
+    expected *= layout.dims[axis];
+  }
+  return true;
+}
+
+void add_pattern(const ir::Layout& layout, SizePattern* out) {
+  for (const std::int64_t size : layout.dims) {
+    out->push_back(static_cast<std::uint8_t>(std::min<std::int64_t>(size, 2)));
+  }
+  if (layout.dims.size() != 4) return;
+  out->push_back(layout.is_contiguous() ? 0 : is_channels_last(layout) ? 1 : 2);
+}
+
+bool accepts(const ir::Signature::Test& test, const std::vector<engine::TensorView>& views) {
+  std::vector<std::int64_t> sizes;
+  sizes.reserve(16);
+  for (const auto& [number, rank] : test.inputs()) {
+    if (number >= views.size() || views[number].layout.dims.size() != rank) return false;
+    const ir::Ints& dims = views[number].layout.dims;
+    sizes.insert(sizes.end(), dims.begin(), dims.end());
+  }
+  return test.accepts(sizes);
+}
+
+/// An error of the call and not of the program: the original judges it.
+bool is_of_call(const Error& error) {
+  return error.code() == RM_INVALID_ARGUMENT || error.code() == RM_OUT_OF_RANGE;
+}
+
+}  // namespace
+
+DirectProgram::DirectProgram(std::shared_ptr<exchange::FrameworkProgram> program,
+                             ir::Signature::Test test, const py::sequence& example, int result,
+                             py::object build, bool only_compared, std::int64_t until_sample_of)
+    : until_sample(until_sample_of),
+      program_(std::move(program)),
+      test_(std::move(test)),
+      result_(result),
+      build_(PyRef::borrow(build.ptr())),
+      only_compared_(only_compared) {
+  for (const auto& tensor : example) add_pattern(program_->view(tensor.ptr()).layout, &pattern_);
+}
+
+std::int64_t DirectProgram::take_calls() { return std::exchange(calls_, 0); }
+
+void DirectPrograms::add(std::shared_ptr<DirectProgram> program) {
+  programs_.push_back(std::move(program));
+}
+
+DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_error,
+                                             PyObject** output, std::string* code,
+                                             std::string* detail) {
+  if (programs_.empty()) return Served::kNo;
+  try {
+    std::vector<engine::TensorView> views;
+    const auto count = PyTuple_GET_SIZE(tensors);
+    views.reserve(static_cast<std::size_t>(count));
+    SizePattern pattern;
+    pattern.reserve(16);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      views.push_back(programs_.front()->program_->view(PyTuple_GET_ITEM(tensors, i)));
+      add_pattern(views.back().layout, &pattern);
+    }
+    const auto fits = [&](const auto& known) {
+      return known->pattern_ == pattern && accepts(known->test_, views);
+    };
+    const auto found = std::find_if(programs_.begin(), programs_.end(), fits);
+    if (found == programs_.end() || (*found)->until_sample <= 0) return Served::kNo;
+    const std::shared_ptr<DirectProgram> chosen = *found;  // the table may change while it runs
+    py::list results;
+    try {
+      results = chosen->program_->run(views, chosen->only_compared_);
+    } catch (const engine::NewKernels&) {  // nothing was executed
+      return Served::kNo;
+    }
+    --chosen->until_sample;
+    ++chosen->calls_;
+    if (chosen->result_ >= 0) {
+      *output = results[static_cast<std::size_t>(chosen->result_)].cast<py::object>().release().ptr();
+    } else {
+      const py::handle build(chosen->build_.get());
+      *output = build(results, py::handle(tensors)).release().ptr();
+    }
+  } catch (const Error& error) {
+    if (!is_of_call(error)) {
+      exchange::set_core_error(core_error, error);
+      return Served::kYes;
+    }
+    *code = error.reason().empty() ? "RM104" : error.reason();
+    *detail = error.what();
+    return Served::kDeclined;
+  } catch (py::error_already_set& error) {
+    error.restore();
+  }
+  return Served::kYes;
+}
+
+void bind_direct(py::module_& router) {
+  py::class_<DirectProgram, std::shared_ptr<DirectProgram>>(
+      router, "DirectProgram", "A program that serves calls without Python.")
+      .def(py::init<std::shared_ptr<exchange::FrameworkProgram>, ir::Signature::Test,
+                    const py::sequence&, int, py::object, bool, std::int64_t>(),
+           py::arg("program"), py::arg("test"), py::arg("example"), py::arg("result"),
+           py::arg("build"), py::arg("only_compared"), py::arg("until_sample"),
+           "For calls whose sizes pass `test` and that look like `example`, the tensors of one that it "
+           "served. The output is the result of number `result`, or, where that is -1, "
+           "build(results, tensors).")
+      .def("take_calls", &DirectProgram::take_calls, "Calls served since this was asked last.")
+      .def_readwrite("until_sample", &DirectProgram::until_sample,
+                     "Calls to serve before Python compares one with the original's.");
+  py::class_<DirectPrograms, std::shared_ptr<DirectPrograms>>(
+      router, "DirectPrograms", "The programs of one entry that serve calls without Python.")
+      .def(py::init<>())
+      .def("add", &DirectPrograms::add, py::arg("program"))
+      .def("remove", &DirectPrograms::remove, py::arg("program"));
+}
+
+}  // namespace rm::router
