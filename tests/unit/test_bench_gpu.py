@@ -58,3 +58,8 @@ def test_without_a_gpu_the_command_says_so(command: str) -> None:
 def test_an_unknown_case_is_named() -> None:
     done = click_testing.CliRunner().invoke(cli.bench, ["decode", "--device", "gpu", "--only", "x"])
     assert done.exit_code == 2 and "llama 1b" in done.output
+
+
+def test_the_whole_name_of_a_case_is_that_case_alone() -> None:
+    assert cli._chosen(list(gpu.DECODERS), "llama 1b") == ["llama 1b"]
+    assert cli._chosen(list(gpu.DECODERS), "llama 1b ") == ["llama 1b 4096 keys", "llama 1b 8 rows"]

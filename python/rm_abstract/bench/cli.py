@@ -285,7 +285,7 @@ def vision(
 
 
 def _chosen(names: list[str], only: str) -> list[str]:
-    chosen = [name for name in names if only in name]
+    chosen = [only] if only in names else [name for name in names if only in name]
     if not chosen:
         raise click.BadParameter(
             f"expected part of one of: {'; '.join(names)}", param_hint="--only"

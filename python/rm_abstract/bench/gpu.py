@@ -84,10 +84,15 @@ IMAGES = [
     Case("unet (diffusers) f16 2", _unet, 2, "float16"),
 ]
 # Layers, hidden, intermediate, heads, key heads, vocabulary, head size.
-DECODERS = {
+_SHAPES = {
     "llama 0.5b": (24, 896, 4864, 14, 2, 151936, 64),
     "llama 1b": (16, 2048, 8192, 32, 8, 128256, 64),
     "llama 8b": (32, 4096, 14336, 32, 8, 128256, 128),
+}
+# Of each: rows, and tokens of the prompt.
+_REQUESTS = {"": (1, 448), " 4096 keys": (1, 4032), " 8 rows": (8, 448)}
+DECODERS = {
+    name + request: (name, *sizes) for name in _SHAPES for request, sizes in _REQUESTS.items()
 }
 
 
@@ -253,7 +258,7 @@ def _decoder(name: str) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    layers, hidden, inner, heads, groups, words, size = DECODERS[name]
+    layers, hidden, inner, heads, groups, words, size = _SHAPES[name]
     config = LlamaConfig(
         hidden_size=hidden,
         num_hidden_layers=layers,
@@ -284,18 +289,19 @@ def _read_probe() -> tuple[Call, float]:
 
 
 def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
-    """Tokens a second of greedy `generate`, one row of bf16 behind 448 tokens of prompt."""
+    """Tokens a second of greedy `generate` in bf16, of all rows, behind a prompt."""
     import torch
 
     import rm_abstract
 
     fewer, more = 8, 136
+    shape, rows, prompt = DECODERS[name]
     with _session():
-        model = _decoder(name)
+        model = _decoder(shape)
         read = 2.0 * sum(p.numel() for p in model.parameters())
         read -= 2.0 * model.model.embed_tokens.weight.numel()  # one row of it
         model.generation_config.eos_token_id = None  # every row is as long as asked for
-        ids = torch.randint(0, DECODERS[name][5], (1, 448), device="cuda")
+        ids = torch.randint(0, _SHAPES[shape][5], (rows, prompt), device="cuda")
 
         def seconds(count: int) -> float:
             torch.cuda.synchronize()
@@ -311,7 +317,7 @@ def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
             return time.perf_counter() - start
 
         def rate() -> float:
-            return (more - fewer) / (seconds(more) - seconds(fewer))
+            return rows * (more - fewer) / (seconds(more) - seconds(fewer))
 
         def eager() -> float:
             with rm_abstract.disabled():
@@ -342,7 +348,7 @@ def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
     bandwidth = method.Estimate.of(probed).median
     ours = estimates["rm_abstract"].median
     return {
-        "case": f"{name} bf16 1 row",
+        "case": f"{name} bf16",
         "unit": "tokens/s",
         "candidates": {way: vars(estimate) for way, estimate in estimates.items()},
         "over": {
@@ -353,9 +359,9 @@ def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
             )
             for way in list(ways)[1:]
         },
-        "bound": ("weights at the read probe's bandwidth", bandwidth / read),
+        "bound": ("weights at the read probe's bandwidth", rows * bandwidth / read),
         "probes": {"read tb/s": bandwidth / 1e12},
-        "share": ours * read / bandwidth,
+        "share": ours * read / bandwidth / rows,
     }
 
 
