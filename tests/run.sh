@@ -62,10 +62,19 @@ sanitized_python() {
     TSAN_OPTIONS=ignore_noninstrumented_modules=1:exitcode=66 "$PYTHON" -m pytest "${@:3}"
 }
 
+"$PYTHON" -m mypy >"$RM_TEST_HOME/types.txt" 2>&1 & # one thread for a minute, beside tests that wait for workers
+types=$!
+report_types() {
+  local result=0
+  wait "$types" || result=$?
+  cat "$RM_TEST_HOME/types.txt"
+  return $result
+}
+
 step "C++ tests" ctest --test-dir build --output-on-failure --no-tests=error
 step "Repository checks" "$PYTHON" tests/checks/run.py
 step "Lint" "$PYTHON" -m ruff check .
-step "Types" "$PYTHON" -m mypy
+step "Types" report_types
 if [[ ${RM_HEAVY:-0} == 1 ]]; then
   step "Kernels on every instruction set" tests/cpp/run_on_machine.sh build/every_set "$RM_TEST_HOME/kernels"
   step "Address and undefined-behaviour sanitizers" sanitized asan address,undefined

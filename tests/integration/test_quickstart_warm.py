@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rm_abstract import cache as library
 
 pytestmark = pytest.mark.slow
+SCRIPTS = ["embed_sentences.py"] + ["generate_text.py"] * (os.environ.get("RM_HEAVY") == "1")
 
 
 def run(repository: Path, script: str, result: Path) -> tuple[dict, dict[str, int]]:
@@ -25,7 +27,7 @@ def run(repository: Path, script: str, result: Path) -> tuple[dict, dict[str, in
     return json.loads(result.read_text()), {n: after[n] - before.get(n, 0) for n in after}
 
 
-@pytest.mark.parametrize("script", ["embed_sentences.py", "generate_text.py"])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_the_warm_run_of_the_quickstart_misses_nothing(
     repository: Path, tmp_path: Path, script: str
 ):
