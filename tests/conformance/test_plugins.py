@@ -101,6 +101,7 @@ ODD = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", sorted(ODD))
 def test_a_plugin_that_breaks_a_rule_is_found_out(kind: int, tmp_path: Path) -> None:
     outcomes = conformance(compile_odd(kind, tmp_path))
@@ -122,6 +123,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("source", sorted(WRONG))
 def test_a_plugin_that_computes_something_else_is_found_out(source: str, tmp_path: Path) -> None:
     name, switch, check = WRONG[source]

@@ -253,6 +253,7 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return False
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("fault", ["", "compile_hang"])
 def test_ctrl_c_while_compiling_returns_within_two_seconds(fault: str) -> None:
     script = start_script("run()", RM_SIM_COMPILE_S="120", RM_SIM_FAULT=fault)

@@ -84,6 +84,7 @@ def traffic(model: Any) -> Any:
     return copy.copy(router_of(model).engine._compiler.traffic)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", [gpt2, llama])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_tokens_are_the_originals_by_two_programs(npu: Any, make: Any, rows: int) -> None:
@@ -169,6 +170,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_operations_on_a_cache_are_those_of_transformers(npu: Any, name: str) -> None:
     model = llama()

@@ -94,6 +94,7 @@ def here(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Result:
         return run(calls=2)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_what_goes_wrong_in_it_is_told_and_the_model_runs_eager(
     fault: str, monkeypatch: pytest.MonkeyPatch

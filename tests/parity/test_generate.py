@@ -53,6 +53,7 @@ def llama(session: Any, seed: int) -> Any:
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(FAMILIES) if HEAVY else IN_CI)
 def test_families_give_transformers_tokens(session: Any, name: str, seed: int) -> None:
     model = build(name, seed)
@@ -112,6 +113,7 @@ def test_limits_by_length_and_by_new_tokens_agree(llama: Any) -> None:
         assert torch.equal(got, expected), limit
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "options",
     [

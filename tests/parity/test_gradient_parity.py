@@ -47,6 +47,7 @@ def routed_calls(model) -> int:
     return vars(model)["_compiled_call_impl"].route.routed()
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", [*ENCODERS, *DECODERS])
 def test_a_call_without_no_grad_is_served_with_eager_s_loss_and_gradients(name):
     with rm.init("cpu"):

@@ -110,6 +110,7 @@ def drawn(number: int, draw: random.Random) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("made", [llama, gpt2])
 def test_tokens_do_not_depend_on_neighbours(made: Any, seed: int) -> None:
     draw = random.Random(seed)
