@@ -51,7 +51,7 @@ def empty_cache() -> int:
         engine = router.remote_engine
         if engine is not None:
             try:
-                engine.ask("empty_cache")
+                engine.call("empty_cache")
             except ExecutionError:  # it has just ended: nothing is remembered
                 continue
     cuda = _cuda()

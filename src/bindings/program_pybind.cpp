@@ -145,24 +145,24 @@ class PyProgram : public exchange::FrameworkProgram {
   py::tuple decode_greedy(const py::sequence& inputs, const py::dict& roles, int64_t steps,
                           int64_t capacity, const std::vector<std::vector<int64_t>>& eos,
                           int64_t pad, std::vector<bool> finished, bool until_one_ends,
-                          const py::object& stop, PyDrafting* drafting, const py::object& take) {
+                          const py::object& stop, PyDrafting* drafting, const py::object& on_tokens) {
     std::vector<engine::TensorView> views = views_of(inputs);
     generation::GreedyRoles r = roles_of(roles);
     std::vector<char> ended(finished.begin(), finished.end());
     generation::GreedyResult result;
     generation::GreedyHooks hooks;
     hooks.drafting = drafting == nullptr ? nullptr : &drafting->drafting;
-    if (!take.is_none()) {
-      hooks.take = [&](const std::vector<int64_t>& tokens) {
+    if (!on_tokens.is_none()) {
+      hooks.on_tokens = [&](const std::vector<int64_t>& tokens) {
         py::gil_scoped_acquire acquire;
-        return take(tokens).cast<int64_t>();
+        return on_tokens(tokens).cast<int64_t>();
       };
     }
-    hooks.ask = [&] {
+    hooks.poll = [&] {
       py::gil_scoped_acquire acquire;
-      if (PyErr_CheckSignals() != 0) return generation::Ask::kInterrupt;
+      if (PyErr_CheckSignals() != 0) return generation::Poll::kInterrupt;
       bool stopped = !stop.is_none() && py::cast<bool>(stop());
-      return stopped ? generation::Ask::kStop : generation::Ask::kGoOn;
+      return stopped ? generation::Poll::kStop : generation::Poll::kContinue;
     };
     {
       py::gil_scoped_release release;
@@ -363,12 +363,12 @@ void bind_program(py::module_& m) {
       .def("decode_greedy", &PyProgram::decode_greedy, py::arg("inputs"), py::arg("roles"),
            py::arg("steps"), py::arg("capacity"), py::arg("eos"), py::arg("pad"),
            py::arg("finished"), py::arg("until_one_ends") = false, py::arg("stop") = py::none(),
-           py::arg("drafting") = nullptr, py::arg("take") = py::none(),
+           py::arg("drafting") = nullptr, py::arg("on_tokens") = py::none(),
            "Up to `steps` greedy tokens a row: ([count * rows] tokens, rows finished, ended because "
            "programs that check drafts would win). The tensors of `roles` (ids, positions, length, "
            "mask) are updated in place. `stop()` is asked now and then; true ends the loop after a "
-           "whole step. `take(tokens)` gets the tokens of every run of one row; it returns -1 to go "
-           "on, or how many of them it took to end the loop with those.")
+           "whole step. `on_tokens(tokens)` gets the tokens of every run of one row; it returns -1 to go "
+           "on, or how many of them it accepted to end the loop with those.")
       .def("decode_step", &PyProgram::decode_step, py::arg("inputs"), py::arg("roles"),
            py::arg("tokens"),
            "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "

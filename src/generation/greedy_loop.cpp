@@ -17,7 +17,7 @@
 namespace rm::generation {
 namespace {
 
-constexpr auto kAskEvery = std::chrono::milliseconds(20);
+constexpr auto kPollEvery = std::chrono::milliseconds(20);
 constexpr int64_t kBlock = 512;
 constexpr int64_t kLanes = 16;
 
@@ -90,18 +90,18 @@ bool plain_step(engine::Program& program, const std::vector<engine::TensorView>&
   return all || (ended && limits.until_one_ends);
 }
 
-// Gives the tokens from `before` on to the caller. True when it took no more than some of them;
-// what it left is taken back.
-bool handed_over(const GreedyHooks& hooks, StepMemory& step, int64_t before, GreedyResult& out) {
+// Gives the tokens from `before` on to the caller. True when it accepted no more than some of them;
+// the others are taken back.
+bool deliver(const GreedyHooks& hooks, StepMemory& step, int64_t before, GreedyResult& out) {
   const std::vector<int64_t> fresh(out.tokens.begin() + before, out.tokens.end());
   if (fresh.empty()) return false;
-  const int64_t taken = hooks.take(fresh);
-  if (taken < 0) return false;
-  const int64_t left = out.count - before - taken;
-  if (left < 0) throw_invalid("[greedy] expected no more tokens to be taken than there were");
+  const int64_t accepted = hooks.on_tokens(fresh);
+  if (accepted < 0) return false;
+  const int64_t left = out.count - before - accepted;
+  if (left < 0) throw_invalid("[greedy] expected no more tokens to be accepted than there were");
   step.close(-left);
   step.hide(left);
-  out.tokens.resize(static_cast<size_t>(before + taken));
+  out.tokens.resize(static_cast<size_t>(before + accepted));
   out.count -= left;
   return true;
 }
@@ -166,14 +166,14 @@ GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::T
                            const GreedyRoles& roles, const GreedyLimits& limits,
                            std::vector<char>& finished, const GreedyHooks& hooks) {
   if (limits.eos.size() != finished.size()) throw_invalid("[greedy] expected end tokens per row");
-  if (hooks.take && finished.size() != 1) throw_invalid("[greedy] expected one row to take from");
+  if (hooks.on_tokens && finished.size() != 1) throw_invalid("[greedy] expected one row to deliver");
   StepMemory step(inputs, roles, finished.size());
   std::optional<DraftCheck> drafts;
   if (hooks.drafting != nullptr) drafts.emplace(*hooks.drafting, step, limits, finished.size());
 
   GreedyResult out;
   StepOutputs outputs;
-  auto asked = std::chrono::steady_clock::now();
+  auto polled = std::chrono::steady_clock::now();
   bool over = false;
   while (!over && out.count < limits.steps && *step.length < limits.capacity) {
     const size_t width = drafts ? drafts->plan(limits.steps - out.count) : 1;
@@ -193,12 +193,12 @@ GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::T
     if (drafts) {
       drafts->ran(std::chrono::duration<double, std::nano>(now - started).count(), out);
     }
-    if (hooks.take) over = handed_over(hooks, step, before, out) || over;
-    if (over || now - asked < kAskEvery) continue;
-    asked = now;
-    Ask answer = hooks.ask();
-    out.interrupted = answer == Ask::kInterrupt;
-    over = answer != Ask::kGoOn;
+    if (hooks.on_tokens) over = deliver(hooks, step, before, out) || over;
+    if (over || now - polled < kPollEvery) continue;
+    polled = now;
+    Poll answer = hooks.poll();
+    out.interrupted = answer == Poll::kInterrupt;
+    over = answer != Poll::kContinue;
   }
   return out;
 }

@@ -33,23 +33,23 @@ struct GreedyResult {
   bool wants_checks = false;  // ended because programs that check drafts would win
 };
 
-/// What is asked between tokens now and then.
-enum class Ask { kGoOn, kStop, kInterrupt };
+/// What the caller answers between tokens.
+enum class Poll { kContinue, kStop, kInterrupt };
 
 struct Drafting;
 
-/// Who is asked while the loop goes on.
+/// The caller's functions.
 struct GreedyHooks {
-  std::function<Ask()> ask;  // now and then, between whole steps
-  /// Gets the tokens of every run of one row, in order, and returns how many of them it took when
-  /// the loop is to end with those; -1 when it took all and the loop goes on.
-  std::function<int64_t(const std::vector<int64_t>&)> take;
+  std::function<Poll()> poll;  // now and then, between whole steps
+  /// Gets the tokens of every run of one row, in order, and returns how many of them it accepted when
+  /// the loop is to end with those; -1 when it accepted all and the loop goes on.
+  std::function<int64_t(const std::vector<int64_t>&)> on_tokens;
   Drafting* drafting = nullptr;  // draft_check.hpp; of one row: a run may give several tokens
 };
 
 /// Runs until `steps` tokens were made, every row is finished or the cache is full. The tensors of
 /// the roles are the loop's own and are updated in place; buffers of the cache are donated inputs.
-/// `finished[b]` says which rows ended, before and after. Another answer of `ask` than kGoOn ends
+/// `finished[b]` says which rows ended, before and after. Another answer of `poll` than kContinue ends
 /// the loop after a whole step. Throws what Program::run throws; the tensors then say how far it
 /// came.
 GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::TensorView>& inputs,

@@ -73,7 +73,7 @@ def test_what_is_no_message_ends_the_process_at_once(
     monkeypatch.setattr(processes, "SILENCE_S", 600.0)  # not what ends it
     one = sends(GARBAGE[name])
     with pytest.raises(rm.ExecutionError) as error:
-        one.ask("start", 60.0, model="", arguments={}, device="cpu")
+        one.request("start", 60.0, model="", arguments={}, device="cpu")
     assert error.value.code == "RM303" and "no message" in str(error.value)
     assert not one.alive and not unseen
 
@@ -84,7 +84,7 @@ def test_a_process_that_reads_nothing_holds_nobody_up(
     monkeypatch.setattr(processes, "SILENCE_S", 1.0)
     one = sends(b"")  # beats, so that only the sending fails
     with pytest.raises(rm.ExecutionError) as error:
-        one.ask("start", 60.0, model="m" * (8 << 20), arguments={}, device="cpu")
+        one.request("start", 60.0, model="m" * (8 << 20), arguments={}, device="cpu")
     assert error.value.code == "RM303" and not one.alive
 
 

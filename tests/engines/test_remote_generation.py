@@ -316,7 +316,7 @@ def test_an_engine_that_waits_for_ever_is_given_up_without_a_deadline() -> None:
     command = [sys.executable, str(PROGRAM), worker_side.__file__]
     one = processes.EngineProcess("eager", command, dict(os.environ), stall_s=5)
     with pytest.raises(rm.ExecutionError, match="neither computed") as error:
-        one.ask("call", float("inf"), name="hang", arguments={})
+        one.request("call", float("inf"), name="hang", arguments={})
     assert error.value.code == "RM309" and "in call" in str(error.value)  # the stack says where
     assert not one.alive
     one.close()
@@ -356,7 +356,7 @@ def test_a_user_that_is_killed_leaves_nothing_behind(folder: Path, tmp_path: Pat
         "from rm_abstract.generation.remote import process, worker_side\n"
         f"command = [sys.executable, {str(PROGRAM)!r}, worker_side.__file__]\n"
         "one = process.EngineProcess('vllm', command, dict(os.environ))\n"
-        f"one.ask('start', 60, model={str(folder)!r}, arguments={{}}, device='cpu')\n"
+        f"one.request('start', 60, model={str(folder)!r}, arguments={{}}, device='cpu')\n"
         "print(one.pid, one.scratch, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

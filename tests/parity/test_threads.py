@@ -40,7 +40,7 @@ def crowd(llama: Any) -> Iterator[Sharing]:
     """This test's own thread counts as one that generates: every other one shares."""
     sharing = router_of(llama).generation.sharing  # type: ignore[union-attr]
     assert sharing is not None
-    with sharing.guest():
+    with sharing.registered():
         yield sharing
 
 
@@ -176,7 +176,7 @@ def test_a_session_that_ends_lets_threads_go_on_alone() -> None:
                 if len(self.tokens) == 25:
                     rm.shutdown()
 
-        with sharing.guest():
+        with sharing.registered():
             got = together(
                 lambda: model.generate(**prompt(0), **GREEDY),
                 lambda: model.generate(**prompt(1), **GREEDY, streamer=Ends()),

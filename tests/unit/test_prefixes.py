@@ -52,7 +52,7 @@ def test_what_is_lent_is_what_was_kept_and_memory_is_bounded(seed: int) -> None:
         text += [draw.randrange(2) for _ in range(draw.randrange(1, 60))]
         texts.append(text)
         if draw.random() < 0.5:
-            prefixes.keep(text, content(text))
+            prefixes.insert(text, content(text))
         else:
             found, gained = cache(), 0
             for end in sorted(draw.sample(range(1, len(text) + 1), min(len(text), 2))):
@@ -71,7 +71,7 @@ def test_what_texts_have_in_common_is_held_once() -> None:
     prefixes, common = Prefixes(1 << 20), list(range(500))
     for number in range(20):
         text = [*common, *[1000 + number] * 30]
-        prefixes.keep(text, content(text))
+        prefixes.insert(text, content(text))
     assert prefixes.held_bytes == TOKEN_BYTES * (500 + 20 * 30)
     found = cache()
     assert prefixes.extend([*common, *[1007] * 31], found) == 530
@@ -81,12 +81,12 @@ def test_what_texts_have_in_common_is_held_once() -> None:
 def test_what_was_used_last_stays_longest() -> None:
     prefixes = Prefixes(100 * TOKEN_BYTES)
     old, new, third = [1] * 40, [2] * 40, [3] * 40
-    prefixes.keep(old, content(old))
-    prefixes.keep(new, content(new))
+    prefixes.insert(old, content(old))
+    prefixes.insert(new, content(new))
     assert prefixes.extend([*old, 9], cache()) == 40
-    prefixes.keep(third, content(third))
+    prefixes.insert(third, content(third))
     known = [prefixes.extend([*text, 9], cache()) for text in (old, new, third)]
     assert known == [40, 0, 40]
     huge = [4] * 101
-    prefixes.keep(huge, content(huge))
+    prefixes.insert(huge, content(huge))
     assert prefixes.extend([*old, 9], cache()) == 40, "what does not fit drives nothing out"

@@ -15,9 +15,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rm_abstract.base.errors import ExecutionError
-from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.model_calls import ModelCalls
 from rm_abstract.generation.sharing import Sharing
+from rm_abstract.generation.thread_sequence import ThreadSequence
 from rm_abstract.kv.names import cache_name
 
 PATIENCE = 120.0
@@ -68,7 +68,7 @@ def sharing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sharing]:
     """In a crowd: this test's own thread counts as one that generates."""
     monkeypatch.setattr("rm_abstract.generation.sharing._MISSES", 10**9)
     sharing = Sharing()
-    with sharing.guest():
+    with sharing.registered():
         yield sharing
     sharing.close()
 
@@ -97,7 +97,7 @@ class Text:
         mask[:, : self.pads] = 0
         return mask
 
-    def guest(self, limit: int, eos: list[int], chooses: bool) -> Guest:
+    def sequence(self, limit: int, eos: list[int], chooses: bool) -> ThreadSequence:
         inputs = {
             "input_ids": torch.tensor([self.ids[-1:]]),
             "position_ids": torch.tensor([[len(self.ids) - 1 - self.pads]]),
@@ -105,8 +105,8 @@ class Text:
             cache_name(): self.cache,
             "logits_to_keep": self.kind,
         }
-        assert Guest.fits(inputs, self.cache)
-        return Guest(inputs, limit, eos, chooses)
+        assert ThreadSequence.fits(inputs, self.cache)
+        return ThreadSequence(inputs, limit, eos, chooses)
 
     def alone(self, limit: int, eos: list[int]) -> None:
         while limit and self.ids[-1] not in eos:
@@ -131,12 +131,12 @@ class Text:
             over = self.ids[-1] in eos or len(self.ids) - before >= limit
             return None if over else self.ids[-1]
 
-        with sharing.guest():
-            guest = self.guest(limit, eos, heard is not None)
-            sharing.decode(guest, host, choose)
-        self.ids += guest.tokens
+        with sharing.registered():
+            sequence = self.sequence(limit, eos, heard is not None)
+            sharing.decode(sequence, host, choose)
+        self.ids += sequence.tokens
         steps = len(self.ids) - before
-        assert steps == guest.steps
+        assert steps == sequence.steps
         self.alone(limit - steps, eos)
         return steps
 
@@ -266,7 +266,7 @@ def test_after_an_error_in_a_step_everybody_goes_on_alone(model: Any, sharing: S
         assert text.ids == wanted(model, [5, 6, 7 + number], number % 2, 60, [])
     assert all(count < 60 for count in steps)
     assert [str(error) for error in host.errors] == ["a step that fails"]
-    assert not sharing.crowded()
+    assert not sharing.concurrent()
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
@@ -353,7 +353,7 @@ def work(number):
     print("whole", number, flush=True)
 
 daemon = sys.argv[2] == "daemon"
-with sharing.guest():
+with sharing.registered():
     for number in range(2):
         threading.Thread(target=work, args=(number,), daemon=daemon).start()
     for one in started:
@@ -372,14 +372,14 @@ def test_python_ends_while_threads_generate(kind: str) -> None:
 
 def test_rows_share_steps_only_where_their_other_arguments_are_the_same(model: Any) -> None:
     text = Text(model, [1, 2, 3])
-    inputs = text.guest(1, [], False).inputs
+    inputs = text.sequence(1, [], False).inputs
     bias = torch.zeros(5000)
     other = bias.clone()
     other[2500] = 1.0  # the texts of both tensors are the same
     assert repr(bias) == repr(other)
 
     def kind(**more: Any) -> Any:
-        return Guest(inputs | more, 1, []).kind
+        return ThreadSequence(inputs | more, 1, []).kind
 
     assert kind(bias=bias) == kind(bias=bias)
     assert kind(bias=bias) != kind(bias=other)

@@ -90,13 +90,13 @@ class GreedyStep:
         until_one_ends: bool = False,
         stop: Callable[[], bool] | None = None,
         drafting: _core.Drafting | None = None,
-        take: Callable[[list[int]], int] | None = None,
+        on_tokens: Callable[[list[int]], int] | None = None,
     ) -> tuple[list[int], list[bool]]:
         """(tokens, row after row of a step; rows that ended). Raises what a run raises.
 
         `eos` has a list a row. `stop` is asked now and then; True ends the loop after a whole step.
-        `take` gets the tokens of every run of one row; it returns -1 to go on, or how many of them
-        it took to end the loop with those.
+        `on_tokens` gets the tokens of every run of one row; it returns -1 to go on, or how many of
+        them it accepted to end the loop with those.
         """
         program: Any = self.variant.program
         before = self.length()
@@ -112,7 +112,7 @@ class GreedyStep:
                 until_one_ends,
                 stop,
                 drafting,
-                take,
+                on_tokens,
             )
         finally:
             self.variant.report.calls += self.length() - before

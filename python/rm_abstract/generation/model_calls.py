@@ -10,7 +10,7 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rm_abstract.base.errors import Error
-from rm_abstract.generation.guests import empty_like
+from rm_abstract.generation.thread_sequence import empty_like
 from rm_abstract.kv.device_cache import CacheNotes, DeviceCache, expected_shape, from_dynamic
 from rm_abstract.kv.names import cache_name
 

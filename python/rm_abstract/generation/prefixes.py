@@ -95,7 +95,7 @@ class Prefixes:
         cache.advance(end)
         return end - begin
 
-    def keep(self, text: Sequence[int], content: Content) -> None:
+    def insert(self, text: Sequence[int], content: Content) -> None:
         """Remembers a text; only what is new of it is read from `content`."""
         path = self._path(text)
         known = sum(count for _, count in path)

@@ -2,9 +2,10 @@
 
 Between two steps requests are taken in, cancelled and ended. Prompts are computed in chunks beside
 the steps, the shortest rest first, so that a long prompt holds up neither rows nor short prompts.
-Guests bring their prompts' keys and values along and may choose their tokens themselves.
+Sequences of threads bring their prompts' keys and values along and may choose their tokens
+themselves.
 Invariant: only the scheduler's thread touches the common buffers; every job that was submitted gets
-exactly one End, and every guest that joined leaves, whatever happens.
+exactly one End, and every sequence that joined leaves, whatever happens.
 
 A job that may get longer than rows of its model can be without changing each other (rotary.py) runs
 alone: its prompt in one call as `generate` computes it, with no other row, and nothing remembered.
@@ -20,16 +21,16 @@ from typing import Any
 
 import torch
 
-from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.jobs import Closed, Job, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
 from rm_abstract.generation.prefixes import Prefixes, content_of
 from rm_abstract.generation.rotary import independent_length
 from rm_abstract.generation.rows import Calls, Row, Rows
 from rm_abstract.generation.sampling import Sampler
+from rm_abstract.generation.thread_sequence import ThreadSequence
 from rm_abstract.kv.device_cache import DeviceCache
 
-_LONGEST_WAIT_S = 0.05  # for a guest's choice, before others go on without it
+_LONGEST_WAIT_S = 0.05  # for a thread's choice, before others go on without it
 # Tokens of a prompt in one call while it is longer than what may lie between two steps. Products of
 # so many rows read weights as they lie; of more, weights are packed first, in every call.
 _PIECE = 32
@@ -104,9 +105,9 @@ class Scheduler:
     """Any thread may call submit, join, cancel and close.
 
     The thread starts with the first request. Without `company` it stays until `close`. `company`
-    says how many guests are about: one that is alone is sent home, and the thread ends with the
-    last one; `failed` then hears of errors of common steps. Jobs that may have more than
-    `independent` tokens run alone; None: none do.
+    says how many threads generate: a sequence that is alone goes back to its thread, and the
+    scheduler's ends with the last one; `failed` then hears of errors of common steps. Jobs that may
+    have more than `independent` tokens run alone; None: none do.
     """
 
     def __init__(
@@ -123,7 +124,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._open: list[Job] = []  # taken, and not ended when the last one came
         self._waiting: list[Job] = []
-        self._joining: list[Guest] = []
+        self._joining: list[ThreadSequence] = []
         self._prompts: list[_Prompt] = []
         self._closed = False
         self._error = ""  # that ended the thread
@@ -160,19 +161,19 @@ class Scheduler:
             job.cancelled = True
             self._changed.notify_all()
 
-    def join(self, guest: Guest) -> bool:
+    def join(self, sequence: ThreadSequence) -> bool:
         """Its next steps are made here, until it leaves. False: no more are made here."""
         with self._changed:
             if self._closed:
                 return False
-            self._joining.append(guest)
+            self._joining.append(sequence)
             self._go()
             return True
 
-    def answer(self, guest: Guest, token: int) -> None:
-        """What the guest goes on with after the logits it got."""
+    def answer(self, sequence: ThreadSequence, token: int) -> None:
+        """What the sequence goes on with after the logits it got."""
         with self._changed:
-            guest.last = token
+            sequence.last = token
             self._changed.notify_all()
 
     def fault(self) -> str:
@@ -182,7 +183,8 @@ class Scheduler:
         return "the model is being unloaded" if self._closed else ""
 
     def close(self) -> None:
-        """Ends every job as cancelled, sends guests home, and waits for the thread."""
+        """Ends every job as cancelled, gives sequences back to their threads, and waits for its own
+        thread."""
         with self._changed:
             self._closed = True
             thread = self._thread
@@ -194,13 +196,13 @@ class Scheduler:
         """In a child made by fork, which the thread is not part of."""
         self._changed = threading.Condition()
         self._closed = True
-        for guest in self._guests():
-            guest.forked()
+        for sequence in self._thread_sequences():
+            sequence.forked()
 
     def _go(self) -> None:
         """Under the lock: something is to be done."""
         if self._thread is None:
-            # One that ends with its guests is waited for when Python ends, as they are.
+            # One that ends with its sequences is waited for when Python ends, as they are.
             stays = self._company is None
             self._thread = threading.Thread(target=self._run, name="rm-scheduler", daemon=stays)
             self._thread.start()
@@ -243,13 +245,16 @@ class Scheduler:
         return bool(self._waiting or self._joining or self._prompts or rows)
 
     def _abandoned(self) -> bool:
-        """Python ends, and does not wait for any guest."""
+        """Python ends, and does not wait for any of their threads."""
         if self._company is None or threading.main_thread().is_alive():
             return False
-        return all(guest.daemon for guest in self._guests())
+        return all(sequence.daemon for sequence in self._thread_sequences())
 
-    def _guests(self) -> list[Guest]:
-        return [*self._joining, *(row for row in self._rows.live() if isinstance(row, Guest))]
+    def _thread_sequences(self) -> list[ThreadSequence]:
+        return [
+            *self._joining,
+            *(row for row in self._rows.live() if isinstance(row, ThreadSequence)),
+        ]
 
     def _everybody(self) -> list[Job]:
         with self._changed:
@@ -265,7 +270,7 @@ class Scheduler:
                 job.end(reason)
         with self._changed:
             self._waiting = [job for job in self._waiting if not job.ended]
-            self._joining = [guest for guest in self._joining if not guest.gone]
+            self._joining = [sequence for sequence in self._joining if not sequence.gone]
             self._closed = self._closed or self._abandoned()
         self._prompts = [p for p in self._prompts if not p.job.ended]
         self._keep_ended()
@@ -313,26 +318,26 @@ class Scheduler:
                 return count or int(not under_way)
         return min(free, len(self._waiting))
 
-    # ---- guests ----------------------------------------------------------------------------------
+    # ---- sequences of threads --------------------------------------------------------------------
 
-    def _enter(self, guest: Guest) -> None:
+    def _enter(self, sequence: ThreadSequence) -> None:
         live = len(self._rows.live())
         about = min(self._company() if self._company is not None else 1, self.limits.rows)
         try:
-            self._rows.join(guest, guest.cache, guest.shown(), max(about - live - 1, 0))
-            guest.home = False
+            self._rows.join(sequence, sequence.cache, sequence.shown(), max(about - live - 1, 0))
+            sequence.in_own_cache = False
         except Exception as error:  # no memory, say: it goes on where it was
-            guest.failed(error)
+            sequence.failed(error)
 
     def _send_home(self) -> None:
-        """Guests get what was appended for them, and go on alone."""
+        """Sequences of threads get what was appended for them, and go on alone."""
         with self._changed:
-            guests, self._joining = self._guests(), []
-        for guest in guests:
-            if not guest.gone and not guest.home:
-                self._rows.give_back(guest, guest.cache, guest.steps)
-                guest.home = True
-            guest.leave()
+            sequences, self._joining = self._thread_sequences(), []
+        for sequence in sequences:
+            if not sequence.gone and not sequence.in_own_cache:
+                self._rows.give_back(sequence, sequence.cache, sequence.steps)
+                sequence.in_own_cache = True
+            sequence.leave()
         self._rows.drop_ended()
 
     # ---- prompts ---------------------------------------------------------------------------------
@@ -365,7 +370,7 @@ class Scheduler:
             # A prompt under way is known to others: those that begin alike go on from there.
             if not prompt.alone:
                 done = prompt.job.prompt[: prompt.cache.length]
-                self._prefixes.keep(done, content_of(prompt.cache))
+                self._prefixes.insert(done, content_of(prompt.cache))
         except Exception as error:  # the model's own, or no memory: only this request hears of it
             prompt.row.failed(error)
             self._prompts.remove(prompt)
@@ -433,7 +438,7 @@ class Scheduler:
         for row in self._rows.live():
             if row.ended and isinstance(row, _Text) and not row.alone:
                 text = [*row.job.prompt, *row.job.made]
-                self._prefixes.keep(text[: self._rows.held(row)], self._rows.content(row))
+                self._prefixes.insert(text[: self._rows.held(row)], self._rows.content(row))
 
     def _gathered(self) -> bool:
         """Some rows can go on. Waits a while for those whose choice is on its way."""

@@ -20,9 +20,9 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import ExecutionError
-from rm_abstract.generation.guests import OWN, Guest
 from rm_abstract.generation.model_calls import ModelCalls
 from rm_abstract.generation.scheduler import Scheduler
+from rm_abstract.generation.thread_sequence import OWN, ThreadSequence
 
 if TYPE_CHECKING:
     from rm_abstract.generation.greedy_step import GreedyStep
@@ -66,7 +66,7 @@ class Sharing:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._guests: Counter[int] = Counter()  # generations that could share, by thread
+        self._generating: Counter[int] = Counter()  # generations that could share, by thread
         self._scheduler: Scheduler | None = None
         self._kind: tuple[Any, ...] = ()
         self._off = False  # after an error that would come again
@@ -76,42 +76,42 @@ class Sharing:
         _all.add(self)
 
     @contextmanager
-    def guest(self) -> Iterator[None]:
+    def registered(self) -> Iterator[None]:
         """Around a generation that could share its steps."""
         me = threading.get_ident()
         with self._lock:
-            self._guests[me] += 1
+            self._generating[me] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._guests[me] -= 1
-                if not self._guests[me]:
-                    del self._guests[me]
-                if not self._guests:
+                self._generating[me] -= 1
+                if not self._generating[me]:
+                    del self._generating[me]
+                if not self._generating:
                     self._scheduler = None  # it ends, and holds the model no longer than that
 
-    def crowded(self) -> bool:
+    def concurrent(self) -> bool:
         """More than one thread is generating."""
-        return len(self._guests) > 1 and not self._off
+        return len(self._generating) > 1 and not self._off
 
     def decode(
-        self, guest: Guest, host: Host, choose: Callable[[torch.Tensor], int | None]
+        self, sequence: ThreadSequence, host: Host, choose: Callable[[torch.Tensor], int | None]
     ) -> None:
-        """Steps for `guest`, made with others, until it ended or has to go on alone.
+        """Steps for `sequence`, made with others, until it ended or has to go on alone.
 
-        `choose` gets the logits ``[vocabulary]`` of a guest that chooses; None ends it. Raises what
-        `choose` raises; ExecutionError in a child made by fork within it. After an error in a
-        common step all go on alone, this time and later.
+        `choose` gets the logits ``[vocabulary]`` of a sequence whose thread chooses; None ends it.
+        Raises what `choose` raises; ExecutionError in a child made by fork within it. After an
+        error in a common step all go on alone, this time and later.
         """
-        scheduler = self._joined(guest, host)
+        scheduler = self._joined(sequence, host)
         if scheduler is None:
             return
         release_workers()
         try:
-            while (logits := guest.wait()) is not None:
+            while (logits := sequence.wait()) is not None:
                 token = choose(logits)
-                if guest.lost:
+                if sequence.lost:
                     raise ExecutionError(
                         "[generate] expected to go on in the process that started, found a fork: "
                         "threads that shared this generation's steps are not in it; call generate "
@@ -119,11 +119,11 @@ class Sharing:
                     )
                 if token is None:
                     break
-                scheduler.answer(guest, token)
+                scheduler.answer(sequence, token)
         finally:
-            guest.leave()
+            sequence.leave()
             with self._lock:
-                self.tokens += guest.steps
+                self.tokens += sequence.steps
 
     def close(self) -> None:
         """Who shares steps goes on alone."""
@@ -137,27 +137,27 @@ class Sharing:
         scheduler, self._scheduler = self._scheduler, None
         me = threading.get_ident()
         self._lock = threading.Lock()
-        self._guests = Counter({me: self._guests[me]} if me in self._guests else {})
+        self._generating = Counter({me: self._generating[me]} if me in self._generating else {})
         if scheduler is not None:
             scheduler.forked()
 
     # ---- the scheduler ---------------------------------------------------------------------------
 
-    def _joined(self, guest: Guest, host: Host) -> Scheduler | None:
+    def _joined(self, sequence: ThreadSequence, host: Host) -> Scheduler | None:
         with self._lock:
             if self._off:
                 return None
             for _ in range(2):
                 if self._scheduler is None:
-                    self._scheduler, self._kind = self._made(guest, host), guest.kind
-                if self._kind != guest.kind:
+                    self._scheduler, self._kind = self._made(sequence, host), sequence.kind
+                if self._kind != sequence.kind:
                     return None
-                if self._scheduler.join(guest):
+                if self._scheduler.join(sequence):
                     return self._scheduler
-                self._scheduler = None  # it ended with its last guest
+                self._scheduler = None  # it ended with its last sequence
         return None
 
-    def _made(self, guest: Guest, host: Host) -> Scheduler:
+    def _made(self, sequence: ThreadSequence, host: Host) -> Scheduler:
         def program(inputs: dict[str, Any]) -> GreedyStep | None:
             step, waits = host.program(inputs), host.waits()
             missing = step is None and waits == self._waits  # else it may come any moment
@@ -170,8 +170,8 @@ class Sharing:
             self._off = True
             host.failed(error)
 
-        calls = ModelCalls.of_step(host.model, OWN, guest.inputs, program)
-        return Scheduler(calls, company=lambda: len(self._guests), failed=failed)
+        calls = ModelCalls.of_step(host.model, OWN, sequence.inputs, program)
+        return Scheduler(calls, company=lambda: len(self._generating), failed=failed)
 
 
 _all: weakref.WeakSet[Sharing] = weakref.WeakSet()

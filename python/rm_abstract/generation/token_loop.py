@@ -22,9 +22,9 @@ from rm_abstract.engines.native import NativeEngine
 from rm_abstract.generation.ahead import Ahead, forgets
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
-from rm_abstract.generation.guests import Guest
 from rm_abstract.generation.served import ServedModel, served
 from rm_abstract.generation.sharing import Sharing, release_workers
+from rm_abstract.generation.thread_sequence import ThreadSequence
 from rm_abstract.kv import kv_cache
 from rm_abstract.kv.names import NAMES, cache_name
 
@@ -110,7 +110,7 @@ class TokenLoop:
         self._finished = [False] * self._ids.shape[0]
         self._last: list[int] = []
         self._stay = ExitStack()
-        self._guest = False
+        self._registered = False
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         outputs = self._model._prefill(self._ids, self._config, self._kwargs)
@@ -219,11 +219,11 @@ class TokenLoop:
         # The core's own loop, and what batches rows of threads, read tokens on the host.
         here = self._ids.device.type == "cpu"
         shared = self._shareable(following) if here else None
-        if shared is not None and shared.crowded():
+        if shared is not None and shared.concurrent():
             if self._with_others(shared, following):
                 return all(self._finished)
             shared = None  # nobody to share with: not asked again before the buffers are full
-        crowded = shared.crowded if shared is not None else None
+        concurrent = shared.concurrent if shared is not None else None
         step = GreedyStep.serving(entry, leaves)
         if step is None:
             return False
@@ -236,11 +236,11 @@ class TokenLoop:
             elif not here:
                 self._one_by_one(step, cache.capacity)
             elif self._plain():
-                self._in_core(step, cache.capacity, crowded, drafting)
+                self._in_core(step, cache.capacity, concurrent, drafting)
             elif self._tokens_only() and self._ids.shape[0] == 1:
-                self._handed_over(step, cache.capacity, crowded, drafting)
+                self._delivering(step, cache.capacity, concurrent, drafting)
             else:
-                self._one_by_one(step, cache.capacity, crowded)
+                self._one_by_one(step, cache.capacity, concurrent)
         finally:
             cache.advance(step.length())
             self._router.loop_tokens += (step.length() - before) * self._ids.shape[0]
@@ -297,7 +297,7 @@ class TokenLoop:
         """Tokens of a row that may come before the stream's next item."""
         return min(min(self._length, self._longest) - self._ids.shape[1], self._chunk)
 
-    def _handed_over(
+    def _delivering(
         self,
         step: GreedyStep,
         capacity: int,
@@ -307,7 +307,7 @@ class TokenLoop:
         """Tokens of one row from the core, each streamed and asked about before the next counts."""
         raised: list[BaseException] = []
 
-        def take(tokens: list[int]) -> int:
+        def on_tokens(tokens: list[int]) -> int:
             for number, token in enumerate(tokens, 1):
                 try:
                     if self._add(torch.tensor([token])):
@@ -317,7 +317,16 @@ class TokenLoop:
                     return number
             return -1
 
-        step.run(self._room(), capacity, [[]], 0, [False], stop=stop, drafting=drafting, take=take)
+        step.run(
+            self._room(),
+            capacity,
+            [[]],
+            0,
+            [False],
+            stop=stop,
+            drafting=drafting,
+            on_tokens=on_tokens,
+        )
         if raised:
             raise raised[0]
 
@@ -379,9 +388,9 @@ class TokenLoop:
     # ---- with others -----------------------------------------------------------------------------
 
     def _shareable(self, inputs: dict[str, Any]) -> Sharing | None:
-        """Where this generation may share its steps with others; it is a guest there then."""
+        """Where this generation may share its steps with others; it is registered there then."""
         cache = self._kwargs[cache_name()]
-        if self._chunk < 2**62 or self._longest >= 2**62 or not Guest.fits(inputs, cache):
+        if self._chunk < 2**62 or self._longest >= 2**62 or not ThreadSequence.fits(inputs, cache):
             return None
         if self._dict or getattr(cache, "_is_user_defined", False):
             return None  # its content is looked at afterwards
@@ -390,27 +399,27 @@ class TokenLoop:
         if not self._plain() and any(layer.sliding_window for layer in cache.layers):
             return None  # who chooses may miss steps, and windows count positions of the buffers
         sharing = self._router.generation.sharing
-        if sharing is not None and not self._guest:
-            self._guest = True
+        if sharing is not None and not self._registered:
+            self._registered = True
             self._stay.callback(release_workers)
-            self._stay.enter_context(sharing.guest())
+            self._stay.enter_context(sharing.registered())
         return sharing
 
     def _with_others(self, sharing: Sharing, inputs: dict[str, Any]) -> bool:
         """True when that gave tokens."""
         limit = min(self._length, self._longest) - self._ids.shape[1]
-        guest = Guest(inputs, limit, list(self._eos), chooses=not self._plain())
+        sequence = ThreadSequence(inputs, limit, list(self._eos), chooses=not self._plain())
         host = ServedModel(self._model, self._router)
 
         def choose(logits: torch.Tensor) -> int | None:
             return None if self._accept(logits[None, None]) else self._last[0]
 
-        sharing.decode(guest, host, choose)
-        self._router.loop_tokens += guest.steps
-        self._append(guest.tokens)
-        if guest.steps:
-            self._advance({}, guest.steps)
-        return guest.steps > 0
+        sharing.decode(sequence, host, choose)
+        self._router.loop_tokens += sequence.steps
+        self._append(sequence.tokens)
+        if sequence.steps:
+            self._advance({}, sequence.steps)
+        return sequence.steps > 0
 
     # ---- programs --------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ class VllmText:
         kind = self._kind
         process = EngineProcess(kind.name, kind.command(), kind.environment(), self._log_dir)
         try:
-            facts = process.ask(
+            facts = process.request(
                 "start",
                 kind.start_timeout_s(),
                 model=str(self._folder.absolute()),

@@ -51,7 +51,7 @@ class _Served:
         self._groups = 0
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
-            self.facts = self.process.ask(
+            self.facts = self.process.request(
                 "start",
                 _LIMIT_S,
                 model=folder,

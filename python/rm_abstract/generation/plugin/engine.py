@@ -68,7 +68,7 @@ class PluginGeneration:
     def batch(self, rows: int) -> int:
         return 1 << (rows - 1).bit_length()
 
-    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+    def supports(self, rows: int, facts: dict[str, Any]) -> bool:
         return True
 
     def arguments(self, model: Any, rows: int) -> dict[str, Any]:

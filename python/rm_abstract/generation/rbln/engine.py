@@ -75,7 +75,7 @@ class OptimumRbln:
             return min(size for size in self._given if size >= rows)
         return 1 << (rows - 1).bit_length()
 
-    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+    def supports(self, rows: int, facts: dict[str, Any]) -> bool:
         return self.batch(rows) in facts["batch_sizes"]
 
     def arguments(self, model: Any, rows: int) -> dict[str, Any]:

@@ -62,7 +62,7 @@ class Kind(Protocol):
     def batch(self, rows: int) -> int:
         """What the engine runs so many rows as; each batch is compared before it serves."""
 
-    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+    def supports(self, rows: int, facts: dict[str, Any]) -> bool:
         """Whether the process that told these facts takes so many rows; else it is replaced."""
 
     def device(self) -> str: ...
@@ -184,13 +184,13 @@ class RemoteEngine:
             live = self._live
         return [] if live is None or not live.process.alive else members(live.process.pid)
 
-    def ask(self, name: str, timeout_s: float = 60.0, **arguments: Any) -> dict[str, Any] | None:
+    def call(self, name: str, timeout_s: float = 60.0, **arguments: Any) -> dict[str, Any] | None:
         """An operation of the running process; None when none runs. Raises ExecutionError."""
         with self._lock:
             live = self._live
         if live is None or not live.process.alive:
             return None
-        return live.process.ask("call", timeout_s, name=name, arguments=arguments)
+        return live.process.request("call", timeout_s, name=name, arguments=arguments)
 
     def close(self) -> None:
         """Ends the process; a later generation starts another."""
@@ -219,7 +219,7 @@ class RemoteEngine:
             live = self._live
             is_new = live is None or bool(live.watch.look()[0])
             if live is not None and not is_new:
-                if not self._kind.takes(rows, live.facts):
+                if not self._kind.supports(rows, live.facts):
                     is_new = True
                 elif self._kind.batch(rows) in live.compared:
                     return live
@@ -254,7 +254,7 @@ class RemoteEngine:
     def _made(self, model: Any, rows: int) -> _Live:
         """A process with the model as it is now, for so many rows."""
         live = self._live
-        if live is not None and self._kind.takes(rows, live.facts):
+        if live is not None and self._kind.supports(rows, live.facts):
             return self._reloaded(model, rows)
         self.close()
         return self._started(model, rows)
@@ -275,7 +275,7 @@ class RemoteEngine:
             folder = process.scratch / "model"
             written = write_folder(model, folder)
             watch = self._watch()  # after: to save a model looks like a write to it
-            facts = process.ask(
+            facts = process.request(
                 "start",
                 self._kind.start_timeout_s(),
                 model=str(folder),
@@ -307,7 +307,7 @@ class RemoteEngine:
         try:
             write_folder(model, folder)
             watch = self._watch()
-            live.process.ask(
+            live.process.request(
                 "call",
                 self._kind.start_timeout_s(),
                 name="reload",

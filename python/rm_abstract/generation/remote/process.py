@@ -194,7 +194,7 @@ class EngineProcess:
         self._send({"op": op, "id": ticket.number, **fields})
         return ticket
 
-    def ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+    def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
         """A request with one answer, its facts. Raises ExecutionError."""
         ticket = self.submit(op, **fields)
         try:

@@ -45,7 +45,7 @@ class Vllm:
     def batch(self, rows: int) -> int:
         return 1  # it batches requests itself
 
-    def takes(self, rows: int, facts: dict[str, Any]) -> bool:
+    def supports(self, rows: int, facts: dict[str, Any]) -> bool:
         return True
 
     def device(self) -> str:

@@ -1,9 +1,9 @@
-"""Rows of threads that call `generate`, as the scheduler's thread and their own see them.
+"""Sequences of threads that call `generate`, as the scheduler's thread and their own see them.
 
 The thread computed the prompt; from then on it waits, and chooses its tokens itself where more is
 asked for than the largest logit: by its own processors, criteria, streamers and random draws.
-Invariant: a guest's thread and the scheduler's never run its user's objects at the same time, and
-what is recorded of it are whole steps, so that it can go on alone from any of them.
+Invariant: a sequence's thread and the scheduler's never run its user's objects at the same time,
+and what is recorded of it are whole steps, so that it can go on alone from any of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rm_abstract.kv.names import NAMES, cache_name
 OWN = ("input_ids", "position_ids", "attention_mask", *NAMES)
 
 
-class Guest:
+class ThreadSequence:
     """Implements rows.Row. `inputs` are the arguments of its next step.
 
     With `chooses` its thread answers every step with `answer`; else the largest logit counts, until
@@ -38,7 +38,7 @@ class Guest:
         self.steps = 0  # that were made for it
         self.logits: torch.Tensor | None = None  # ``[vocabulary]``, waiting for its choice
         self.gone = False  # nothing is made for it any more
-        self.home = True  # its own cache holds what was made; else the common buffers do
+        self.in_own_cache = True  # its own cache holds what was made; else the common buffers do
         self.lost = False  # this process is a fork, and who made its steps is not in it
         self.chooses, self.daemon = chooses, threading.current_thread().daemon
         self._mask, self._limit, self._eos = inputs.get("attention_mask"), limit, eos
