@@ -1,21 +1,14 @@
-// The memory planner: offline placement of buffers with known lifetimes (the dynamic storage
-// allocation problem). Several greedy orders, the best improved by hill climbing, stopping near the
-// max-live lower bound.
+// The memory planner: offline placement of buffers with known lifetimes. Several greedy orders, then a
+// search for a placement near the max-live lower bound, then hill climbing where it found none.
 #include <algorithm>
 #include <array>
 #include <numeric>
 
+#include "plan/place.hpp"
 #include "plan/plan.hpp"
 
 namespace rm::plan {
 namespace {
-
-struct Block {
-  int64_t bytes = 0;
-  int32_t first = INT32_MAX, last = -1;  // steps, inclusive
-  int32_t buffer = -1;                   // -1: the workspace of step `first`
-  int64_t offset = -1;
-};
 
 int64_t align(int64_t bytes) {
   return (bytes + kArenaAlignment - 1) / kArenaAlignment * kArenaAlignment;
@@ -104,6 +97,12 @@ constexpr std::array<Before, 4> kOrders{
 // the number of blocks, so large plans have fewer tries.
 constexpr int64_t kSlack = 200;  // 1 / 200 of the bound
 constexpr size_t kMostTries = 400, kMostWork = 60'000'000;
+// The search for a placement within these parts of the bound, in simple operations: a few hundred
+// milliseconds for the first, which hardly a plan needs.
+struct Aim {
+  int64_t slack, work;
+};
+constexpr Aim kAims[] = {{kSlack, 150'000'000}, {100, 30'000'000}, {50, 30'000'000}};
 
 struct Placement {
   std::vector<Block> blocks;
@@ -158,6 +157,7 @@ Placement climbed(Placement best, int64_t enough) {
 void plan_memory(Plan& plan) {
   std::vector<Block> blocks = blocks_of(plan);
   plan.lower_bound_bytes = max_live(blocks, plan.steps.size());
+  bool placed_by_search = false;
   const int64_t enough = plan.lower_bound_bytes + plan.lower_bound_bytes / kSlack;
   Placement best;
   for (Before before : kOrders) {
@@ -172,7 +172,16 @@ void plan_memory(Plan& plan) {
     }
     if (best.arena == plan.lower_bound_bytes) break;
   }
-  best = climbed(std::move(best), enough);
+  for (const Aim& aim : kAims) {
+    const int64_t most = plan.lower_bound_bytes + plan.lower_bound_bytes / aim.slack;
+    if (best.arena <= most) break;
+    if (!place_within(best.blocks, most, aim.work)) continue;
+    best.arena = 0;
+    for (const Block& b : best.blocks) best.arena = std::max(best.arena, b.offset + b.bytes);
+    placed_by_search = true;
+    break;
+  }
+  if (!placed_by_search) best = climbed(std::move(best), enough);
   plan.arena_bytes = best.arena;
   for (const auto& b : best.blocks) {
     if (b.buffer >= 0) {
