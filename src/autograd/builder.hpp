@@ -22,6 +22,7 @@ class Builder {
   explicit Builder(ir::Graph& graph) : graph_(graph) {}
 
   ir::Graph& graph() { return graph_; }
+  const ir::Graph& graph() const { return graph_; }
   ir::TensorType type(ValueId v) const { return graph_.type(v); }
   ir::Dims dims(ValueId v) const { return graph_.type(v).dims; }
   ir::DType dtype(ValueId v) const { return graph_.type(v).dtype; }

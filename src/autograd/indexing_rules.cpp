@@ -26,7 +26,24 @@ void embedding(Adjoint& a) {
   a.din[0] = scatter_add(b, b.zeros_like(a.x(0)), b.expand(ids, b.dims(rows)), rows, 0);
 }
 
+// One element a row, as losses over classes pick it: an element-wise form, which becomes a part of what
+// reads it, instead of zeros that are written, scattered into and read again.
+ValueId one_of_row(Adjoint& a, size_t axis) {
+  Builder& b = a.b;
+  Dims along(b.rank(a.x(0)), Dim(1));
+  along[axis] = b.dims(a.x(0))[axis];
+  ValueId number = b.reshape(b.iota(along[axis].value(), b.dtype(a.x(1))), along);
+  return b.keep_where(b.op("eq", {number, a.x(1)}), a.dy());
+}
+
 void gather(Adjoint& a) {
+  const auto axis = static_cast<size_t>(a.node.i("axis"));
+  Dims one = a.b.dims(a.x(0));
+  one[axis] = Dim(1);
+  if (a.b.dims(a.x(1)) == one) {
+    a.din[0] = one_of_row(a, axis);
+    return;
+  }
   a.din[0] = scatter_add(a.b, a.b.zeros_like(a.x(0)), a.x(1), a.dy(), a.node.i("axis"));
 }
 

@@ -1,4 +1,6 @@
 // softmax, layer_norm, rms_norm, group_norm. Mean and scale of the rows are computed again from the operand.
+#include <algorithm>
+
 #include "autograd/rules.hpp"
 
 namespace rm::autograd {
@@ -7,11 +9,45 @@ namespace {
 using ir::Dim;
 using ir::Dims;
 
+const ir::Node* maker(const Builder& b, ValueId v) {
+  const std::vector<ir::Node>& nodes = b.graph().nodes;
+  const auto found = std::find_if(nodes.rbegin(), nodes.rend(),
+                                  [&](const ir::Node& n) { return n.result() == v; });
+  return found == nodes.rend() ? nullptr : &*found;
+}
+
+// Which element of each row of `y` a gather along `axis` picks, if there is one that picks one.
+ValueId picked_by(const Builder& b, ValueId y, int64_t axis) {
+  for (const ir::Node& node : b.graph().nodes) {
+    if (node.op == "gather" && node.operands[0] == y && node.i("axis") == axis &&
+        b.size(node.operands[1], static_cast<size_t>(axis)) == 1) {
+      return node.operands[1];
+    }
+  }
+  return ir::kNoValue;
+}
+
+// The sum over `axis` of the gradient of `y`. That of a gather of one element a row, as losses over
+// classes have it, is where(0, 1, ... = id, g, 0): its sum is g, for an id that is out of range is an
+// error of the gather.
+ValueId sum_of_gradient(Adjoint& a, int64_t axis) {
+  Builder& b = a.b;
+  const ir::Node* chosen = maker(b, a.dy());
+  const ValueId id = picked_by(b, a.y(), axis);
+  if (id != ir::kNoValue && chosen != nullptr && chosen->op == "where") {
+    const ValueId g = chosen->operands[1];
+    const ir::Node* equal = maker(b, chosen->operands[0]);
+    const bool picked = equal != nullptr && equal->op == "eq" && equal->operands[1] == id;
+    if (picked && b.rank(g) == b.rank(id) && b.dims(g) == b.dims(id)) return g;
+  }
+  return b.reduce("sum", a.dy(), {axis}, true);
+}
+
 void softmax(Adjoint& a) {
   Builder& b = a.b;
   const int64_t axis = a.node.i_or("axis", static_cast<int64_t>(b.rank(a.x())) - 1);
   if (a.node.i_or("log", 0) != 0) {
-    ValueId total = b.reduce("sum", a.dy(), {axis}, true);
+    ValueId total = sum_of_gradient(a, axis);
     a.din[0] = b.sub(a.dy(), b.mul(b.op("exp", {a.y()}), total));
     return;
   }
