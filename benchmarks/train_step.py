@@ -11,6 +11,9 @@ torch's variants in the same run.
 
 With --memory the GPT is trained without a memory budget, at half of the bytes that eager keeps for
 its backward, and at nine twentieths; times alternate in the same way.
+
+With --vocabulary an embedding of 32,000 words and a head train on 1,024 rows, with logits made as a
+whole and by pieces of their rows, beside eager; times alternate in the same way.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rm_abstract as rm
+from rm_abstract.training import program
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -210,12 +214,58 @@ def measure_memory(work: Workload, rounds: int, clock: Callable[[], float]) -> N
         )
 
 
+class Words(nn.Module):
+    def __init__(self, words: int = 32_000, width: int = 256) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(words, width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.table(ids))).flatten(0, 1)
+
+
+def measure_vocabulary(rounds: int, clock: Callable[[], float]) -> None:
+    batches = [(torch.randint(0, 32_000, (8, 128)), torch.randint(0, 32_000, (1024,)))]
+    work = Workload("words", Words(), batches, F.cross_entropy, 1.0, 1)
+    steps: dict[str, Step] = {}
+    for name, least in (("whole", 1 << 60), ("pieces", program.SPLIT_BYTES)):
+        program.SPLIT_BYTES = least
+        model = copy.deepcopy(work.model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        steps[name] = rm.compile_step(model, work.loss, optimizer, options={"fallback": "error"})
+        for _ in range(2):  # its program is made
+            steps[name](*batches[0])
+    model = copy.deepcopy(work.model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def eager(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = work.loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    steps["eager"] = eager
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            found[name].append(timed(step, work, clock))
+    print("| logits | arena MB | µs a step |")
+    print("|---|---|---|")
+    for name, times in found.items():
+        arena = ""
+        if name != "eager":
+            arena = f"{steps[name].memory_report()[0]['arena'] / 1e6:.1f}"  # type: ignore[attr-defined]
+        print(f"| {name} | {arena} | {statistics.median(times):.0f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", default="")
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--vocabulary", action="store_true")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     given = parser.parse_args()
     clock = time.perf_counter if given.clock == "wall" else time.process_time
@@ -224,6 +274,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.memory:
         return measure_memory(gpt(), given.rounds, clock)
+    if given.vocabulary:
+        return measure_vocabulary(given.rounds, clock)
     print("| workload | eager | foreach | fused | compile | compile all | compile_step | ", end="")
     print("ratio to the best | goal | worst loss difference |")
     print("|---|---|---|---|---|---|---|---|---|---|")

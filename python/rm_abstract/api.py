@@ -249,8 +249,11 @@ def compile_step(
     optimizer: Any,
     *,
     clip_norm: float | None = None,
+    clip_value: float | None = None,
     memory_budget: int | None = None,
     precision: str = "auto",
+    scaler: Any = None,
+    accumulate: int = 1,
     options: dict[str, Any] | None = None,
 ) -> TrainingStep:
     """A training step of an ordinary module, its loss and its optimizer as one compiled program.
@@ -260,10 +263,19 @@ def compile_step(
     scalar without gradient. ``inputs``: a tensor, a tuple of positional or a dict of keyword
     arguments; without a ``loss_fn`` the model's output has a field ``loss``. ``clip_norm``:
     gradients are clipped to this norm as by ``torch.nn.utils.clip_grad_norm_``; ``step.grad_norm``
-    is what it was before. ``memory_budget``: bytes for activations, gradients and workspaces of
-    the program; values are computed twice where that keeps within it (``step.memory_report()``),
-    and what cannot be kept within it says so (RM711). Eager's first step is not bound by it.
-    ``precision``: "bf16" is ``torch.autocast("cpu", torch.bfloat16)`` around model and loss.
+    is what it was before; ``clip_value``: as by ``clip_grad_value_``.
+
+    ``memory_budget``: bytes for activations, gradients and workspaces of the program; values are
+    computed twice where that keeps within it (``step.memory_report()``), and what cannot be kept
+    within it says so (RM711). Eager's first step is not bound by it. ``precision``: "bf16" and
+    "fp16" are ``torch.autocast`` around model and loss. ``scaler``: a ``torch.amp.GradScaler`` that
+    the step uses as a loop would: where a gradient is no finite number, parameters and state stay
+    and the scale shrinks. "fp16" without one makes one, ``step.scaler``.
+
+    ``accumulate``: so many calls, each with a micro-batch, make one step: gradients of
+    ``loss / accumulate`` are summed in the parameters' ``.grad``, as a loop does it, and the last
+    of the calls clips and updates. ``step.accumulated`` is how many of them wait; set it to 0 after
+    an ``optimizer.step()`` and ``zero_grad()`` of your own, as for the rest of an epoch.
 
     Dropout draws numbers of its own, not those of torch's generator; they follow
     ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated
@@ -274,7 +286,16 @@ def compile_step(
     from rm_abstract.training.step import TrainingStep
 
     return TrainingStep(
-        model, loss_fn, optimizer, _training_settings(options), clip_norm, memory_budget, precision
+        model,
+        loss_fn,
+        optimizer,
+        _training_settings(options),
+        clip_norm,
+        memory_budget,
+        precision,
+        clip_value,
+        scaler,
+        accumulate,
     )
 
 
@@ -315,6 +336,7 @@ def compile_loss(
     loss_fn: Any = None,
     *,
     precision: str = "auto",
+    scaler: Any = None,
     options: dict[str, Any] | None = None,
 ) -> CompiledLoss:
     """The loss of an ordinary module, computed together with its gradients by one program.
@@ -324,10 +346,12 @@ def compile_loss(
     accumulation, clipping, any optimizer. Arguments, dropout and what runs eager (with its reason
     in ``loss.report()``) are as for ``compile_step``; as in eager, parameters must not change
     before ``backward()`` (RuntimeError). Gradients of gradients are not computed (RuntimeError).
+    ``scaler``: the ``torch.amp.GradScaler`` of a loop in fp16 (``scaler.scale(loss).backward()``):
+    gradients are computed at once with the loss, so its scale must be known before.
     """
     from rm_abstract.training.loss import CompiledLoss
 
-    return CompiledLoss(model, loss_fn, _training_settings(options), precision)
+    return CompiledLoss(model, loss_fn, _training_settings(options), precision, scaler)
 
 
 def compile_trainer(trainer: Any, *, options: dict[str, Any] | None = None) -> TrainerLoss:

@@ -4,7 +4,10 @@
 namespace rm::autograd {
 namespace {
 
-ValueId assign(Builder& b, ValueId state, ValueId value) { return b.op("assign", {state, value}); }
+ValueId assign(Builder& b, const Update& u, ValueId state, ValueId value) {
+  if (u.apply_if != ir::kNoValue) value = b.where(u.apply_if, value, state);
+  return b.op("assign", {state, value});
+}
 
 std::vector<ValueId> sgd(Builder& b, const GroupRule& rule, const Update& u) {
   const ValueId lr = u.hyper[0], decay = u.hyper[1], momentum = u.hyper[2], undamped = u.hyper[3];
@@ -13,11 +16,11 @@ std::vector<ValueId> sgd(Builder& b, const GroupRule& rule, const Update& u) {
   std::vector<ValueId> states;
   if (rule.momentum) {
     ValueId moved = b.add(b.mul(u.states[0], momentum), b.mul(g, undamped));
-    ValueId buffer = assign(b, u.states[0], moved);
+    ValueId buffer = assign(b, u, u.states[0], moved);
     states.push_back(buffer);
     g = rule.nesterov ? b.add(g, b.mul(buffer, momentum)) : buffer;
   }
-  ValueId parameter = assign(b, u.parameter, b.sub(u.parameter, b.mul(g, lr)));
+  ValueId parameter = assign(b, u, u.parameter, b.sub(u.parameter, b.mul(g, lr)));
   states.insert(states.begin(), parameter);
   return states;
 }
@@ -28,16 +31,16 @@ std::vector<ValueId> adam(Builder& b, const GroupRule& rule, const Update& u) {
   ValueId g = rule.maximize ? b.neg(u.gradient) : u.gradient, p = u.parameter;
   if (rule.weight_decay && rule.decoupled) p = b.mul(p, keep);
   if (rule.weight_decay && !rule.decoupled) g = b.add(g, b.mul(p, decay));
-  ValueId m = assign(b, u.states[0], b.add(u.states[0], b.mul(b.sub(g, u.states[0]), new1)));
-  ValueId v = assign(b, u.states[1], b.add(b.mul(u.states[1], old2), b.mul(b.mul(g, g), new2)));
+  ValueId m = assign(b, u, u.states[0], b.add(u.states[0], b.mul(b.sub(g, u.states[0]), new1)));
+  ValueId v = assign(b, u, u.states[1], b.add(b.mul(u.states[1], old2), b.mul(b.mul(g, g), new2)));
   std::vector<ValueId> out{ir::kNoValue, m, v};
   ValueId second = v;
   if (rule.amsgrad) {
-    second = assign(b, u.states[2], b.op("maximum", {u.states[2], v}));
+    second = assign(b, u, u.states[2], b.op("maximum", {u.states[2], v}));
     out.push_back(second);
   }
   ValueId denominator = b.add(b.div(b.op("sqrt", {second}), root), eps);
-  out[0] = assign(b, u.parameter, b.sub(p, b.mul(b.div(m, denominator), step)));
+  out[0] = assign(b, u, u.parameter, b.sub(p, b.mul(b.div(m, denominator), step)));
   return out;
 }
 

@@ -34,6 +34,7 @@ struct Update {
   ValueId parameter = ir::kNoValue, gradient = ir::kNoValue;
   std::vector<ValueId> states;
   std::vector<ValueId> hyper;  // scalars [] in the order of `columns`
+  ValueId apply_if = ir::kNoValue;  // bool []: where it is false, all stay what they were
 };
 
 /// Appends the update; returns the new parameter and states, each an `assign`.

@@ -2,6 +2,7 @@
 #include "autograd/training_step.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 #include "autograd/differentiate.hpp"
@@ -19,6 +20,23 @@ struct Placed {
   ValueId parameter = ir::kNoValue;
   std::vector<ValueId> states;
 };
+
+// Whether all are numbers and no infinity.
+ValueId all_finite(Builder& b, const std::vector<ValueId>& gradients) {
+  ValueId largest = ir::kNoValue;
+  for (ValueId g : gradients) {
+    if (g == ir::kNoValue || b.graph().type(g).num_elements() == 0) continue;
+    ValueId most = b.reduce("max", b.op("abs", {g}), all_axes(b.rank(g)), false);  // NaN stays NaN
+    most = b.cast(most, ir::DType::kF64);
+    largest = largest == ir::kNoValue ? most : b.op("maximum", {largest, most});
+  }
+  if (largest == ir::kNoValue) largest = b.scalar(ir::DType::kF64, 0);
+  return b.op("lt", {largest, b.number(largest, std::numeric_limits<double>::infinity())});
+}
+
+[[noreturn]] void unknown_weight(const std::string& name) {
+  throw_invalid("[training_step] expected weights of the forward, got '" + name + "'");
+}
 
 ValueId norm_of(Builder& b, const std::vector<ValueId>& gradients) {
   ValueId total = ir::kNoValue;
@@ -48,27 +66,41 @@ class Maker {
     step_.graph.outputs.resize(1);
     std::vector<ValueId> wrt;
     for (const Placed& p : placed_) wrt.push_back(p.parameter);
-    std::vector<ValueId> gradients = differentiate(step_.graph, loss, wrt);
+    std::vector<ValueId> gradients = differentiate(step_.graph, scaled(loss), wrt);
     check(gradients);
+    add_earlier(gradients);
+    ValueId finite = ir::kNoValue;
+    if (request_.scaled && request_.update) {
+      finite = all_finite(b_, gradients);
+      step_.graph.outputs.push_back(finite);
+      ValueId factor = b_.div(b_.number(scale_, 1), scale_);
+      for (ValueId& g : gradients) {
+        if (g != ir::kNoValue) g = b_.mul(g, b_.cast(factor, b_.dtype(g)));
+      }
+    }
     for (ir::Node& node : step_.graph.nodes) node.attrs.erase("padding_idx");  // read by the rule
     if (request_.clip_norm) clip(gradients);
+    if (request_.clip_value) clip_values(gradients);
     for (size_t i = 0; i < placed_.size(); ++i) {
       if (gradients[i] == ir::kNoValue) {
         step_.unused.push_back(request_.parameters[i].names[0]);
         continue;
       }
       if (!request_.update) {
-        step_.graph.outputs.push_back(gradients[i]);
+        ValueId g = gradients[i];
+        if (!sums_.empty()) g = b_.op("assign", {sums_[i], g});
+        step_.graph.outputs.push_back(g);
         continue;
       }
       const size_t group = request_.parameters[i].group;
       Update what{placed_[i].parameter, gradients[i], placed_[i].states,
-                  row(group, b_.dtype(placed_[i].parameter))};
+                  row(group, b_.dtype(placed_[i].parameter)), finite};
       for (ValueId v : update(b_, request_.groups[group], what)) step_.graph.outputs.push_back(v);
     }
     for (size_t i = 0; i < moved.size(); ++i) {
       step_.graph.outputs.push_back(b_.op("assign", {buffers_[i], moved[i]}));
     }
+    if (request_.split_bytes > 0) step_.split = split_rows(step_.graph, request_.split_bytes);
     return std::move(step_);
   }
 
@@ -77,12 +109,22 @@ class Maker {
     ir::Graph& graph = step_.graph;
     std::map<std::string, ValueId> weights;
     for (ValueId v : graph.weights()) weights[graph.value(v).name] = v;
+    if (request_.scaled) scale_ = graph.add_input("scale", {ir::DType::kF32, {}});
     if (request_.update) {
-      step_.hyper_rows = request_.groups.size() + (request_.clip_norm ? 1 : 0);
+      step_.hyper_rows =
+          request_.groups.size() + (request_.clip_norm || request_.clip_value ? 1 : 0);
       step_.hyper_columns = columns(request_.groups.at(0).algorithm).size();
       hyper_ = graph.add_input("hyper", {ir::DType::kF64,
                                          {Dim(static_cast<int64_t>(step_.hyper_rows)),
                                           Dim(static_cast<int64_t>(step_.hyper_columns))}});
+    }
+    if (request_.micro_batches > 1) {
+      for (const Trained& trained : request_.parameters) {
+        const std::string& name = trained.names.at(0);
+        const auto found = weights.find(name);
+        if (found == weights.end()) unknown_weight(name);
+        sums_.push_back(graph.add_input(name + ".sum", graph.type(found->second), !request_.update));
+      }
     }
     for (const Trained& trained : request_.parameters) placed_.push_back(place(trained, weights));
     for (const std::string& name : request_.buffers) {
@@ -107,9 +149,7 @@ class Maker {
     ir::TensorType type;
     for (const std::string& alias : trained.names) {
       auto found = weights.find(alias);
-      if (found == weights.end()) {
-        throw_invalid("[training_step] expected weights of the forward, got '" + alias + "'");
-      }
+      if (found == weights.end()) unknown_weight(alias);
       type = graph.type(found->second);
       if (placed.parameter == ir::kNoValue) {
         placed.parameter = graph.add_input(name, type, request_.update);
@@ -149,6 +189,32 @@ class Maker {
     }
   }
 
+  void clip_values(std::vector<ValueId>& gradients) {
+    for (ValueId& g : gradients) {
+      if (g == ir::kNoValue) continue;
+      ValueId most = hyper(request_.groups.size(), 1, b_.dtype(g));
+      g = b_.op("minimum", {b_.op("maximum", {g, b_.neg(most)}), most});
+    }
+  }
+
+  // Gradients of one micro-batch become those of all up to it.
+  void add_earlier(std::vector<ValueId>& gradients) {
+    for (size_t i = 0; i < sums_.size(); ++i) {
+      if (gradients[i] != ir::kNoValue) gradients[i] = b_.add(sums_[i], gradients[i]);
+    }
+  }
+
+  // What is differentiated: a loop's `loss / k`, times `scale` in f32 at least, as torch promotes it.
+  ValueId scaled(ValueId loss) {
+    if (request_.micro_batches > 1) {
+      loss = b_.div(loss, b_.number(loss, static_cast<double>(request_.micro_batches)));
+    }
+    if (!request_.scaled) return loss;
+    const bool wide = b_.dtype(loss) == ir::DType::kF64;
+    ValueId value = wide ? loss : b_.cast(loss, ir::DType::kF32);
+    return b_.mul(value, b_.cast(scale_, b_.dtype(value)));
+  }
+
   ValueId hyper(size_t row, size_t column, ir::DType dtype) {
     const auto r = static_cast<int64_t>(row), c = static_cast<int64_t>(column);
     auto [table, fresh] = tables_.try_emplace(dtype, ir::kNoValue);
@@ -167,10 +233,10 @@ class Maker {
   const StepRequest& request_;
   TrainingStep step_;
   Builder b_{step_.graph};
-  ValueId hyper_ = ir::kNoValue;
+  ValueId hyper_ = ir::kNoValue, scale_ = ir::kNoValue;
   std::map<ir::DType, ValueId> tables_;  // `hyper` by element type
   std::vector<Placed> placed_;
-  std::vector<ValueId> buffers_;
+  std::vector<ValueId> buffers_, sums_;
   std::map<std::pair<size_t, ir::DType>, std::vector<ValueId>> rows_;
 };
 

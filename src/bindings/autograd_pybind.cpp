@@ -18,6 +18,7 @@
 namespace rm::bindings {
 
 namespace py = pybind11;
+using namespace pybind11::literals;
 
 autograd::GroupRule group_rule(const py::dict& row) {
   auto flag = [&](const char* name) { return row.contains(name) && row[name].cast<bool>(); };
@@ -58,18 +59,26 @@ using Trained = std::vector<std::pair<std::vector<std::string>, size_t>>;
 
 py::dict training_step(const std::string& text, const Sizes& sizes, const Trained& parameters,
                        const py::list& groups, bool clip_norm,
-                       const std::vector<std::string>& buffers, bool update) {
+                       const std::vector<std::string>& buffers, bool update, bool clip_value,
+                       bool scaled, int64_t micro_batches, int64_t split_bytes) {
   autograd::StepRequest request;
   for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
   for (const py::handle row : groups) request.groups.push_back(group_rule(row.cast<py::dict>()));
   request.clip_norm = clip_norm;
   request.buffers = buffers;
   request.update = update;
+  request.clip_value = clip_value;
+  request.scaled = scaled;
+  if (micro_batches < 1) throw_invalid("[training_step] expected micro_batches of 1 or more");
+  request.micro_batches = micro_batches;
+  request.split_bytes = split_bytes;
   autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
   py::dict out;
   out["text"] = finished(step.graph);
   out["frozen"] = step.frozen;
   out["unused"] = step.unused;
+  out["split"] = py::dict("pieces"_a = step.split.pieces, "bytes"_a = step.split.whole_bytes,
+                          "piece_bytes"_a = step.split.piece_bytes);
   out["hyper"] = py::make_tuple(step.hyper_rows, step.hyper_columns);
   return out;
 }
@@ -112,8 +121,13 @@ void bind_autograd(py::module_& m) {
   a.def("training_step", &training_step, py::arg("text"), py::arg("sizes"), py::arg("parameters"),
         py::arg("groups"), py::arg("clip_norm") = false,
         py::arg("buffers") = std::vector<std::string>(), py::arg("update") = true,
+        py::arg("clip_value") = false, py::arg("scaled") = false, py::arg("micro_batches") = 1,
+        py::arg("split_bytes") = 0,
         "The step of a forward whose results are the loss and new values of buffers: text, frozen, unused, hyper (rows, columns). "
-        "parameters: [(names of one weight, group)]. sizes: of the symbols. Without update: the gradients, by parameter.");
+        "parameters: [(names of one weight, group)]. sizes: of the symbols. Without update: the gradients, by parameter. "
+        "scaled: an input `scale` f32 [] behind those of the forward, the factor of the loss. "
+        "micro_batches: more than 1 makes sums of earlier gradients inputs, by parameter. "
+        "split_bytes: logits of a loss that are at least as large are made by pieces of rows (split).");
   a.def("columns", [](const std::string& algorithm) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);

@@ -164,7 +164,7 @@ def test_a_precision_that_is_not_offered_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match="precision"):
-        rm.compile_step(model, F.mse_loss, optimizer, precision="fp16")
+        rm.compile_step(model, F.mse_loss, optimizer, precision="f16")
     with pytest.raises(ValueError, match="precision"):
         rm.compile_loss(model, F.mse_loss, precision="f32")
 

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from rm_abstract.base.decline import Decline
 
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}  # by precision
 _VALUES = (bool, int, float, str, type(None))
 
 
@@ -63,10 +64,10 @@ def loss_of(
 ) -> Any:
     """The loss; without a ``loss_fn`` it is the field ``loss`` of the model's output.
 
-    ``precision`` "bf16" is torch's autocast around model and loss, "auto" none.
+    ``precision`` "bf16" or "fp16" is torch's autocast around model and loss, "auto" none.
     """
-    if precision == "bf16":
-        with torch.autocast("cpu", torch.bfloat16):
+    if precision != "auto":
+        with torch.autocast("cpu", HALF[precision]):
             return loss_of(model, loss_fn, inputs, targets)
     output = call_model(model, inputs)
     if loss_fn is not None:

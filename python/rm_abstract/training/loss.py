@@ -7,7 +7,7 @@ that of the loss, to torch's autograd, which adds them to `.grad` as it adds any
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from rm_abstract.capture.training import Forward
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check
 from rm_abstract.training.dropout import Drawing
-from rm_abstract.training.program import StepProgram, Tied, compile_step_program
+from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program
 from rm_abstract.training.routed import (
     Routed,
     check_apart,
@@ -37,9 +37,16 @@ class CompiledLoss(Routed):
     """See ``rm_abstract.compile_loss``. For one thread at a time."""
 
     def __init__(
-        self, model: torch.nn.Module, loss_fn: Any, settings: Settings, precision: str = "auto"
+        self,
+        model: torch.nn.Module,
+        loss_fn: Any,
+        settings: Settings,
+        precision: str = "auto",
+        scaler: Any = None,
     ) -> None:
-        super().__init__("compile_loss", model, loss_fn, settings, precision)
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        super().__init__("compile_loss", model, loss_fn, settings, precision, scaler)
         self._held: list[torch.nn.Parameter] = []  # all parameters of model and loss
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
@@ -52,7 +59,7 @@ class CompiledLoss(Routed):
                 raise self._refused[key]
             found = self._programs.get(key)
             if found is None:
-                found = self._make(tensors, key, structure, _compile)
+                found = self._make(tensors, key, structure, self._compile)
             if found.checked:
                 return self._run(found, tensors)
             return self._first(found, key, tensors, inputs, targets)
@@ -65,7 +72,10 @@ class CompiledLoss(Routed):
         buffers = [named(self._module, name) for name in found.written]
         check_apart(found, tensors, buffers)
         try:
-            results = found.program.run([*tensors, *trained, *buffers, *self._frozen(found)])
+            scales = self._scales()
+            results = found.program.run(
+                [*tensors, *scales, *trained, *buffers, *self._frozen(found)]
+            )
         except _core.CoreError as error:  # nothing was written: eager says what it thinks of it
             raise Decline(error.reason or "RM703", str(error)) from error
         torch.autograd.graph.increment_version(buffers)
@@ -74,7 +84,7 @@ class CompiledLoss(Routed):
         found.runs += 1
         self._counts["compiled"] += 1
         loss: torch.Tensor = _Differentiated.apply(  # type: ignore[no-untyped-call]
-            list(results[: 1 + len(trained)]), *trained
+            list(results[: 1 + len(trained)]), float(scales[0]) if scales else 1.0, *trained
         )
         return loss
 
@@ -101,7 +111,8 @@ class CompiledLoss(Routed):
         buffers = [named(self._module, name) for name in found.written]
         check_apart(found, tensors, buffers)
         copies = [b.clone() for b in buffers]
-        batch = [t.clone() for t in tensors]
+        scales = self._scales()
+        batch = [*(t.clone() for t in tensors), *scales]
         try:
             results = found.program.run([*batch, *trained, *copies, *self._frozen(found)])
         except _core.CoreError as error:
@@ -111,7 +122,10 @@ class CompiledLoss(Routed):
             loss = self._eager(inputs, targets)
         self._random[1] += found.draws
         wanted = [p for p in self._held if p.requires_grad]
-        eager = torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+        scaled = loss * scales[0] if scales else loss
+        eager = torch.autograd.grad(scaled, wanted, retain_graph=True, allow_unused=True)
+        if scales and not _all_finite([*results[1 : 1 + len(trained)], *eager]):
+            return loss  # the scale was too large, which shows nothing
         ours = {id(p): g for p, g in zip(trained, results[1:], strict=False)}
         difference = check.gradients_differ(
             results[0],
@@ -132,6 +146,15 @@ class CompiledLoss(Routed):
         self._held = list(self._module.parameters())
         super()._watch(tuple(p.requires_grad for p in self._held))
 
+    def _compile(self, forward: Forward, parameters: list[Tied], stored: Stored) -> StepProgram:
+        return compile_step_program(
+            forward,
+            parameters,
+            Wanted(scaled=self.scaler is not None),
+            usable_backends(),
+            stored,
+        )
+
     def _parameters(self) -> list[Tied]:
         names = self._names()
         trained = [p for p in self._held if p.requires_grad]
@@ -140,17 +163,19 @@ class CompiledLoss(Routed):
         return [Tied(p, names[id(p)], 0) for p in trained]
 
 
-def _compile(forward: Forward, parameters: list[Tied], stored: Stored) -> StepProgram:
-    return compile_step_program(forward, parameters, (), False, usable_backends(), stored)
+def _all_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
+    return all(bool(t.isfinite().all()) for t in tensors if t is not None)
 
 
 class _Differentiated(torch.autograd.Function):
-    """(loss and gradients of the parameters, parameters) -> loss."""
+    """(loss and gradients of the loss times a scale, that scale, parameters) -> loss."""
 
     @staticmethod
-    def forward(ctx: Any, results: list[torch.Tensor], *parameters: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, results: list[torch.Tensor], scale: float, *parameters: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(*parameters)  # torch notices when they change before backward
-        ctx.gradients = results[1:]
+        ctx.gradients, ctx.scale = results[1:], scale
         return results[0]
 
     @staticmethod
@@ -158,10 +183,10 @@ class _Differentiated(torch.autograd.Function):
     def backward(ctx: Any, slope: torch.Tensor) -> Any:
         ctx.saved_tensors  # noqa: B018 # raises torch's errors: changed since, or already used
         gradients: list[torch.Tensor] = ctx.gradients
-        scale = float(slope)
+        scale = float(slope) / ctx.scale
         if torch._C._autograd._get_current_graph_task_keep_graph():
-            return None, *(g * scale for g in gradients)
+            return None, None, *(g * scale for g in gradients)
         ctx.gradients = None  # they become `.grad` themselves
         if scale != 1.0:
             torch._foreach_mul_(gradients, scale)
-        return None, *gradients
+        return None, None, *gradients

@@ -148,6 +148,19 @@ def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -
     return out
 
 
+def note_finite(optimizer: torch.optim.Optimizer, scaler: Any, finite: bool) -> None:
+    """Tells a GradScaler what it would have found in the gradients, and has it move its scale."""
+    found = torch.tensor(0.0 if finite else 1.0)
+    scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found.device: found}
+    scaler.update()
+
+
+def was_finite(optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
+    """What a GradScaler found in the gradients of this step; between its step and its update."""
+    found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    return not any(float(v) for v in found.values())
+
+
 def advanced(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> None:
     """Counts a step that succeeded, as the optimiser's own step does."""
     steps = [s for group in taken for s in group]

@@ -14,6 +14,9 @@ from rm_abstract.capture.training import Forward
 from rm_abstract.training.optimizers import Rule
 from rm_abstract.training.stored import Stored
 
+# Logits of a loss from this size on (bytes) are made by pieces of their rows where that saves some.
+SPLIT_BYTES = 32 << 20
+
 
 @dataclass
 class Tied:
@@ -22,6 +25,17 @@ class Tied:
     tensor: torch.Tensor
     names: list[str]
     group: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a program does with the gradients of its forward."""
+
+    rules: tuple[Rule, ...] = ()  # of the update, by group; without them there is none
+    clip_norm: bool = False
+    clip_value: bool = False
+    scaled: bool = False  # gradients are those of the loss times an input
+    micro_batches: int = 1  # more: they are added to sums of earlier ones
 
 
 @dataclass
@@ -34,7 +48,7 @@ class StepProgram:
     frozen: list[str]  # weights that are only read, by name
     written: list[str]  # buffers that the forward updates, by name
     constants: dict[str, torch.Tensor]
-    clipped: bool
+    wanted: Wanted
     draws: int  # of random numbers a step
     hyper_columns: int  # numbers of a row of the input `hyper`
     half: bool = False  # it has values of half types
@@ -43,16 +57,22 @@ class StepProgram:
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
     recomputed: list[dict[str, Any]] = field(default_factory=list)  # under a memory budget
+    split: dict[str, int] = field(default_factory=dict)  # logits: pieces, bytes, piece_bytes
 
     def run(
         self,
         batch: list[torch.Tensor],
         hyper: torch.Tensor,
+        sums: list[torch.Tensor],
         donated: list[torch.Tensor],
         frozen: list[torch.Tensor],
     ) -> list[Any]:
-        """The loss, then the norm of the gradients when they are clipped. Updates ``donated``."""
-        return list(self.program.run([*batch, hyper, *donated, *frozen]))
+        """The loss, then whether all gradients are finite when it was scaled, then their norm when
+        they are clipped to one. ``batch``: the scale of the loss comes last. Updates ``donated``,
+        or ``sums`` when it is no update.
+        """
+        numbers = [hyper] if self.wanted.rules else []
+        return list(self.program.run([*batch, *numbers, *sums, *donated, *frozen]))
 
 
 def program_of(text: str, backends: list[str], stored: Stored) -> Any:
@@ -63,22 +83,31 @@ def program_of(text: str, backends: list[str], stored: Stored) -> Any:
 def compile_step_program(
     forward: Forward,
     parameters: list[Tied],
-    rules: tuple[Rule, ...],
-    clip: bool,
+    wanted: Wanted,
     backends: list[str],
     stored: Stored,
 ) -> StepProgram:
-    """The whole step. Without ``rules`` the loss and the gradients only, by parameter.
+    """The whole step. Without an update the loss and the gradients only, by parameter.
 
     Raises Decline when the step has no program, CompileError when making it failed.
     """
     trained, unused = parameters, set[str]()
-    groups = [rule.as_dict() for rule in rules]
+    groups = [rule.as_dict() for rule in wanted.rules]
     try:
         while True:
             rows = [(t.names, t.group) for t in trained]
             made = _core.autograd.training_step(
-                forward.ir, {}, rows, groups, clip, forward.written, bool(rules)
+                forward.ir,
+                {},
+                rows,
+                groups,
+                wanted.clip_norm,
+                forward.written,
+                bool(wanted.rules),
+                wanted.clip_value,
+                wanted.scaled,
+                wanted.micro_batches,
+                SPLIT_BYTES,
             )
             if not made["unused"]:
                 break
@@ -97,8 +126,9 @@ def compile_step_program(
         made["frozen"],
         forward.written,
         forward.constants,
-        clip,
+        wanted,
         forward.draws,
         made["hyper"][1],
         any(f": {dtype}[" in forward.ir for dtype in ("bf16", "f16")),
+        split=made["split"],
     )

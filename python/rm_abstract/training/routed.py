@@ -43,10 +43,15 @@ class Routed:
         loss_fn: Any,
         settings: Settings,
         precision: str = "auto",
+        scaler: Any = None,
     ) -> None:
-        if precision not in ("auto", "bf16"):
-            raise ValueError(f"[{name}] expected precision 'auto' or 'bf16', got {precision!r}")
+        if precision != "auto" and precision not in batches.HALF:
+            raise ValueError(
+                f"[{name}] expected precision 'auto', 'bf16' or 'fp16', got {precision!r}"
+            )
         self.model, self.loss_fn, self.precision = model, loss_fn, precision
+        self.scaler = scaler  # torch.amp.GradScaler, or None: losses are not scaled
+        self._scale = torch.empty(())  # f32, an input of programs whose loss is scaled
         self._name, self._settings = name, settings
         self._module = batches.StepModule(model, loss_fn, precision)
         self._programs: dict[Hashable, StepProgram] = {}
@@ -67,10 +72,14 @@ class Routed:
         key: Hashable,
         structure: Any,
         compile_program: Callable[[Forward, list[Tied], Stored], StepProgram],
+        batch: Hashable = None,
     ) -> StepProgram:
-        """The program for batches like this one, not yet checked."""
+        """The program for batches like this one, not yet checked.
+
+        ``key`` is the program's, ``batch`` the batch's, where one has several programs.
+        """
         try:
-            forward, parameters = self._forward(tensors, key, structure)
+            forward, parameters = self._forward(tensors, batch or key, structure)
             assert self._stored is not None
             found = compile_program(forward, parameters, self._stored)
         except Decline as decline:
@@ -121,6 +130,13 @@ class Routed:
             else named(self._module, n)
             for n in found.frozen
         ]
+
+    def _scales(self) -> list[torch.Tensor]:
+        """The input behind the batch: what the loss is multiplied with before its gradients."""
+        if self.scaler is None:
+            return []
+        self._scale.fill_(self.scaler.get_scale())
+        return [self._scale]
 
     # ---- is everything as it was? --------------------------------------------------------------
 

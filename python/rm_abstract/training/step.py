@@ -23,7 +23,7 @@ from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers
 from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
-from rm_abstract.training.program import StepProgram, Tied, compile_step_program, program_of
+from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
 from rm_abstract.training.routed import (
     Routed,
     check_apart,
@@ -47,15 +47,29 @@ class TrainingStep(Routed):
         clip_norm: float | None = None,
         memory_budget: int | None = None,
         precision: str = "auto",
+        clip_value: float | None = None,
+        scaler: Any = None,
+        accumulate: int = 1,
     ) -> None:
-        super().__init__("compile_step", model, loss_fn, settings, precision)
+        if scaler is None and precision == "fp16":
+            scaler = torch.amp.GradScaler("cpu")
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        super().__init__("compile_step", model, loss_fn, settings, precision, scaler)
+        if clip_norm is not None and clip_value is not None:
+            raise ValueError("[compile_step] expected clip_norm or clip_value, got both")
         if memory_budget is not None and memory_budget < 0:
             raise ValueError(f"[compile_step] expected a budget in bytes, got {memory_budget}")
+        if accumulate < 1:
+            raise ValueError(f"[compile_step] expected 1 micro-batch or more, got {accumulate}")
+        self.accumulate = accumulate  # micro-batches, and so calls, of one step
+        self.accumulated = 0  # whose gradients wait in the parameters' `.grad`
         self.memory_budget = memory_budget
         self.optimizer = optimizer
-        self.clip_norm = clip_norm
-        self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips
+        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips to one
         self._has_gradients = False  # parameters, before this step
+        self._finite = True  # eager's last gradients, as its scaler saw them
         self._rules: tuple[optimizers.Rule, ...] = ()
         self._cells = array("d")
         self._hyper = torch.empty(0)
@@ -66,57 +80,121 @@ class TrainingStep(Routed):
         """Trains on one batch. Returns the loss before the update, a scalar without gradient."""
         try:
             self._check_surroundings()
-            tensors, key, structure = batches.flatten(inputs, targets)
+            tensors, batch, structure = batches.flatten(inputs, targets)
             self._check_unchanged()
+            key = (batch, self._is_last())
             if key in self._refused:
                 raise self._refused[key]
             found = self._programs.get(key)
             if found is None:
-                found = self._make(tensors, key, structure, self._compile)
+                found = self._make(tensors, key, structure, self._compile, batch)
                 if self.memory_budget is not None:
                     self._fit(found, tensors, self.memory_budget)
             if found.checked:
                 return self._run(found, tensors)
+            if not found.wanted.rules:
+                return self._first_sums(found, key, tensors, inputs, targets)
             if not self._lacks_state(found):
                 return self._first(found, key, tensors, inputs, targets)
         except Decline as decline:
             self._note(decline)
         return self._eager(inputs, targets)
 
+    def _is_last(self) -> bool:
+        """Whether the next micro-batch is the last of its step."""
+        return self.accumulated + 1 >= self.accumulate
+
     def _run(self, found: StepProgram, tensors: list[torch.Tensor]) -> torch.Tensor:
         donated, taken = self._donated(found)
-        check_apart(found, tensors, donated)
-        self._fill(optimizers.numbers(self.optimizer, taken))
+        sums = self._sums(found)
+        check_apart(found, tensors, [*sums, *donated])
+        if found.wanted.rules:
+            self._fill(optimizers.numbers(self.optimizer, taken))
         try:
-            results = found.run(tensors, self._hyper, donated, self._frozen(found))
+            batch = [*tensors, *self._scales()]
+            results = found.run(batch, self._hyper, sums, donated, self._frozen(found))
         except _core.CoreError as error:  # nothing was written: eager says what it thinks of it
             raise Decline(error.reason or "RM703", str(error)) from error
-        torch.autograd.graph.increment_version(donated)
-        optimizers.advanced(self.optimizer, taken)
-        if self._has_gradients:  # of a backward outside of the step
-            self.optimizer.zero_grad(set_to_none=True)
+        if found.wanted.rules:
+            torch.autograd.graph.increment_version(donated)
+            self._updated(found, results, taken)
+        else:
+            torch.autograd.graph.increment_version([*sums, *donated[len(sums) :]])
+            self._kept(found, sums)
         if found.draws:
             self._random[1] += found.draws
         found.runs += 1
         self._counts["compiled"] += 1
-        if found.clipped:
-            self.grad_norm = results[1]
         return results[0]  # type: ignore[no-any-return]
+
+    def _updated(
+        self, found: StepProgram, results: list[Any], taken: list[list[torch.Tensor]]
+    ) -> None:
+        """What else happens in a step whose program updated the parameters."""
+        finite = True
+        if found.wanted.scaled:
+            finite = bool(results.pop(1))
+            optimizers.note_finite(self.optimizer, self.scaler, finite)
+        if finite:
+            optimizers.advanced(self.optimizer, taken)
+        if found.wanted.clip_norm:
+            self.grad_norm = results[1]
+        if self._has_gradients:  # of earlier micro-batches, or of a backward outside of the step
+            self.optimizer.zero_grad(set_to_none=True)
+        self.accumulated = 0
+
+    def _kept(self, found: StepProgram, sums: list[torch.Tensor]) -> None:
+        """Sums of gradients wait where eager's do."""
+        if self.accumulated == 0 and self._has_gradients:
+            self.optimizer.zero_grad(set_to_none=True)
+        for t, total in zip(found.trained, sums, strict=True):
+            t.tensor.grad = total
+        self.accumulated += 1
 
     def _eager(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
         self._counts["eager"] += 1
+        last = self._is_last()
         with original():
-            self.optimizer.zero_grad(set_to_none=True)
-            try:
-                loss = batches.loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
-                loss.backward()
-                if self.clip_norm is not None:
-                    held = [p for g in self.optimizer.param_groups for p in g["params"]]
-                    self.grad_norm = torch.nn.utils.clip_grad_norm_(held, self.clip_norm)
-                self.optimizer.step()
-            finally:
+            if self.accumulated == 0:
                 self.optimizer.zero_grad(set_to_none=True)
+            loss = batches.loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
+            try:
+                part = loss if self.accumulate == 1 else loss / self.accumulate
+                (part if self.scaler is None else self.scaler.scale(part)).backward()
+                if last:
+                    self._eager_update()
+            except BaseException:  # some gradients may be there: the step starts over
+                self._drop()
+                raise
+        self.accumulated += 1
+        if last:
+            self._drop()
         return loss.detach()  # type: ignore[no-any-return]
+
+    def _eager_update(self) -> None:
+        self._clip()
+        if self.scaler is None:
+            self.optimizer.step()
+            return
+        self.scaler.step(self.optimizer)
+        self._finite = optimizers.was_finite(self.optimizer, self.scaler)
+        self.scaler.update()
+
+    def _drop(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accumulated = 0
+
+    def _clip(self) -> None:
+        """Eager's gradients."""
+        if self.clip_norm is None and self.clip_value is None:
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        held = [p for g in self.optimizer.param_groups for p in g["params"]]
+        if self.clip_norm is not None:
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(held, self.clip_norm)
+        elif self.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(held, self.clip_value)
 
     # ---- making programs ---------------------------------------------------------------------
 
@@ -124,23 +202,41 @@ class TrainingStep(Routed):
         return compile_step_program(
             forward,
             parameters,
-            self._rules,
-            self.clip_norm is not None,
+            self._wanted(),
             usable_backends(),
             stored,
+        )
+
+    def _wanted(self) -> Wanted:
+        """Of the program for the next micro-batch."""
+        scaled = self.scaler is not None
+        if not self._is_last():
+            return Wanted(scaled=scaled, micro_batches=self.accumulate)
+        return Wanted(
+            self._rules,
+            self.clip_norm is not None,
+            self.clip_value is not None,
+            scaled,
+            self.accumulate,
         )
 
     def _fit(self, found: StepProgram, tensors: list[torch.Tensor], budget: int) -> None:
         """Computes values twice where the arena is larger than the budget."""
         stored, backends = self._stored, usable_backends()
         assert stored is not None
-        self._fill([0.0] * (found.hyper_columns * len(self._rules)))
+        rules = found.wanted.rules
         donated: list[torch.Tensor] = []  # of their shapes: states may not be there yet
         for t in found.trained:
-            names = optimizers.state_names(self._rules[t.group])
+            names = optimizers.state_names(rules[t.group]) if rules else ()
             donated += [t.tensor, *(torch.empty_like(t.tensor) for _ in names)]
         donated += [named(self._module, name) for name in found.written]
-        inputs = [*tensors, self._hyper, *donated, *self._frozen(found)]
+        inputs = [*tensors, *self._scales()]
+        if rules:
+            self._fill([0.0] * (found.hyper_columns * len(rules)))
+            inputs.append(self._hyper)
+        if found.wanted.micro_batches > 1:
+            inputs += [torch.empty_like(t.tensor) for t in found.trained]
+        inputs += [*donated, *self._frozen(found)]
         fitted = fit(
             found.program,
             found.text,
@@ -170,20 +266,23 @@ class TrainingStep(Routed):
     ) -> torch.Tensor:
         """The program on copies, eager on the tensors themselves: they must agree."""
         donated, taken = self._donated(found)
-        check_apart(found, tensors, donated)
+        sums = self._sums(found)
+        check_apart(found, tensors, [*sums, *donated])
         rows = optimizers.numbers(self.optimizer, taken)
         self._fill(rows)
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in donated]
         before = [t.detach().clone() for t in donated]
-        batch = [t.clone() for t in tensors]
+        batch = [*(t.clone() for t in tensors), *self._scales()]
         try:
-            results = found.run(batch, self._hyper, copies, self._frozen(found))
+            results = found.run(batch, self._hyper, sums, copies, self._frozen(found))
         except _core.CoreError as error:
             self._refused[key] = Decline(error.reason or "RM705", str(error))
             raise self._refused[key] from error
         with Drawing(self._random) if found.draws else nullcontext():
             loss = self._eager(inputs, targets)
         self._random[1] += found.draws
+        if found.wanted.scaled and not (bool(results.pop(1)) and self._finite):
+            return loss  # no update, which shows nothing
         sizes = [1 + len(optimizers.state_names(self._rules[t.group])) for t in found.trained]
         width = len(rows) // len(self._rules) if self._rules else 0
         eager = [t.detach() for t in donated]
@@ -202,12 +301,53 @@ class TrainingStep(Routed):
         difference = difference or check.buffers_differ(
             copies[inner:], eager[inner:], found.written, found.half
         )
+        self._judge(found, key, difference, loss)
+        return loss
+
+    def _first_sums(
+        self,
+        found: StepProgram,
+        key: Hashable,
+        tensors: list[torch.Tensor],
+        inputs: Any,
+        targets: tuple[Any, ...],
+    ) -> torch.Tensor:
+        """The same for a micro-batch behind which nothing is updated: sums must agree."""
+        donated, _ = self._donated(found)
+        sums = self._sums(found)
+        check_apart(found, tensors, [*sums, *donated])
+        trained = [t.tensor for t in found.trained]
+        buffers = donated[len(trained) :]
+        written = [b.clone() for b in buffers]
+        ours = [g.clone(memory_format=torch.preserve_format) for g in sums]
+        batch = [*(t.clone() for t in tensors), *self._scales()]
+        try:
+            results = found.run(batch, self._hyper, ours, [*trained, *written], self._frozen(found))
+        except _core.CoreError as error:
+            self._refused[key] = Decline(error.reason or "RM705", str(error))
+            raise self._refused[key] from error
+        with Drawing(self._random) if found.draws else nullcontext():
+            loss = self._eager(inputs, targets)
+        self._random[1] += found.draws
+        eager = [p.grad for p in trained]
+        if found.wanted.scaled and not all(
+            bool(g.isfinite().all()) for g in (*ours, *eager) if g is not None
+        ):
+            return loss  # the scale was too large, which shows nothing
+        difference = check.gradients_differ(
+            results[0], loss, ours, eager, [t.names[0] for t in found.trained], found.half
+        ) or check.buffers_differ(written, buffers, found.written, found.half)
+        self._judge(found, key, difference, loss)
+        return loss
+
+    def _judge(
+        self, found: StepProgram, key: Hashable, difference: str, loss: torch.Tensor
+    ) -> None:
         if difference:
             self._refused[key] = Decline("RM705", difference)
             del self._programs[key]
             self._note(self._refused[key])
         found.checked = not difference and bool(loss == loss)  # NaN shows nothing
-        return loss
 
     def _parameters(self) -> list[Tied]:
         """The optimiser's parameters that require gradients, under their names in the capture."""
@@ -231,7 +371,13 @@ class TrainingStep(Routed):
     # ---- the tensors of a run ----------------------------------------------------------------
 
     def _donated(self, found: StepProgram) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-        """What the program updates, in its order, and the optimiser's counters by group."""
+        """What the program updates, in its order, and the optimiser's counters by group.
+
+        Without an update the parameters, which are only read, are there in the same place.
+        """
+        written = [named(self._module, name) for name in found.written]
+        if not found.wanted.rules:
+            return [*(t.tensor for t in found.trained), *written], []
         donated: list[torch.Tensor] = []
         by_group: list[list[torch.Tensor]] = [[] for _ in self._rules]
         for t in found.trained:
@@ -241,16 +387,39 @@ class TrainingStep(Routed):
             donated.append(t.tensor)
             donated += held
             by_group[t.group].append(t.tensor)
-        donated += [named(self._module, name) for name in found.written]
-        return donated, optimizers.counters(self.optimizer, by_group)
+        return [*donated, *written], optimizers.counters(self.optimizer, by_group)
+
+    def _sums(self, found: StepProgram) -> list[torch.Tensor]:
+        """Gradients of the step's earlier micro-batches, by parameter; zeros where there are none.
+
+        Raises Decline where a program would lose some.
+        """
+        if found.wanted.micro_batches == 1:
+            return []
+        sums = []
+        for t in found.trained:
+            p, held = t.tensor, t.tensor.grad
+            if self.accumulated == 0 or held is None:
+                held = torch.zeros_like(p, memory_format=torch.preserve_format)
+            elif held.dtype != p.dtype or held.layout is not torch.strided or held.requires_grad:
+                raise Decline("RM703", f"the gradient of {t.names[0]} is {held.dtype}")
+            sums.append(held)
+        if self.accumulated and found.wanted.rules:
+            reached = {id(t.tensor) for t in found.trained}
+            for group in self.optimizer.param_groups:
+                if any(p.grad is not None and id(p) not in reached for p in group["params"]):
+                    raise Decline("RM703", "a gradient of a parameter that this batch has none of")
+        return sums
 
     def _fill(self, rows: list[float]) -> None:
-        if self.clip_norm is not None:
+        clips = self.clip_norm is not None or self.clip_value is not None
+        if clips:
             width = len(rows) // len(self._rules)
-            rows = [*rows, float(self.clip_norm), *([0.0] * (width - 1))]
+            most = (float(self.clip_norm or 0.0), float(self.clip_value or 0.0))
+            rows = [*rows, *most, *([0.0] * (width - 2))]
         if len(rows) != len(self._cells):
             self._cells = array("d", rows)
-            height = len(self._rules) + (self.clip_norm is not None)
+            height = len(self._rules) + clips
             self._hyper = torch.frombuffer(self._cells, dtype=torch.float64).reshape(height, -1)
             return
         self._cells[:] = array("d", rows)
@@ -266,6 +435,8 @@ class TrainingStep(Routed):
             tuple(id(p) for g in groups for p in g["params"]),
             tuple(len(g["params"]) for g in groups),
             tuple(p.requires_grad for g in groups for p in g["params"]),
+            (self.clip_norm is None, self.clip_value is None, self.scaler is None),
+            self.accumulate,
         )
         self._check_module(signature)
         self._has_gradients = False
@@ -290,6 +461,8 @@ class TrainingStep(Routed):
         a second time because of it, by operator and type: ``values`` (how many), ``bytes`` (freed
         between their readers), ``operators`` (run again) and ``share`` (of the step's work, as
         estimated). The rows' statistics of norms and attention are always computed again.
+        ``split``: logits of the loss that are made by ``pieces`` of their rows (0: as a whole), so
+        that ``piece_bytes`` of their ``bytes`` are held.
         """
         rows = []
         for p in self._programs.values():
@@ -305,6 +478,7 @@ class TrainingStep(Routed):
                     "packed": now["packed_bytes"],
                     "budget": self.memory_budget,
                     "recomputed": summary(p.recomputed),
+                    "split": dict(p.split),
                 }
             )
         return rows
