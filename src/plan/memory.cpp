@@ -97,12 +97,14 @@ constexpr std::array<Before, 4> kOrders{
 // the number of blocks, so large plans have fewer tries.
 constexpr int64_t kSlack = 200;  // 1 / 200 of the bound
 constexpr size_t kMostTries = 400, kMostWork = 60'000'000;
-// The search for a placement within these parts of the bound, in simple operations: a few hundred
-// milliseconds for the first, which hardly a plan needs.
+// The search for a placement within these parts of the bound, in simple operations (150 million are a
+// few hundred milliseconds). What can be won decides how long is searched: a small model that meets a
+// new size waits for milliseconds, a training step of tens of MiB for longer.
 struct Aim {
-  int64_t slack, work;
+  int64_t slack, most_work;
 };
 constexpr Aim kAims[] = {{kSlack, 150'000'000}, {100, 30'000'000}, {50, 30'000'000}};
+constexpr int64_t kWorkPerByte = 150, kLeastWork = 1'000'000;
 
 struct Placement {
   std::vector<Block> blocks;
@@ -175,7 +177,8 @@ void plan_memory(Plan& plan) {
   for (const Aim& aim : kAims) {
     const int64_t most = plan.lower_bound_bytes + plan.lower_bound_bytes / aim.slack;
     if (best.arena <= most) break;
-    if (!place_within(best.blocks, most, aim.work)) continue;
+    const int64_t won = (best.arena - most) * kWorkPerByte;
+    if (!place_within(best.blocks, most, std::clamp(won, kLeastWork, aim.most_work))) continue;
     best.arena = 0;
     for (const Block& b : best.blocks) best.arena = std::max(best.arena, b.offset + b.bytes);
     placed_by_search = true;
