@@ -26,6 +26,11 @@ inline const rm_host_api*& host() {
 inline rm_str str(std::string_view s) { return {s.data(), s.size()}; }
 inline std::string_view view(rm_str s) { return {s.data, s.size}; }
 
+/// Where a tensor's first element lies.
+inline const void* address(const rm_tensor& t) {
+  return static_cast<const char*>(t.data) + t.byte_offset;
+}
+
 /// A service of the host by name; NULL when this host does not offer it.
 inline const void* host_extension(std::string_view name) {
   const rm_host_api* api = host();

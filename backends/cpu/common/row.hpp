@@ -18,49 +18,29 @@
 #include "common/build_id.hpp"
 #include "common/problem.hpp"
 #include "isa.hpp"
-#include "rm/plugin.hpp"
+#include "rm/kernel_row.hpp"
 
 namespace rm::cpu {
 
-template <class Op, Isa kIsa>
-struct RowEntries {
-  static Op* op(rm_kernel_state* s) { return reinterpret_cast<Op*>(s); }
-  static const Op* op(const rm_kernel_state* s) { return reinterpret_cast<const Op*>(s); }
+inline constexpr const char* kNoSuchIsa =
+    "this machine (or the option cpu_isa) has no such instruction set";
 
-  static int supports(const rm_problem* p, const rm_device_info*, rm_str* why_not) {
-    const char* why = nullptr;
-    if (!supported(kIsa)) {
-      why = "this machine (or the option cpu_isa) has no such instruction set";
-    } else {
-      // reject() reads operands through throwing accessors: a malformed problem is a no.
-      try {
-        why = Op::reject(Problem(*p));
-      } catch (const std::exception&) {
-        why = "the problem does not match the operator's schema";
-      }
-    }
-    if (why && why_not) *why_not = plugin::str(why);
-    return why == nullptr;
+template <class Op, Isa kIsa>
+struct IsaRow {
+  using State = Op;
+  static const char* why_not(const rm_problem& p, const rm_device_info*) {
+    return supported(kIsa) ? Op::reject(Problem(p)) : kNoSuchIsa;
   }
-  static double cost_ns(const rm_problem* p, const rm_device_info*, uint32_t) {
+  static double cost_ns(const rm_problem& p, const rm_device_info*) {
     constexpr double kSlower[] = {4.0, 1.0, 0.9};  // against AVX2; only orders the rows
-    try {
-      return Op::cost_ns(Problem(*p)) * kSlower[static_cast<int>(kIsa)];
-    } catch (const std::exception&) {
-      return 1e18;
-    }
+    return Op::cost_ns(Problem(p)) * kSlower[static_cast<int>(kIsa)];
   }
-  static rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t,
-                            rm_kernel_state** out) {
-    return plugin::guard(
-        [&] { *out = reinterpret_cast<rm_kernel_state*>(new Op(Problem(*p), kIsa)); });
-  }
-  static void release(rm_kernel_state* s) { delete op(s); }
-  static uint64_t workspace(const rm_kernel_state* s) { return op(s)->workspace_bytes(); }
-  static rm_status* launch(const rm_launch* l) {
-    rm_status* status = nullptr;
-    rm_status* thrown = plugin::guard([&] { status = op(l->state)->launch(*l); });
-    return thrown ? thrown : status;
+  static Op* make(const rm_problem& p, const rm_device_info*) { return new Op(Problem(p), kIsa); }
+  static std::span<const rm_edge> edges()
+    requires requires { Op::edges(kIsa); }
+  {
+    static const std::vector<rm_edge> edges = Op::edges(kIsa);
+    return edges;
   }
 };
 
@@ -68,27 +48,8 @@ template <class Op, Isa kIsa>
 rm_kernel make_row(uint32_t traits = RM_KERNEL_DETERMINISTIC) {
   static const std::string name =
       std::string(Op::kOp) + "_" + Op::kAlgorithm + "_" + isa_name(kIsa);
-  using Entries = RowEntries<Op, kIsa>;
-  rm_kernel row{};
-  row.struct_size = sizeof(row);
-  row.op = plugin::str(Op::kOp);
-  row.name = plugin::str(name);
-  row.digest = plugin::str(build_id());
   if (kIsa == Isa::baseline) traits |= RM_KERNEL_FALLBACK;
-  row.traits = traits;
-  row.num_configs = 1;
-  row.supports = Entries::supports;
-  row.cost_ns = Entries::cost_ns;
-  row.prepare = Entries::prepare;
-  row.release = Entries::release;
-  row.workspace = Entries::workspace;
-  row.launch = Entries::launch;
-  if constexpr (requires { Op::edges(kIsa); }) {
-    static const std::vector<rm_edge> edges = Op::edges(kIsa);
-    row.edges = edges.data();
-    row.num_edges = edges.size();
-  }
-  return row;
+  return plugin::kernel_row<IsaRow<Op, kIsa>>(Op::kOp, name, build_id(), traits);
 }
 
 /// Rows of an operator whose ISA sources serve every legal problem.

@@ -26,7 +26,7 @@
 #pragma once
 
 #include <algorithm>
-#include <iterator>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -36,7 +36,7 @@
 #include "common/build_id.hpp"
 #include "common/device_scope.hpp"
 #include "common/stream.hpp"
-#include "rm/plugin.hpp"
+#include "rm/kernel_row.hpp"
 #include "rows/operands.hpp"
 
 namespace rm::cuda {
@@ -53,14 +53,14 @@ struct Placed {
 
 /// A constant operand and the dense layout, of the same elements, in which the module gets it.
 struct Packed {
-  size_t tensor = 0;          // in Op::tensors
-  cuda_ops::Tensor layout;    // without gaps
+  size_t tensor = 0;           // in Op::tensors
+  cuda_ops::Tensor layout;     // without gaps
   const char* name = nullptr;  // of the layout
 };
 
-void check_status(const cuda_ops::Status& status);
 /// `from` in the layout of `to`, on a stream of its own, which has ended when this returns.
 void copy_at_once(const cuda_ops::Tensor& from, const cuda_ops::Tensor& to);
+void check_status(const cuda_ops::Status& status);
 /// Whether launches on the stream become a graph's.
 bool is_recorded(cudaStream_t stream);
 
@@ -91,6 +91,7 @@ template <class Op>
 struct Row {
   using Problem = typename Op::Problem;
   using ModuleRow = cuda_ops::KernelRow<Problem>;
+  static constexpr bool kPacks = requires(const Op& op) { op.packed(); };
 
   struct State {
     Op op;  // its tensors as the module gets them
@@ -99,6 +100,20 @@ struct Row {
     const char* kernel = nullptr;
     int device = 0;
     std::size_t workspace = 0, copied = 0;  // bytes: the module's, the copies'
+
+    static constexpr uint64_t kPackedAlignment = cuda_ops::kWorkspaceAlignment;
+
+    uint64_t workspace_bytes() const { return copied + workspace; }
+    void launch(const rm_launch& l) const;
+    bool packs(size_t operand) const
+      requires kPacks
+    {
+      return packed && op.tensors[packed->tensor].index == operand;
+    }
+    uint64_t packed_bytes(size_t) const { return dense_bytes(packed->layout); }
+    const char* layout(size_t) const { return packed->name; }
+    /// Runs once a weight, when what made it has ended; it has ended, too, when this returns.
+    void prepack(size_t operand, const rm_tensor& source, void* to) const;
   };
 
   /// body(problem) over made-up addresses.
@@ -125,7 +140,7 @@ struct Row {
     State state{Op(p), {}, {}};
     Op& op = state.op;
     if (op.tensors.size() > kMostTensors) throw NotForModule("too many operands");
-    if constexpr (requires { op.packed(); }) {
+    if constexpr (kPacks) {
       state.packed = op.packed();
       if (state.packed) op.tensors[state.packed->tensor].tensor = state.packed->layout;
     }
@@ -148,26 +163,26 @@ struct Row {
     throw NotForModule(text.c_str());
   }
 
+  /// Row I of the module's table.
   template <size_t I>
-  static int supports(const rm_problem* p, const rm_device_info* info, rm_str* out) {
-    const char* why = "the CUDA runtime does not answer";
-    try {
-      const DeviceScope scope(info->dl_device_id);
-      const State state = decoded(*p);
-      why = planned(state.op, [](const Problem& q) { return Op::rows()[I].why_not(q); });
-    } catch (const NotForModule& no) {
-      why = no.what();
-    } catch (const std::exception&) {
-    }
-    if (why != nullptr && out != nullptr) *out = plugin::str(why);
-    return why == nullptr;
-  }
+  struct Indexed {
+    using State = typename Row::State;
 
-  template <size_t I>
-  static double cost_ns(const rm_problem* p, const rm_device_info* info, uint32_t) {
-    try {
+    static const char* why_not(const rm_problem& p, const rm_device_info* info) {
+      try {
+        const DeviceScope scope(info->dl_device_id);
+        const State state = decoded(p);
+        return planned(state.op, [](const Problem& q) { return Op::rows()[I].why_not(q); });
+      } catch (const NotForModule& no) {
+        return no.what();
+      } catch (const std::exception&) {
+        return "the CUDA runtime does not answer";
+      }
+    }
+
+    static double cost_ns(const rm_problem& p, const rm_device_info* info) {
       const DeviceScope scope(info->dl_device_id);
-      const State state = decoded(*p);
+      const State state = decoded(p);
       constexpr double kCopyNs = 3000, kCopyBytesPerNs = 1000;  // launches and bytes, roughly
       const double copies = kCopyNs * static_cast<double>(state.copies.size()) +
                             static_cast<double>(state.copied) / kCopyBytesPerNs;
@@ -178,103 +193,31 @@ struct Row {
                }
                return 1e3 * us;
              });
-    } catch (const std::exception&) {
-      return 1e18;
     }
-  }
 
-  template <size_t I>
-  static rm_status* prepare(const rm_problem* p, const rm_device_info* info, uint32_t,
-                            rm_kernel_state** out) {
-    return plugin::guard([&] {
+    static State* make(const rm_problem& p, const rm_device_info* info) {
       const DeviceScope scope(info->dl_device_id);
       const RelaxedCapture relaxed;
-      auto state = std::make_unique<State>(decoded(*p));
+      auto state = std::make_unique<State>(decoded(p));
       state->kernel = Op::rows()[I].name;
       state->device = info->dl_device_id;
       state->workspace = planned(state->op, [](const Problem& q) { return Op::workspace(q); });
-      *out = reinterpret_cast<rm_kernel_state*>(state.release());
-    });
-  }
+      return state.release();
+    }
 
-  static void release(rm_kernel_state* s) { delete reinterpret_cast<State*>(s); }
-  static uint64_t workspace(const rm_kernel_state* s) {
-    const State& state = *reinterpret_cast<const State*>(s);
-    return state.copied + state.workspace;
-  }
-
-  static void packing(const rm_kernel_state* s, size_t input, rm_packing* out) {
-    *out = {sizeof(rm_packing), 0, cuda_ops::kWorkspaceAlignment, 0, {}};
-    const State& state = *reinterpret_cast<const State*>(s);
-    if (!state.packed || state.op.tensors[state.packed->tensor].index != input) return;
-    out->bytes = dense_bytes(state.packed->layout);
-    out->layout = plugin::str(state.packed->name);
-  }
-  /// Runs once a weight, when what made it has ended; it has ended, too, when this returns.
-  static rm_status* prepack(const rm_kernel_state* s, size_t input, const rm_tensor* src, void* dst) {
-    return plugin::guard([&] {
-      const State& state = *reinterpret_cast<const State*>(s);
-      if (!state.packed || state.op.tensors[state.packed->tensor].index != input) {
-        throw plugin::Error(RM_INVALID_ARGUMENT, "[cuda] expected an operand that is packed");
+    static std::span<const rm_edge> edges() {
+      if constexpr (requires { Op::kEdges; }) {
+        return Op::kEdges;
+      } else {
+        return kBlockEdges;
       }
-      const DeviceScope scope(state.device);
-      cuda_ops::Tensor from = state.op.lifted(tensor_of(*src)), to = state.packed->layout;
-      from.data = static_cast<char*>(src->data) + src->byte_offset, to.data = dst;
-      copy_at_once(from, to);
-    });
-  }
-
-  static rm_status* launch(const rm_launch* l) {
-    return plugin::guard([&] {
-      const State& state = *reinterpret_cast<const State*>(l->state);
-      const DeviceScope scope(state.device);
-      const RelaxedCapture relaxed;
-      cuda_ops::Tensor t[kMostTensors];
-      for (size_t i = 0; i < state.op.tensors.size(); ++i) {
-        const Placed& placed = state.op.tensors[i];
-        t[i] = placed.tensor;
-        t[i].data = placed.result ? l->outputs[placed.index]
-                                  : const_cast<void*>(l->inputs[placed.index]);
-      }
-      const cudaStream_t stream = stream_of(l->stream);
-      auto* memory = static_cast<char*>(l->workspace);
-      launch_copies_in(state.copies, t, memory, stream);
-      Problem problem = state.op.problem(t);
-      if constexpr (requires { problem.overlap; }) {
-        problem.overlap = is_recorded(stream);
-        if constexpr (requires { state.op.stable; }) problem.stable_weights = state.op.stable;
-      }
-      const cuda_ops::Workspace space{memory == nullptr ? nullptr : memory + state.copied,
-                                      state.workspace};
-      cuda_ops::Status status = Op::run(problem, state.kernel, space, stream);
-      if (status.code == cuda_ops::Code::unsupported) status = Op::run(problem, "", space, stream);
-      check_status(status);
-      launch_copies_out(state.copies, t, state.op.tensors, l->outputs, stream);
-    });
-  }
+    }
+  };
 
   template <size_t I>
   static rm_kernel made() {
-    rm_kernel row{};
-    row.struct_size = sizeof row;
-    row.op = plugin::str(Op::kOp);
-    row.name = plugin::str(Op::rows()[I].name);
-    row.digest = plugin::str(build_id());
-    row.traits = RM_KERNEL_DETERMINISTIC | RM_KERNEL_CAPTURABLE;
-    row.num_configs = 1;
-    row.supports = supports<I>;
-    row.cost_ns = cost_ns<I>;
-    row.prepare = prepare<I>;
-    row.release = release;
-    row.workspace = workspace;
-    row.launch = launch;
-    if constexpr (requires(const Op& op) { op.packed(); }) row.packing = packing, row.prepack = prepack;
-    if constexpr (requires { Op::kEdges; }) {
-      row.edges = Op::kEdges, row.num_edges = std::size(Op::kEdges);
-    } else {
-      row.edges = kBlockEdges, row.num_edges = std::size(kBlockEdges);
-    }
-    return row;
+    return plugin::kernel_row<Indexed<I>>(Op::kOp, Op::rows()[I].name, build_id(),
+                                          RM_KERNEL_DETERMINISTIC | RM_KERNEL_CAPTURABLE);
   }
 
   static void add(std::vector<rm_kernel>& out) {
@@ -285,6 +228,41 @@ struct Row {
   }
 };
 
+template <class Op>
+void Row<Op>::State::launch(const rm_launch& l) const {
+  const DeviceScope scope(device);
+  const RelaxedCapture relaxed;
+  cuda_ops::Tensor t[kMostTensors];
+  for (size_t i = 0; i < op.tensors.size(); ++i) {
+    const Placed& placed = op.tensors[i];
+    t[i] = placed.tensor;
+    t[i].data = placed.result ? l.outputs[placed.index]
+                              : const_cast<void*>(l.inputs[placed.index]);
+  }
+  const cudaStream_t stream = stream_of(l.stream);
+  auto* memory = static_cast<char*>(l.workspace);
+  launch_copies_in(copies, t, memory, stream);
+  Problem problem = op.problem(t);
+  if constexpr (requires { problem.overlap; }) {
+    problem.overlap = is_recorded(stream);
+    if constexpr (requires { op.stable; }) problem.stable_weights = op.stable;
+  }
+  const cuda_ops::Workspace space{memory == nullptr ? nullptr : memory + copied,
+                                  workspace};
+  cuda_ops::Status status = Op::run(problem, kernel, space, stream);
+  if (status.code == cuda_ops::Code::unsupported) status = Op::run(problem, "", space, stream);
+  check_status(status);
+  launch_copies_out(copies, t, op.tensors, l.outputs, stream);
+}
+
+template <class Op>
+void Row<Op>::State::prepack(size_t, const rm_tensor& source, void* to) const {
+  const DeviceScope scope(device);
+  cuda_ops::Tensor from = op.lifted(tensor_of(source)), target = packed->layout;
+  from.data = const_cast<void*>(plugin::address(source)), target.data = to;
+  copy_at_once(from, target);
+}
+
 /// All rows of the plugin, in order of preference.
 std::vector<rm_kernel> all_rows();
 
@@ -294,7 +272,7 @@ void add_norm_rows(std::vector<rm_kernel>& out);
 void add_attention_rows(std::vector<rm_kernel>& out);
 void add_ewise_rows(std::vector<rm_kernel>& out);
 void add_move_rows(std::vector<rm_kernel>& out);
-void add_reduce_rows(std::vector<rm_kernel>& out);
 void add_image_rows(std::vector<rm_kernel>& out);
+void add_reduce_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

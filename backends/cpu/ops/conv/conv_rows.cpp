@@ -28,7 +28,7 @@ template <Isa kIsa>
 struct Direct {
   using Kernel = DirectConv;
   static const char* reject(const ConvProblem& c) {
-    if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
+    if (!supported(kIsa)) return kNoSuchIsa;
     return DirectConv::reject(c);
   }
   static double gflops() { return kDirectGflops[static_cast<int>(kIsa)]; }
@@ -44,80 +44,26 @@ struct Naive {
   static Kernel* make(ConvProblem c) { return new NaiveConv(std::move(c)); }
 };
 
-template <class Row>
-struct Entries {
-  using Kernel = typename Row::Kernel;
-  static const Kernel* self(const rm_kernel_state* s) { return reinterpret_cast<const Kernel*>(s); }
-
-  static int supports(const rm_problem* p, const rm_device_info*, rm_str* why_not) {
-    const char* why = nullptr;
-    try {
-      why = Row::reject(decode(*p));
-    } catch (const std::exception&) {  // decode(): operands outside the schema
-      why = "the problem does not match the operator's schema";
-    }
-    if (why && why_not) *why_not = plugin::str(why);
-    return why == nullptr;
+/// One of the above over a decoded problem, which throws where operands are outside the schema.
+template <class Of>
+struct Row {
+  using State = typename Of::Kernel;
+  static const char* why_not(const rm_problem& p, const rm_device_info*) {
+    return Of::reject(decode(p));
   }
-  static double cost_ns(const rm_problem* p, const rm_device_info*, uint32_t) {
-    try {
-      return 2000 + decode(*p).flops() / Row::gflops();
-    } catch (const std::exception&) {
-      return 1e18;
-    }
+  static double cost_ns(const rm_problem& p, const rm_device_info*) {
+    return 2000 + decode(p).flops() / Of::gflops();
   }
-  static rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t,
-                            rm_kernel_state** out) {
-    return plugin::guard([&] {
-      ConvProblem c = decode(*p);
-      if (const char* why = Row::reject(c)) throw std::invalid_argument(why);
-      *out = reinterpret_cast<rm_kernel_state*>(Row::make(std::move(c)));
-    });
-  }
-  static void release(rm_kernel_state* s) { delete self(s); }
-  static uint64_t workspace(const rm_kernel_state* s) { return self(s)->workspace_bytes(); }
-  static void packing(const rm_kernel_state* s, size_t input, rm_packing* out) {
-    *out = {sizeof(rm_packing), 0, 64, 0, {}};
-    if (input != kW || !self(s)->prepacked()) return;
-    out->bytes = self(s)->packed_bytes();
-    out->layout = plugin::str(self(s)->layout());
-  }
-  static rm_status* prepack(const rm_kernel_state* s, size_t input, const rm_tensor* src,
-                            void* dst) {
-    return plugin::guard([&] {
-      if (input != kW || !self(s)->prepacked()) {
-        throw std::invalid_argument("[conv] expected operand 1 to prepack, got " +
-                                    std::to_string(input));
-      }
-      self(s)->prepack(static_cast<const char*>(src->data) + src->byte_offset, dst);
-    });
-  }
-  static rm_status* launch(const rm_launch* l) {
-    return plugin::guard([&] { self(l->state)->launch(*l); });
+  static State* make(const rm_problem& p, const rm_device_info*) {
+    ConvProblem c = decode(p);
+    if (const char* why = Of::reject(c)) throw std::invalid_argument(why);
+    return Of::make(std::move(c));
   }
 };
 
-template <class Row>
+template <class Of>
 rm_kernel make_row(const char* name, uint32_t traits) {
-  using E = Entries<Row>;
-  rm_kernel row{};
-  row.struct_size = sizeof(row);
-  row.op = plugin::str("conv");
-  row.name = plugin::str(name);
-  row.digest = plugin::str(build_id());
-  row.traits = traits;
-  row.num_configs = 1;
-  row.supports = E::supports;
-  row.cost_ns = E::cost_ns;
-  row.prepare = E::prepare;
-  row.release = E::release;
-  row.launch = E::launch;
-  if constexpr (requires(const typename Row::Kernel& k) { k.prepacked(); }) {
-    row.workspace = E::workspace;
-    row.packing = E::packing;
-    row.prepack = E::prepack;
-  }
-  return row;
+  return plugin::kernel_row<Row<Of>>("conv", name, build_id(), traits);
 }
 
 }  // namespace

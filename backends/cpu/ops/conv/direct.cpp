@@ -73,7 +73,7 @@ uint64_t DirectConv::packed_bytes() const {
          sizeof(float);
 }
 
-void DirectConv::prepack(const void* src, void* dst) const {
+void DirectConv::pack(const void* src, void* dst) const {
   auto* out = static_cast<float*>(dst);
   visit(c_.dtype, [&](auto type) {
     using T = decltype(type);
@@ -114,7 +114,7 @@ uint64_t DirectConv::thread_bytes() const {
 
 uint64_t DirectConv::workspace_bytes() const {
   return thread_bytes() * static_cast<uint64_t>(thread_limit()) +
-         (prepacked() ? 0 : aligned(packed_bytes()));
+         (c_.constant_w ? 0 : aligned(packed_bytes()));
 }
 
 int64_t DirectConv::offset(Operand o, int64_t n, int64_t place) const {
@@ -209,8 +209,8 @@ void DirectConv::launch(const rm_launch& l) const {
   if (c_.batch * places() * c_.to == 0) return;
   const auto* weights = static_cast<const float*>(l.inputs[kW]);
   char* scratch = static_cast<char*>(l.workspace);
-  if (!prepacked()) {
-    prepack(l.inputs[kW], scratch);
+  if (!c_.constant_w) {
+    pack(l.inputs[kW], scratch);
     weights = reinterpret_cast<const float*>(scratch);
     scratch += aligned(packed_bytes());
   }

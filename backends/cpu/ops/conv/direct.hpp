@@ -11,6 +11,7 @@
 #include "isa.hpp"
 #include "ops/conv/direct_kernels.hpp"
 #include "ops/conv/problem.hpp"
+#include "rm/plugin.hpp"
 
 namespace rm::cpu::conv {
 
@@ -20,13 +21,17 @@ class DirectConv {
   DirectConv(ConvProblem problem, const DirectSet& set);
 
   uint64_t workspace_bytes() const;
-  bool prepacked() const { return c_.constant_w; }
-  const char* layout() const { return layout_.c_str(); }
-  uint64_t packed_bytes() const;
-  void prepack(const void* src, void* dst) const;
+  bool packs(size_t operand) const { return operand == kW && c_.constant_w; }
+  const char* layout(size_t) const { return layout_.c_str(); }
+  uint64_t packed_bytes(size_t) const { return packed_bytes(); }
+  void prepack(size_t, const rm_tensor& source, void* packed) const {
+    pack(plugin::address(source), packed);
+  }
   void launch(const rm_launch& l) const;
 
  private:
+  uint64_t packed_bytes() const;
+  void pack(const void* src, void* dst) const;
   int64_t taps() const { return c_.k[0] * c_.k[1] * c_.k[2]; }
   int64_t places() const { return c_.y[0] * c_.y[1] * c_.y[2]; }
   uint64_t thread_bytes() const;

@@ -154,18 +154,18 @@ OneDnnConv::OneDnnConv(ConvProblem problem) : c_(std::move(problem)) {
 }
 
 uint64_t OneDnnConv::workspace_bytes() const {
-  return aligned(scratchpad_bytes_) + (prepacked() ? 0 : aligned(packed_bytes_));
+  return aligned(scratchpad_bytes_) + (c_.constant_w ? 0 : aligned(packed_bytes_));
 }
 
-void OneDnnConv::prepack(const void* src, void* dst) const {
+void OneDnnConv::pack(const void* src, void* dst) const {
   reorder(kCaller, md_[kW].get(), src, primitive_->weights(), dst);
 }
 
 void OneDnnConv::launch(const rm_launch& l) const {
   const void* weights = l.inputs[kW];
-  if (!prepacked()) {
+  if (!c_.constant_w) {
     char* packed = static_cast<char*>(l.workspace) + aligned(scratchpad_bytes_);
-    prepack(weights, packed);
+    pack(weights, packed);
     weights = packed;
   }
   const void* data[6] = {l.inputs[kX], weights, l.outputs[0], l.workspace};

@@ -10,6 +10,7 @@
 
 #include "onednn/primitive.hpp"
 #include "ops/conv/problem.hpp"
+#include "rm/plugin.hpp"
 
 namespace rm::cpu::conv {
 
@@ -21,13 +22,16 @@ class OneDnnConv {
   explicit OneDnnConv(ConvProblem problem);
 
   uint64_t workspace_bytes() const;
-  bool prepacked() const { return c_.constant_w; }
-  const char* layout() const { return layout_.c_str(); }
-  uint64_t packed_bytes() const { return packed_bytes_; }
-  void prepack(const void* src, void* dst) const;
+  bool packs(size_t operand) const { return operand == kW && c_.constant_w; }
+  const char* layout(size_t) const { return layout_.c_str(); }
+  uint64_t packed_bytes(size_t) const { return packed_bytes_; }
+  void prepack(size_t, const rm_tensor& source, void* packed) const {
+    pack(plugin::address(source), packed);
+  }
   void launch(const rm_launch& l) const;
 
  private:
+  void pack(const void* src, void* dst) const;
   onednn::Description describe_image(int64_t channels, const Triple& sizes) const;
   onednn::Description describe_weight(bool any) const;
   onednn::Description describe_bias() const;

@@ -38,7 +38,7 @@ template <Isa kIsa>
 struct Packed {
   using Kernel = PackedGemm;
   static const char* reject(const GemmProblem& g) {
-    if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
+    if (!supported(kIsa)) return kNoSuchIsa;
     return PackedGemm::reject(g);
   }
   static Roof roof(const GemmProblem&) {
@@ -74,7 +74,7 @@ template <Isa kIsa>
 struct Direct {
   using Kernel = DirectGemm;
   static const char* reject(const GemmProblem& g) {
-    if (!supported(kIsa)) return "this machine (or the option cpu_isa) has no such instruction set";
+    if (!supported(kIsa)) return kNoSuchIsa;
     return DirectGemm::reject(g);
   }
   static Roof roof(const GemmProblem&) {
@@ -130,92 +130,33 @@ struct Naive {
   static Kernel* make(GemmProblem g) { return new NaiveGemm(std::move(g)); }
 };
 
-template <class Row>
-struct Entries {
-  using Kernel = typename Row::Kernel;
-  static const Kernel* self(const rm_kernel_state* s) { return reinterpret_cast<const Kernel*>(s); }
-
-  static int supports(const rm_problem* p, const rm_device_info*, rm_str* why_not) {
-    const char* why = nullptr;
-    try {
-      why = Row::reject(decode(*p));
-    } catch (const std::invalid_argument&) {  // decode(): operands outside the schema
-      why = "the problem does not match the operator's schema";
-    }
-    if (why && why_not) *why_not = plugin::str(why);
-    return why == nullptr;
+/// One of the above over a decoded problem, which throws where operands are outside the schema.
+template <class Of>
+struct Row {
+  using State = typename Of::Kernel;
+  static const char* why_not(const rm_problem& p, const rm_device_info*) {
+    return Of::reject(decode(p));
   }
-
-  static double cost_ns(const rm_problem* p, const rm_device_info*, uint32_t) {
-    try {
-      const GemmProblem g = decode(*p);
-      return roofline_ns(g, Row::roof(g));
-    } catch (const std::invalid_argument&) {
-      return 1e18;
-    }
+  static double cost_ns(const rm_problem& p, const rm_device_info*) {
+    const GemmProblem g = decode(p);
+    return roofline_ns(g, Of::roof(g));
   }
-
-  static rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t,
-                            rm_kernel_state** out) {
-    return plugin::guard([&] {
-      GemmProblem g = decode(*p);
-      if (const char* why = Row::reject(g)) throw std::invalid_argument(why);
-      *out = reinterpret_cast<rm_kernel_state*>(Row::make(std::move(g)));
-    });
+  static State* make(const rm_problem& p, const rm_device_info*) {
+    GemmProblem g = decode(p);
+    if (const char* why = Of::reject(g)) throw std::invalid_argument(why);
+    return Of::make(std::move(g));
   }
-
-  static void release(rm_kernel_state* s) { delete self(s); }
-  static uint64_t workspace(const rm_kernel_state* s) { return self(s)->workspace_bytes(); }
-
-  static void packing(const rm_kernel_state* s, size_t input, rm_packing* out) {
-    *out = {sizeof(rm_packing), 0, 64, 0, {}};
-    if (input != kB || !self(s)->prepacked()) return;
-    out->bytes = self(s)->packed_bytes();
-    out->layout = plugin::str(self(s)->layout());
-  }
-
-  static rm_status* prepack(const rm_kernel_state* s, size_t input, const rm_tensor* src,
-                            void* dst) {
-    return plugin::guard([&] {
-      if (input != kB || !self(s)->prepacked()) {
-        throw std::invalid_argument("[gemm] expected operand 1 to prepack, got " +
-                                    std::to_string(input));
-      }
-      self(s)->prepack(static_cast<const char*>(src->data) + src->byte_offset, dst);
-    });
-  }
-
-  static rm_status* launch(const rm_launch* l) {
-    return plugin::guard([&] { self(l->state)->launch(*l); });
+  static std::span<const rm_edge> edges()
+    requires requires { Of::edges(); }
+  {
+    static const std::vector<rm_edge> edges = Of::edges();
+    return edges;
   }
 };
 
-template <class Row>
+template <class Of>
 rm_kernel make_row(const char* name, uint32_t traits) {
-  using E = Entries<Row>;
-  rm_kernel row{};
-  row.struct_size = sizeof(row);
-  row.op = plugin::str("gemm");
-  row.name = plugin::str(name);
-  row.digest = plugin::str(build_id());
-  row.traits = traits;
-  row.num_configs = 1;
-  row.supports = E::supports;
-  row.cost_ns = E::cost_ns;
-  row.prepare = E::prepare;
-  row.release = E::release;
-  row.workspace = E::workspace;
-  row.launch = E::launch;
-  if constexpr (requires(const typename Row::Kernel& k) { k.prepacked(); }) {
-    row.packing = E::packing;
-    row.prepack = E::prepack;
-  }
-  if constexpr (requires { Row::edges(); }) {
-    static const std::vector<rm_edge> edges = Row::edges();
-    row.edges = edges.data();
-    row.num_edges = edges.size();
-  }
-  return row;
+  return plugin::kernel_row<Row<Of>>("gemm", name, build_id(), traits);
 }
 
 }  // namespace

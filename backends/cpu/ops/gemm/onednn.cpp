@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "isa.hpp"
+#include "rm/plugin.hpp"
 
 namespace rm::cpu::gemm {
 namespace {
@@ -143,8 +144,8 @@ OneDnnGemm::OneDnnGemm(GemmProblem problem) : g_(std::move(problem)) {
   primitive_->set_operands(std::move(operands));
 }
 
-void OneDnnGemm::prepack(const void* src, void* dst) const {
-  reorder(kCaller, md_[kB].get(), src, primitive_->weights(), dst);
+void OneDnnGemm::prepack(size_t, const rm_tensor& source, void* packed) const {
+  reorder(kCaller, md_[kB].get(), plugin::address(source), primitive_->weights(), packed);
 }
 
 void OneDnnGemm::launch(const rm_launch& l) const {

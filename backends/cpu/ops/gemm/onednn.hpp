@@ -22,10 +22,10 @@ class OneDnnGemm {
   explicit OneDnnGemm(GemmProblem problem);
 
   uint64_t workspace_bytes() const { return workspace_bytes_; }
-  bool prepacked() const { return g_.constant_b; }
-  const char* layout() const { return layout_.c_str(); }
-  uint64_t packed_bytes() const { return packed_bytes_; }
-  void prepack(const void* src, void* dst) const;
+  bool packs(size_t operand) const { return operand == kB && g_.constant_b; }
+  const char* layout(size_t) const { return layout_.c_str(); }
+  uint64_t packed_bytes(size_t) const { return packed_bytes_; }
+  void prepack(size_t operand, const rm_tensor& source, void* packed) const;
   void launch(const rm_launch& l) const;
 
  private:

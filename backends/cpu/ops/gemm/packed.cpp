@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/parallel.hpp"
+#include "rm/plugin.hpp"
 
 namespace rm::cpu::gemm {
 namespace {
@@ -129,7 +130,7 @@ void PackedGemm::plan_threads() {
       g_.empty() ? 0 : shared_bytes_ + thread_bytes_ * static_cast<uint64_t>(threads_);
 }
 
-uint64_t PackedGemm::packed_bytes() const {
+uint64_t PackedGemm::packed_bytes(size_t) const {
   return batch_bytes() * static_cast<uint64_t>(g_.shared_b ? 1 : g_.batch);
 }
 
@@ -138,14 +139,14 @@ void PackedGemm::pack(const void* src, void* dst, int64_t begin, int64_t end) co
   k_.pack[type_]({src, g_.row[kB], g_.col[kB], g_.k, g_.n, first, begin, end});
 }
 
-void PackedGemm::prepack(const void* src, void* dst) const {
+void PackedGemm::prepack(size_t, const rm_tensor& source, void* packed) const {
   const int64_t batches = g_.shared_b ? 1 : g_.batch;
 #pragma omp parallel for collapse(2) schedule(static)
   for (int64_t b = 0; b < batches; ++b) {
     for (int64_t p = 0; p < panels_; ++p) {
       const int64_t offset = g_.shared_b ? 0 : g_.offset(kB, b);
-      pack(static_cast<const char*>(src) + offset * element_bytes_,
-           static_cast<char*>(dst) + static_cast<uint64_t>(b) * batch_bytes(), p, p + 1);
+      pack(static_cast<const char*>(plugin::address(source)) + offset * element_bytes_,
+           static_cast<char*>(packed) + static_cast<uint64_t>(b) * batch_bytes(), p, p + 1);
     }
   }
 }

@@ -34,11 +34,11 @@ class PackedGemm {
   PackedGemm(GemmProblem problem, const KernelSet& kernels, const PanelSource* source = nullptr);
 
   uint64_t workspace_bytes() const { return workspace_bytes_; }
-  bool prepacked() const { return g_.constant_b; }
-  const char* layout() const { return k_.layout[type_]; }
-  uint64_t packed_bytes() const;
-  /// `src` has the strides the problem was prepared with, or any of the same shape.
-  void prepack(const void* src, void* dst) const;
+  bool packs(size_t operand) const { return operand == kB && g_.constant_b; }
+  const char* layout(size_t) const { return k_.layout[type_]; }
+  uint64_t packed_bytes(size_t) const;
+  /// `source` has the strides that the problem was prepared with.
+  void prepack(size_t operand, const rm_tensor& source, void* packed) const;
   void launch(const rm_launch& l) const { run(l, nullptr); }
   /// `source_launch` goes to the source's fill().
   void run(const rm_launch& l, const void* source_launch) const;

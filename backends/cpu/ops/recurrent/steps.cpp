@@ -10,6 +10,7 @@
 
 #include "common/parallel.hpp"
 #include "common/plain_vec.hpp"
+#include "rm/plugin.hpp"
 
 namespace rm::cpu::recurrent {
 namespace {
@@ -168,20 +169,20 @@ Steps::Matrix Steps::matrix(int64_t gates, int64_t units, int64_t depth) const {
   return m;
 }
 
-bool Steps::packs(size_t input) const {
-  return (input == kW && r_.constant_w) || (input == kProj && r_.constant_proj);
+bool Steps::packs(size_t operand) const {
+  return (operand == kW && r_.constant_w) || (operand == kProj && r_.constant_proj);
 }
 
-uint64_t Steps::packed_bytes(size_t input) const {
-  return static_cast<uint64_t>(input == kW ? w_.bytes() : proj_.bytes());
+uint64_t Steps::packed_bytes(size_t operand) const {
+  return static_cast<uint64_t>(operand == kW ? w_.bytes() : proj_.bytes());
 }
 
 void Steps::pack(const Matrix& m, const Strides& s, const void* src, void* dst) const {
   k_.pack[type_index(r_.type)]({src, s.b, s.n, m.gates, m.units, m.depth, dst, 0, m.panels});
 }
 
-void Steps::prepack(size_t input, const void* src, void* dst) const {
-  pack(input == kW ? w_ : proj_, r_.in[input], src, dst);
+void Steps::prepack(size_t operand, const rm_tensor& source, void* packed) const {
+  pack(operand == kW ? w_ : proj_, r_.in[operand], plugin::address(source), packed);
 }
 
 uint64_t Steps::workspace_bytes() const {

@@ -13,10 +13,10 @@ class Steps {
   static const char* reject(const RecurrentProblem& r);
   Steps(const RecurrentProblem& r, const KernelSet& kernels);
 
-  bool packs(size_t input) const;
-  uint64_t packed_bytes(size_t input) const;
-  const std::string& layout(size_t input) const { return layout_[input == kW ? 0 : 1]; }
-  void prepack(size_t input, const void* src, void* dst) const;
+  bool packs(size_t operand) const;
+  uint64_t packed_bytes(size_t operand) const;
+  const std::string& layout(size_t operand) const { return layout_[operand == kW ? 0 : 1]; }
+  void prepack(size_t operand, const rm_tensor& source, void* packed) const;
   uint64_t workspace_bytes() const;
   void launch(const rm_launch& l) const;
 
