@@ -17,7 +17,6 @@ from typing import Any
 from rm_abstract.base.config import Settings
 from rm_abstract.base.config import resolve as resolve_settings
 from rm_abstract.base.errors import ConfigError, DeviceUnavailableError, PluginError, from_core
-from rm_abstract.plugin import PythonPlugin
 from rm_abstract.worker import python_plugins
 
 ENTRY_POINTS = "rm_abstract.backends"
@@ -151,6 +150,8 @@ def _load_entry_points(search_path: str) -> None:
 
     for point in entry_points(group=ENTRY_POINTS):
         try:
+            from rm_abstract.plugin import PythonPlugin
+
             for given in python_plugins.given_by(point.load()()):
                 if isinstance(given, PythonPlugin):
                     if python_plugins.lies_in(search_path, given.name):

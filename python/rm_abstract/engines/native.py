@@ -37,7 +37,6 @@ from rm_abstract.engines.call_parts import Pattern, snapshot
 from rm_abstract.engines.call_text import call_key, containers, readable
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
-from rm_abstract.engines.deferrals import Deferrals
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.module_weights import (
     ModuleWeights,
@@ -56,6 +55,7 @@ from rm_abstract.verification.quantised import OnQuantisedWeights, QuantisedWeig
 
 if TYPE_CHECKING:
     from rm_abstract.capture.export import Captured
+    from rm_abstract.engines.deferrals import Deferrals
 
 # A module that lost against the original is left alone for good when its calls are so short that
 # even the router shows, or so simple that other sizes will hardly be another matter.
@@ -97,7 +97,8 @@ class NativeEngine:
         self._user_code: bool | None = None  # runs_user_code(), once it was found out
         self.policy = Policy.of(context.settings.text("verify"))
         self.unsettled: set[Hashable] = set()  # calls that did more than compute, once so far
-        self._background = None if context.captures is None else Deferrals(context)
+        self._defers = context.captures is not None  # captures happen in the background
+        self._background: Deferrals | None = None  # made by the first of them
 
     # ---- the protocol ------------------------------------------------------------------------
 
@@ -232,14 +233,22 @@ class NativeEngine:
         """Captures and compiles this call, and stores both. Raises Deferred where that happens in
         the background."""
         started = time.perf_counter()
-        if self._background is not None:
-            self._background.ask(self, call, pattern, call_key(call, pattern))
+        if self._defers:
+            self._deferrals().ask(self, call, pattern, call_key(call, pattern))
         record = self._record(call, pattern)
         variant = self._compile(record, call, past, started)
         self.artefacts.store_record(self.module(), call_key(call, pattern), record)
         bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
         variant.report.cache = f"bypass: {bypass}" if bypass else "miss"
         return variant
+
+    def _deferrals(self) -> Deferrals:
+        from rm_abstract.engines.deferrals import Deferrals  # warm processes need none
+
+        with self._changing:
+            if self._background is None:
+                self._background = Deferrals(self._context)
+            return self._background
 
     def store(self, call: FlatCall, pattern: Pattern) -> None:
         """Captures and compiles this call for other processes; nothing here can run it."""

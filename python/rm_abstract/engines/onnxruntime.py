@@ -59,7 +59,7 @@ class OnnxRuntimeEngine(NativeEngine):
 
     def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
         super().__init__(module, context)
-        self._background = None
+        self._defers = False
         self.measures = False
         self._options: dict[str, Any] = json.loads(context.settings.text("engine_options"))
 

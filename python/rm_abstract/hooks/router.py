@@ -29,11 +29,11 @@ from rm_abstract.engines.base import Engine, Entry
 from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources, writes
-from rm_abstract.hooks.gradients import GradientCalls
 from rm_abstract.hooks.host import SLOT, RouterHost
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
+    from rm_abstract.hooks.gradients import GradientCalls
 
 # A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
 _SAME_IN_TRAINING = (
@@ -139,6 +139,7 @@ class Router:
         "_lock",
         "_pending",
         "_refused",
+        "_serves_gradients",
         "_snapshots",
         "_streak",
         "_try",
@@ -165,9 +166,9 @@ class Router:
         if session.settings.text("guard") == "strict":
             self.route.compare_contents()
         self._try = self.route.try_route
-        self._gradients: GradientCalls | None = None
-        if session.settings.flag("serve_gradients") and not strict:
-            self._gradients = GradientCalls(module, self.route.describe, self.route.routed)
+        self._gradients: GradientCalls | None = None  # made by the first call with gradients
+        self._serves_gradients = session.settings.flag("serve_gradients") and not strict
+        if self._serves_gradients:
             self.route.gradients(True)
         self.module_ref = weakref.ref(module)
         self.session = session
@@ -351,8 +352,8 @@ class Router:
 
     def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An eligible call that no entry serves yet: look closer, compile once, or run eager."""
-        gradients = self._gradients
-        if gradients is not None and torch.is_grad_enabled() and gradients.needed(args, kwargs):
+        gradients = self._gradient_calls() if torch.is_grad_enabled() else None
+        if gradients is not None and gradients.needed(args, kwargs):
             output = gradients.serve(self, args, kwargs)
             if output is NotImplemented:
                 return self._eager("RM117", gradients.why, args, kwargs)
@@ -393,6 +394,17 @@ class Router:
         finally:
             with self._lock:
                 self._pending.discard(key)
+
+    def _gradient_calls(self) -> GradientCalls | None:
+        """What serves calls with gradients; None where they are left to PyTorch."""
+        if self._gradients is None and self._serves_gradients:
+            from rm_abstract.hooks.gradients import GradientCalls
+
+            module: Any = self.module_ref()
+            with self._lock:
+                if self._gradients is None:
+                    self._gradients = GradientCalls(module, self.route.describe, self.route.routed)
+        return self._gradients
 
     def _callable_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Engines never see a call that is a TypeError: the original raises the user's own."""

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rm_abstract.base.errors import DeviceUnavailableError
-from rm_abstract.plugin import Device, Node, PythonPlugin, TensorType
-from rm_abstract.worker import artefact_header, ir_text
 from rm_abstract.worker.interpreter import environment, interpreter
+
+if TYPE_CHECKING:  # a process without a Python plugin starts faster without these
+    from rm_abstract.plugin import Device, Node, PythonPlugin, TensorType
+    from rm_abstract.worker import ir_text
 
 PREFIX = "rm_backend_"
 _ASKED_S = 120.0  # for the fingerprint in another interpreter
@@ -66,6 +69,8 @@ def lies_in(search_path: str, name: str) -> bool:
 
 def read(path: Path) -> Found:
     """The plugin a file defines. Whatever its code raises passes."""
+    from rm_abstract.plugin import PythonPlugin
+
     spec = util.spec_from_file_location(f"rm_abstract_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"[plugin] expected a Python file, got {path}")
@@ -106,6 +111,8 @@ class _Hooks:
         return fingerprint_of_worker(self._found).encode()
 
     def query_support(self, device: int, text: str, nodes: int) -> list[tuple[bool, str]]:
+        from rm_abstract.worker import ir_text
+
         program = ir_text.parse(text)
         answers = [self._why_not(node, program) for node in program.nodes]
         return [(not why, why) for why in answers]
@@ -122,6 +129,8 @@ class _Hooks:
         return why or ""
 
     def fits(self, device: int, artefact: memoryview) -> bool:
+        from rm_abstract.worker import artefact_header
+
         header = artefact_header.read(artefact)
         if device >= len(self._devices):
             return False  # it is gone
@@ -131,6 +140,8 @@ class _Hooks:
 
 
 def _public_node(node: ir_text.Node, program: ir_text.Program) -> Node:
+    from rm_abstract.plugin import Node, TensorType
+
     def public(kind: ir_text.Type) -> TensorType:
         return TensorType(kind.dtype, kind.shape)
 
@@ -249,6 +260,8 @@ def find(name: str, search_path: str, group: str) -> Found | None:
     """The Python plugin of that name; None when a library, or nothing, has it."""
     from importlib import metadata
 
+    from rm_abstract.plugin import PythonPlugin
+
     for path in files_of(search_path):
         if path.stem == PREFIX + name:
             return read(path)
@@ -264,6 +277,8 @@ def find(name: str, search_path: str, group: str) -> Found | None:
 
 def given_by(value: object) -> Sequence[object]:
     """What an entry point's function gave: a path, a plugin, or several."""
+    from rm_abstract.plugin import PythonPlugin
+
     if isinstance(value, (str, os.PathLike, PythonPlugin)):
         return [value]
     return list(value)  # type: ignore[call-overload, no-any-return]
