@@ -61,7 +61,7 @@ def test_a_run_after_warm_misses_nothing(model_dir: Path):
     first = warm(model_dir)
     assert {row["cache"] for row in first["programs"]} == {"miss"}
     assert first["new"].keys() == {"front", "program", "verdict"}
-    again = library.warm(model_dir, device="cpu", batch_size=[1, 4], sequence_length=[6])
+    again = warm(model_dir)
     assert {row["cache"] for row in again["programs"]} == {"hit"}
     assert again["new"] == {}
     command = [sys.executable, "-c", SCRIPT, str(model_dir)]

@@ -350,7 +350,7 @@ def work(number):
         if daemon and number == 0:
             threading.Event().wait()
     texts[number].with_others(sharing, host, 2000 if daemon else 200, [], heard)
-    print("whole", number, flush=True)
+    sys.stdout.write(f"whole {number}\\n")  # at once: threads write beside each other
 
 daemon = sys.argv[2] == "daemon"
 with sharing.registered():
