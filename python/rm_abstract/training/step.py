@@ -272,15 +272,8 @@ class TrainingStep(Routed):
         self._fill(rows)
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in donated]
         before = [t.detach().clone() for t in donated]
-        batch = [*(t.clone() for t in tensors), *self._scales()]
-        try:
-            results = found.run(batch, self._hyper, sums, copies, self._frozen(found))
-        except _core.CoreError as error:
-            self._refused[key] = Decline(error.reason or "RM705", str(error))
-            raise self._refused[key] from error
-        with Drawing(self._random) if found.draws else nullcontext():
-            loss = self._eager(inputs, targets)
-        self._random[1] += found.draws
+        results = self._tried(found, key, tensors, sums, copies)
+        loss = self._beside(found, inputs, targets)
         if found.wanted.scaled and not (bool(results.pop(1)) and self._finite):
             return loss  # no update, which shows nothing
         sizes = [1 + len(optimizers.state_names(self._rules[t.group])) for t in found.trained]
@@ -320,15 +313,8 @@ class TrainingStep(Routed):
         buffers = donated[len(trained) :]
         written = [b.clone() for b in buffers]
         ours = [g.clone(memory_format=torch.preserve_format) for g in sums]
-        batch = [*(t.clone() for t in tensors), *self._scales()]
-        try:
-            results = found.run(batch, self._hyper, ours, [*trained, *written], self._frozen(found))
-        except _core.CoreError as error:
-            self._refused[key] = Decline(error.reason or "RM705", str(error))
-            raise self._refused[key] from error
-        with Drawing(self._random) if found.draws else nullcontext():
-            loss = self._eager(inputs, targets)
-        self._random[1] += found.draws
+        results = self._tried(found, key, tensors, ours, [*trained, *written])
+        loss = self._beside(found, inputs, targets)
         eager = [p.grad for p in trained]
         if found.wanted.scaled and not all(
             bool(g.isfinite().all()) for g in (*ours, *eager) if g is not None
@@ -338,6 +324,29 @@ class TrainingStep(Routed):
             results[0], loss, ours, eager, [t.names[0] for t in found.trained], found.half
         ) or check.buffers_differ(written, buffers, found.written, found.half)
         self._judge(found, key, difference, loss)
+        return loss
+
+    def _tried(
+        self,
+        found: StepProgram,
+        key: Hashable,
+        tensors: list[torch.Tensor],
+        sums: list[torch.Tensor],
+        donated: list[torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """The results of a program that was never compared; one that fails is refused for good."""
+        batch = [*(t.clone() for t in tensors), *self._scales()]
+        try:
+            return found.run(batch, self._hyper, sums, donated, self._frozen(found))
+        except _core.CoreError as error:
+            self._refused[key] = Decline(error.reason or "RM705", str(error))
+            raise self._refused[key] from error
+
+    def _beside(self, found: StepProgram, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        """Eager's loss with the random numbers that the program drew."""
+        with Drawing(self._random) if found.draws else nullcontext():
+            loss = self._eager(inputs, targets)
+        self._random[1] += found.draws
         return loss
 
     def _judge(
