@@ -103,7 +103,7 @@ def test_a_wrong_program_never_reaches_the_caller_and_is_not_used_again(session:
     model, x = small(), torch.randn(4, 96)
     calls(model, x, 3)
     router = router_of(model)
-    (variant,) = router.engine._variants()
+    (variant,) = router.engine.variants()
     variant.program = Wrong(variant.program)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -123,7 +123,7 @@ def test_a_sample_finds_a_wrong_program(session: Any) -> None:
     session(verify="5")
     model, x = small(), torch.randn(4, 96)
     calls(model, x, 3)
-    (variant,) = router_of(model).engine._variants()
+    (variant,) = router_of(model).engine.variants()
     variant.program = Wrong(variant.program)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 import rm_abstract as rm
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.program_engine import ProgramEngine
 
 TINY = {
     "hidden_size": 16,
@@ -96,7 +96,7 @@ def test_a_mistake_of_ours_while_compiling_is_a_warning_with_a_code_not_the_user
     def broken(*_: Any) -> Any:
         raise KeyError("a mistake of ours")
 
-    monkeypatch.setattr(NativeEngine, "make_variant", broken)
+    monkeypatch.setattr(ProgramEngine, "make_variant", broken)
     model = BertModel._from_config(BertConfig(**TINY)).eval()
     with pytest.warns(rm.RoutingWarning, match=r"RM306.*KeyError.*a mistake of ours"):
         check_same(lambda: model(IDS).last_hidden_state)
@@ -113,7 +113,7 @@ def test_a_mistake_of_ours_at_a_later_size_leaves_the_served_sizes_alone(
     def broken(*_: Any) -> Any:
         raise AssertionError("a mistake of ours")
 
-    monkeypatch.setattr(NativeEngine, "make_variant", broken)
+    monkeypatch.setattr(ProgramEngine, "make_variant", broken)
     with pytest.warns(rm.RoutingWarning, match="RM306"):
         check_same(lambda: model(IDS[:1, :1]).last_hidden_state)
     before = routed(model)

@@ -137,16 +137,16 @@ def test_what_asks_for_more_than_tokens_goes_without_drafts(model: Any) -> None:
 
 
 def test_lower_precision_is_left_alone_unless_asked(model: Any) -> None:
-    engine = rm.hooks.attaching.router_of(model).engine
+    gate = rm.hooks.attaching.router_of(model).engine.gate
     step = type("Step", (), {})()
     step.tensors = []
     step.variant = type("Variant", (), {"quantised": (), "record": None})()
-    fake = type("Engine", (), {"working_precision": lambda *_: torch.bfloat16})()
+    fake = type("Gate", (), {"working_precision": lambda *_: torch.bfloat16})()
     assert Drafts("auto").margin(fake, step) is None
-    assert Drafts("off").margin(engine, step) is None
+    assert Drafts("off").margin(gate, step) is None
     assert (Drafts("on").margin(fake, step) or 0) > 0.01
     step.variant.quantised = ("some",)
-    exact = type("Engine", (), {"working_precision": lambda *_: torch.float32})()
+    exact = type("Gate", (), {"working_precision": lambda *_: torch.float32})()
     assert Drafts("auto").margin(exact, step) is None
 
 

@@ -11,8 +11,9 @@ import torch
 from soundness import Base, X, quiet, routed, same_as_eager
 from torch import nn
 
+from rm_abstract.engines.eager_gate import EagerGate
 from rm_abstract.engines.module_weights import WeightVersions
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.guards import purity
 from rm_abstract.hooks.router import Router
 
@@ -62,10 +63,11 @@ EDITS = [replace_a_weight, write_a_weight, replace_a_buffer, set_an_attribute, c
 
 @pytest.fixture
 def behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Any]], None]:
-    """Does something once, when a method of the engine has run."""
+    """Does something once, when a method of the engine, or of its gate, has run."""
 
     def install(method: str, work: Callable[[], Any]) -> None:
-        stock, todo = getattr(NativeEngine, method), [work]
+        owner = EagerGate if method == "check" else ProgramEngine
+        stock, todo = getattr(owner, method), [work]
 
         def patched(*args: Any, **kwargs: Any) -> Any:
             result = stock(*args, **kwargs)
@@ -73,13 +75,13 @@ def behind(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Any]]
                 todo.pop()()
             return result
 
-        monkeypatch.setattr(NativeEngine, method, patched)
+        monkeypatch.setattr(owner, method, patched)
 
     return install
 
 
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("method", ["signature_of", "make_variant", "gate"])
+@pytest.mark.parametrize("method", ["signature_of", "make_variant", "check"])
 def test_an_edit_in_the_middle_of_a_first_call_is_noticed(
     edit: Callable[[Scaled], None], method: str, behind: Any
 ) -> None:
@@ -114,14 +116,14 @@ def test_weights_that_change_while_they_are_compared_condemn_no_program(
     quiet(lambda: Scaled().eval()(X))  # leaves the record
     model = Scaled().eval()
     behind("cached_variant", lambda: in_thread(lambda: edit(model)))
-    stock, edits = NativeEngine.make_variant, [edit]
+    stock, edits = ProgramEngine.make_variant, [edit]
 
     def make_variant(*args: Any) -> Any:
         while edits:
             in_thread(lambda: edits.pop()(model))
         return stock(*args)
 
-    monkeypatch.setattr(NativeEngine, "make_variant", make_variant)
+    monkeypatch.setattr(ProgramEngine, "make_variant", make_variant)
     for _ in range(2):
         quiet(lambda: model(X))  # the weights before or behind the edit
     for _ in range(6):

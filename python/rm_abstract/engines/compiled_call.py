@@ -34,7 +34,7 @@ class CompiledCall(CallState):
         leaves = self.step.prepare(flat_inputs) if self.step else flat_inputs
         tensors, pattern, _ = unfold(leaves, self.reads)
         for variant in self.variants.get(pattern, ()):
-            if variant.takes(tensors):
+            if variant.fits(tensors):
                 variant.until_sample -= 1
                 if variant.until_sample < 0:
                     return self._compared(variant, pattern, flat_inputs)
@@ -60,16 +60,16 @@ class CompiledCall(CallState):
         """The program's output; kernels that were never compared are, on this very call."""
         try:
             output = variant.run(tensors, flat_inputs, True)
-            if variant.may_be_direct() and self._takes_tensors(flat_inputs):
+            if variant.may_be_direct() and self._only_tensors(flat_inputs):
                 variant.make_direct(self.direct, tensors)
             return output
         except _core.NewKernels as new:
             kernels = int(new.args[0])
-        if self.engine.kernels_compared(variant, kernels):
+        if self.engine.gate.kernels_compared(variant, kernels):
             return variant.run(tensors, flat_inputs)
         return self._compared(variant, pattern, flat_inputs)
 
-    def _takes_tensors(self, flat_inputs: tuple[Any, ...]) -> bool:
+    def _only_tensors(self, flat_inputs: tuple[Any, ...]) -> bool:
         """Whether calls like this one reach a program as they are."""
         return self.step is None and all(isinstance(x, torch.Tensor) for x in flat_inputs)
 
@@ -92,15 +92,15 @@ class CompiledCall(CallState):
         eager_s = time.perf_counter() - started
         if self.step and self.step.reshaped(flat_inputs, call.leaves):
             shown, _, _ = self.unfolded(tuple(call.leaves))
-        if not variant.takes(shown):
+        if not variant.fits(shown):
             return output
         calls = variant.report.calls
         try:
             after = [leaf for leaf in flat_inputs if not isinstance(leaf, torch.Tensor)]
             expected = (output, after)
             if again is not None:
-                expected = engine.on_quantised_weights(variant, again)
-            verdict = engine.compare(variant, call, shown, expected, comparable)
+                expected = engine.gate.on_quantised_weights(variant, again)
+            verdict = engine.gate.compare(variant, call, shown, expected, comparable)
         except Decline:
             return output  # this call is none for the program
         except Exception as error:
@@ -119,7 +119,7 @@ class CompiledCall(CallState):
             # The best of its first calls: in this one the program ran on copies, under a watch.
             usual = eager_s if variant.best_s is None else variant.best_s
             variant.until_sample = engine.policy.next_sample(usual, took)
-            engine.accept_kernels(variant, shown, verdict)
+            engine.gate.accept_kernels(variant, shown, verdict)
         elif variant.differed < MOST_DIFFERENCES and engine.read_weights_anew():
             variant.differed += 1
             variant.until_sample = 0
@@ -131,7 +131,7 @@ class CompiledCall(CallState):
         """The program gave something else than the original: nobody uses it again."""
         self._remove(variant, pattern)
         self.refused[pattern] = Decline("RM502", detail)
-        self.engine.events.failed(self.engine.quarantine(variant, detail))
+        self.engine.events.failed(self.engine.gate.quarantine(variant, detail))
 
     def _remove(self, variant: Variant, pattern: Pattern) -> None:
         variant.end_direct()
@@ -176,7 +176,7 @@ class CompiledCall(CallState):
         prepared = self.step.prepare(leaves)
         tensors, pattern, _ = unfold(prepared)
         for variant in self.variants.get(pattern, ()):
-            if variant.takes(tensors):
+            if variant.fits(tensors):
                 return variant, tensors, self.step.roles(prepared)
         return None
 

@@ -8,20 +8,18 @@ told.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
-
-import torch
+from typing import Any
 
 from rm_abstract.base.decline import Decline, Deferred, Pending
 from rm_abstract.calls.call import FlatCall
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.capture.errors import CaptureError
-from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.capture_job import NOT_POSSIBLE, Job, pack
-from rm_abstract.engines.context import EngineContext
+from rm_abstract.engines.capturer import Capturer
+from rm_abstract.engines.engine_module import EngineModule
 
 _unhurried: ContextVar[list[Pending] | None] = ContextVar("rm_abstract_unhurried", default=None)
 
@@ -38,26 +36,13 @@ def unhurried(apply: bool = True) -> Iterator[list[Pending]]:
         _unhurried.reset(token)
 
 
-class Capturing(Protocol):
-    """What is needed of the engine."""
-
-    artefacts: Artefacts
-
-    def module(self) -> torch.nn.Module: ...
-
-    def runs_user_code(self) -> bool: ...
-
-    def raise_refusal(
-        self, module: torch.nn.Module, key: str, shapes: Sequence[Sequence[int]]
-    ) -> None:
-        """Raises CaptureError when an earlier process could not capture this call."""
-
-
 class Deferrals:
     """See the file's head. Calls of one engine may come from several threads."""
 
-    def __init__(self, context: EngineContext) -> None:
+    def __init__(self, module: EngineModule, capturer: Capturer) -> None:
+        context = module.context
         assert context.captures is not None
+        self._module, self._capturer = module, capturer
         self._settings = context.settings
         self._captures = context.captures
         self._always = context.settings.text("compile_mode") == "async"
@@ -67,15 +52,15 @@ class Deferrals:
         """The module is another one now."""
         self._outcomes = {}
 
-    def ask(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
+    def defer(self, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
         """Raises Deferred while another process captures the call, then CaptureError when that
-        found that it cannot be captured. Returns when the call is to be captured here. Not asked
-        for a call whose program is in the cache; ``key`` is what it would be found by."""
+        found that it cannot be captured. Returns when the call is to be captured here. Not for a
+        call whose program is in the cache; ``key`` is what it would be found by."""
         begun = _unhurried.get()
         if begun is None and not self._always:
             return
         try:
-            self._defer(engine, call, pattern, key)
+            self._submit(call, pattern, key)
         except Deferred as deferred:
             if begun is not None:
                 begun.append(deferred.pending)
@@ -84,7 +69,7 @@ class Deferrals:
             if self._always:
                 raise
 
-    def _defer(self, engine: Capturing, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
+    def _submit(self, call: FlatCall, pattern: tuple[Any, ...], key: str) -> None:
         shapes = [list(map(int, t.shape)) for t in call_tensors(call)]
         place = json.dumps([key, shapes])
         outcome = self._outcomes.get(place)
@@ -95,10 +80,9 @@ class Deferrals:
             raise (
                 Decline(code, message) if code == NOT_POSSIBLE else CaptureError(message, code=code)
             )
-        module = engine.module()
-        engine.raise_refusal(module, key, shapes)
-        identity = self._identity(engine, module)
-        data = pack(Job(module, call, pattern, identity, dict(self._settings.values)))
+        self._capturer.raise_refusal(key, shapes)
+        identity, settings = self._identity(), dict(self._settings.values)
+        data = pack(Job(self._module.get(), call, pattern, identity, settings))
         outcomes, pending = self._outcomes, Pending()
         outcomes[place] = pending
 
@@ -110,14 +94,15 @@ class Deferrals:
         self._captures().submit(data, done)
         raise Deferred("RM112", "captured by another process", pending)
 
-    def _identity(self, engine: Capturing, module: torch.nn.Module) -> str:
+    def _identity(self) -> str:
         """Raises Decline where two processes cannot be sure to mean the same module."""
-        if engine.runs_user_code():
+        artefacts = self._module.artefacts
+        if self._module.runs_user_code():
             raise Decline(NOT_POSSIBLE, "the model runs code that is no installed package's")
-        problem = engine.artefacts.cache.disk_problem
+        problem = artefacts.cache.disk_problem
         if self._settings.text("cache_mode") != "readwrite" or problem:
             raise Decline(NOT_POSSIBLE, problem or "the compile cache is not read and written")
-        identity = engine.artefacts.identity_of(module)
+        identity = artefacts.identity_of(self._module.get())
         if not identity:
-            raise Decline(NOT_POSSIBLE, engine.artefacts.bypass)
+            raise Decline(NOT_POSSIBLE, artefacts.bypass)
         return identity

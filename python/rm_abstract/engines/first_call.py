@@ -65,7 +65,7 @@ class FirstCall:
         leaves = state.prepared(self._inputs)
         self._tensors, self._pattern, self._past = state.unfolded(leaves)
         found = state.variants.setdefault(self._pattern, [])
-        if any(v.takes(self._tensors) for v in found):
+        if any(v.fits(self._tensors) for v in found):
             return self._run_eager()  # another thread was faster
         if len(found) >= state.max_variants:
             raise Decline("RM115", f"more than {state.max_variants} captures of one call")
@@ -124,9 +124,9 @@ class FirstCall:
             variant = variant or self._engine.make_variant(before, self._pattern, self._past)
             expected = (output, after)
             if again is not None and variant.quantised:
-                expected = self._engine.on_quantised_weights(variant, again)
+                expected = self._engine.gate.on_quantised_weights(variant, again)
             try:
-                self._engine.gate(variant, before, shown, expected, comparable, versions)
+                self._engine.gate.check(variant, before, shown, expected, comparable, versions)
             except ParityError:
                 if spare is None or variant is not known:
                     raise
@@ -134,7 +134,7 @@ class FirstCall:
                 # names.
                 variant = self._engine.make_variant(spare, self._pattern, self._past)
                 shown = call_tensors(spare)
-                self._engine.gate(variant, spare, shown, expected, comparable, versions)
+                self._engine.gate.check(variant, spare, shown, expected, comparable, versions)
         except WeightsChanged as change:  # the next call tries again
             if self._raises:
                 raise
@@ -161,7 +161,7 @@ class FirstCall:
         try:
             variant = self._engine.cached_variant(call, self._pattern, self._past)
             if variant is not None:
-                self._engine.trusted(variant)
+                self._engine.gate.trusted(variant)
         except Exception as error:  # nothing of the user's runs here
             failure = self._state.refuse(error, self._pattern, self._inputs)
             if self._raises and failure is error:
@@ -170,12 +170,12 @@ class FirstCall:
                 raise failure from error
             self._engine.events.failed(failure)
             raise self._state.refused[self._pattern] from error
-        return variant if variant is not None and variant.takes(self._tensors) else None
+        return variant if variant is not None and variant.fits(self._tensors) else None
 
     def _refreshed(self) -> Variant | None:
         """A variant compiled for earlier weights that takes the ones the module has now."""
         waiting = self._state.waiting.get(self._pattern, [])
-        for variant in [v for v in waiting if v.takes(self._tensors)]:
+        for variant in [v for v in waiting if v.fits(self._tensors)]:
             waiting.remove(variant)
             if self._engine.refresh(variant):
                 return variant

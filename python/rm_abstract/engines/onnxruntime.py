@@ -1,8 +1,7 @@
 """The engine that runs models with ONNX Runtime.
 
-Everything around the program is the native engine's: capture, front records, weights, verdicts.
-What differs: a program serves one set of sizes, is exported by torch.onnx from our own program at
-these sizes, and is run by an InferenceSession. The exported bytes hold no weights and are kept in
+A program serves one set of sizes, is exported by torch.onnx from our own program at these sizes,
+and is run by an InferenceSession. The exported bytes hold no weights and are kept in
 the compile cache; a session is given the weights the module has.
 """
 
@@ -21,12 +20,15 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.base.errors import CompileError, ExecutionError, from_core
-from rm_abstract.calls.call import FlatCall
+from rm_abstract.calls.call import CallSpec, FlatCall
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.eager_gate import EagerGate
+from rm_abstract.engines.engine_module import EngineModule
 from rm_abstract.engines.onnxruntime_options import DEFAULT_PROVIDERS
+from rm_abstract.engines.program_engine import ProgramEngine
+from rm_abstract.engines.specializer import Specializer
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.worker import onnx_program
 from rm_abstract.worker.onnx_weights import LOCATION
@@ -37,9 +39,10 @@ _NUMPY = {  # what passes between torch and ONNX Runtime as NumPy arrays
 }
 
 
-def create_engine(module: torch.nn.Module, context: EngineContext) -> OnnxRuntimeEngine:
+def create_engine(module: torch.nn.Module, context: EngineContext) -> ProgramEngine:
     """The factory the engine registry calls."""
-    return OnnxRuntimeEngine(module, context)
+    own = EngineModule(module, context)
+    return ProgramEngine(own, OnnxRuntimeCompiler(own))
 
 
 class OnnxRuntimeCall(CompiledCall):
@@ -51,31 +54,28 @@ class OnnxRuntimeCall(CompiledCall):
         """The core's loop runs programs of our own compiler."""
 
 
-class OnnxRuntimeEngine(NativeEngine):
-    """Implements engines.base.Engine."""
+class OnnxRuntimeCompiler:
+    """Implements compiler.ProgramCompiler."""
 
     name = "onnxruntime"
-    call_type = OnnxRuntimeCall
+    uses_core = False
 
-    def __init__(self, module: torch.nn.Module, context: EngineContext) -> None:
-        super().__init__(module, context)
-        self._defers = False
-        self.measures = False
-        self._options: dict[str, Any] = json.loads(context.settings.text("engine_options"))
+    def __init__(self, module: EngineModule) -> None:
+        self._module = module
+        self.gate = EagerGate(module)
+        text = module.context.settings.text("engine_options")
+        self._options: dict[str, Any] = json.loads(text)
 
-    def programs(self) -> list[tuple[str, Any]]:
-        """None: ONNX Runtime's programs have no steps of ours."""
-        return []
+    def new_call(self, engine: Specializer, spec: CallSpec) -> CompiledCall:
+        return OnnxRuntimeCall(engine, spec)
 
     def admit(self, call: FlatCall) -> None:
-        if self.placement.on_gpu:
+        if self._module.placement.on_gpu:
             raise Decline("RM332", "a device other than the CPU")
 
-    def _compile(
-        self, record: Record, call: FlatCall, past: Sequence[bool], started: float
-    ) -> Variant:
+    def compile(self, record: Record, call: FlatCall, past: Sequence[bool]) -> Variant:
         tensors = call_tensors(call)
-        weights = self.module_weights.of(record)
+        weights = self._module.weights.of(record)
         for tensor in (*tensors, *weights.values()):
             if tensor.dtype not in _NUMPY:
                 raise Decline("RM332", f"tensors of {tensor.dtype}")
@@ -93,17 +93,10 @@ class OnnxRuntimeEngine(NativeEngine):
         program = OnnxProgram(code, weights, self._options, record.repeated)
         variant = OnnxVariant(record, program, past, sizes)
         shapes = " ".join(str(list(tensor.shape)) for tensor in tensors[:4])
-        self._reported(variant, f"{shapes}, this shape only", artefact, started)
-        variant.report.precision = ""
-        variant.exported = source
+        variant.report.signature = f"{shapes}, this shape only"
+        variant.report.artefact = artefact
+        variant.report.cache = "miss" if source == "compiled" else "hit"
         return variant
-
-    def make_variant(self, call: FlatCall, pattern: Any, past: Sequence[bool]) -> Variant:
-        return _with_source(super().make_variant(call, pattern, past))
-
-    def cached_variant(self, call: FlatCall, pattern: Any, past: Sequence[bool]) -> Variant | None:
-        found = super().cached_variant(call, pattern, past)
-        return None if found is None else _with_source(found)
 
     def _exported(self, text: str, weights: dict[str, torch.Tensor]) -> tuple[bytes, str, str]:
         """(ModelProto without weights, what a verdict is about, where it came from)."""
@@ -111,7 +104,8 @@ class OnnxRuntimeEngine(NativeEngine):
             "exporter": onnx_program.exporter().encode(),
             "onnxruntime": metadata.version("onnxruntime").encode(),
         }
-        builder = self.artefacts.cache.new_key("vendor")
+        cache = self._module.artefacts.cache
+        builder = cache.new_key("vendor")
         builder.set("program", text)
         builder.set("options", {"engine_options": json.dumps(self._options, sort_keys=True)})
         builder.set("backend", software)
@@ -122,22 +116,13 @@ class OnnxRuntimeEngine(NativeEngine):
             data = onnx_program.to_onnx(text, weights)
             return {"sections": {"artefact": data}, "producer": "torch.onnx", "compat": self.name}
 
-        entry, source = self.artefacts.cache.get_or_compile(key, compile_part, lambda _: "accept")
+        entry, source = cache.get_or_compile(key, compile_part, lambda _: "accept")
         code = bytes(entry.section("artefact"))
         return code, f"{key.hex}:{hashlib.sha256(code).hexdigest()[:16]}", source
 
 
-def _with_source(variant: Variant) -> Variant:
-    assert isinstance(variant, OnnxVariant)
-    if not variant.report.cache.startswith("bypass"):
-        variant.report.cache = "miss" if variant.exported == "compiled" else "hit"
-    return variant
-
-
 class OnnxVariant(Variant):
     """Serves the sizes it was exported for."""
-
-    exported = ""  # where the program came from
 
     def __init__(
         self, record: Record, program: OnnxProgram, is_past: Sequence[bool], sizes: dict[str, int]

@@ -156,7 +156,7 @@ class Variant:
             self._until_sample = direct.until_sample
             self.report.calls += direct.take_calls()
 
-    def takes(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
         read = self.record.torch_state
         return self.serves([t.shape for t in tensors]) and (

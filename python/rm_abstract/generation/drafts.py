@@ -16,7 +16,7 @@ from rm_abstract import _core
 
 if TYPE_CHECKING:
     from rm_abstract.base.decline import Pending
-    from rm_abstract.engines.native import NativeEngine
+    from rm_abstract.engines.gate import Gate
     from rm_abstract.generation.greedy_step import GreedyStep
 
 WIDTHS = (4, 8)  # tokens of a check: the last one and the draft
@@ -42,7 +42,7 @@ class Drafts:
 
         pending.then(arrived)
 
-    def margin(self, engine: NativeEngine, step: GreedyStep) -> float | None:
+    def margin(self, gate: Gate, step: GreedyStep) -> float | None:
         """A smaller lead of the best logit is a tie; None where drafts are not wanted.
 
         Rows of one product may round otherwise than a row alone. In float32 that decides only what
@@ -50,7 +50,7 @@ class Drafts:
         """
         if self.mode == "off" or self.refused:
             return None
-        precision = engine.working_precision(step.variant.record, step.tensors)
+        precision = gate.working_precision(step.variant.record, step.tensors)
         quantised = bool(step.variant.quantised)
         if precision == torch.float32 and not quantised:
             return _TIE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rm_abstract.base.decline import Decline
 from rm_abstract.engines.call_parts import reported
 from rm_abstract.engines.compiled_call import CompiledCall
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.generation.greedy_step import GreedyStep
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def served(router: RoutedModel, kwargs: dict[str, Any]) -> tuple[CompiledCall, l
     Weights are not looked at: an ordinary call before did that.
     """
     engine = router.engine
-    if not isinstance(engine, NativeEngine):
+    if not isinstance(engine, ProgramEngine):
         return None
     call = engine.flatten(kwargs)
     if isinstance(call, Decline):

@@ -18,7 +18,7 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from rm_abstract.engines.deferrals import unhurried
-from rm_abstract.engines.native import NativeEngine
+from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.generation.ahead import Ahead, forgets
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
 from rm_abstract.generation.greedy_step import GreedyStep
@@ -336,13 +336,13 @@ class TokenLoop:
         """Drafts for the row of this step; None where there is none to look for."""
         drafts, engine = self._router.generation.drafts, self._router.engine
         cache = self._kwargs[cache_name()]
-        if not isinstance(engine, NativeEngine) or not self._tokens_only():
+        if not isinstance(engine, ProgramEngine) or not self._tokens_only():
             return None
         if not can_widen(inputs):
             return None
         if not kv_cache.is_device(cache) or self._longest >= 2**62:
             return None
-        margin = drafts.margin(engine, step)
+        margin = drafts.margin(engine.gate, step)
         if margin is None:
             return None
         fitting = [w for w in WIDTHS if cache.length + w <= cache.capacity]  # else buffers grow

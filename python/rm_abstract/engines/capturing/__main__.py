@@ -33,7 +33,7 @@ def carry_out(data: bytes) -> dict[str, str]:
     from rm_abstract.base.errors import Error
     from rm_abstract.capture import budget
     from rm_abstract.engines import capture_job
-    from rm_abstract.engines.native import NativeEngine
+    from rm_abstract.engines.native import create_engine
     from rm_abstract.guards import identity, sources
 
     # Nobody waits for this process: its captures have more time than those in a call.
@@ -45,7 +45,7 @@ def carry_out(data: bytes) -> dict[str, str]:
         # A session with its hooks in place: they are part of what a module means.
         ours = session.Session(Settings(job.settings).replaced("compile_mode", "sync"))
         ours.install()
-        engine = NativeEngine(job.module, ours.engine_context(_Silent()))
+        engine = create_engine(job.module, ours.engine_context(_Silent()))
         found = sources.of_module(job.module)
         other = identity.difference(job.identity, engine.artefacts.identity_of(job.module), found)
         if other:

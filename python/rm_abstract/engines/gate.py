@@ -1,0 +1,66 @@
+"""What decides whether a program may serve: a comparison with the original, now or earlier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from rm_abstract.base.errors import ParityError
+from rm_abstract.calls.call import FlatCall
+from rm_abstract.engines.module_weights import WeightVersions
+from rm_abstract.engines.variant import Record, Variant
+from rm_abstract.verification.parity import Verdict
+
+
+class Gate(Protocol):
+    """The gate of one module's programs. `eager_gate.py` has the usual one."""
+
+    def trusted(self, variant: Variant) -> bool:
+        """Whether the variant passed before, on these weights. Raises ParityError when it
+        failed."""
+
+    def check(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any],
+        versions: WeightVersions,
+    ) -> None:
+        """Compares a new variant's run with what the original gave, and stores the verdict.
+
+        `versions` are the weights' before anything read them. Raises ParityError when the results
+        differ, and WeightsChanged instead when the weights changed meanwhile.
+        """
+
+    def compare(
+        self,
+        variant: Variant,
+        call: FlatCall,
+        tensors: list[torch.Tensor],
+        expected: Any,
+        comparable: Callable[[Any], Any],
+    ) -> Verdict:
+        """Runs the variant on `call`, whose caches it writes, and says whether it is right.
+        `comparable` takes out of results what may differ: values nothing ever reads."""
+
+    def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
+        """The lowest one the model computes in."""
+
+    def on_quantised_weights(self, variant: Variant, call: FlatCall) -> Any:
+        """What the original gives for `call`, and its caches, on the weights the program has."""
+
+    def kernels_compared(self, variant: Variant, kernels: int) -> bool:
+        """Whether an earlier process compared what this set of kernels gives; accepts it then."""
+
+    def accept_kernels(
+        self, variant: Variant, tensors: list[torch.Tensor], verdict: Verdict
+    ) -> None:
+        """The kernels that a call of these tensors uses were compared just now: they may serve,
+        here and in later processes."""
+
+    def quarantine(self, variant: Variant, detail: str) -> ParityError:
+        """No process uses the program of this variant any more; returns what to tell the user."""
