@@ -88,7 +88,7 @@ def of_modules(samples: int, wanted: Callable[[str], bool]) -> Iterator[tuple[st
 
 def serve(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[str, list[str]]:
     """ "native", "mixed", "eager", "wrong" or "error", and what stood in the way."""
-    if not list(module.parameters()) and not list(module.buffers()):
+    if not list(module.parameters()):
         module = Applied(module, args, kwargs).eval()
         args = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         kwargs = {}
@@ -139,6 +139,7 @@ def main() -> None:
     missing: collections.Counter[str] = collections.Counter()
     for name, samples in source(given.samples, wanted):
         verdicts: list[str] = []
+        causes: dict[str, None] = {}
         for module, args, kwargs in samples:
             signal.alarm(SECONDS)
             try:
@@ -149,6 +150,7 @@ def main() -> None:
                 signal.alarm(0)
             verdicts.append(verdict)
             missing.update({f"{verdict}: {said}" for said in why})
+            causes.update(dict.fromkeys(why))
             if verdict in ("wrong", "error"):
                 print(f"{name}: {verdict}: {why}", flush=True)
         tried = [v for v in verdicts if v != "skipped"]
@@ -158,7 +160,7 @@ def main() -> None:
         worst = max(tried, key=["native", "mixed", "eager", "wrong", "error"].index)
         counts[worst] += 1
         if worst != "native":
-            print(f"{name}: {worst}", file=sys.stderr, flush=True)
+            print(f"{name}: {worst}: {'; '.join(causes)}", file=sys.stderr, flush=True)
     total = sum(counts.values()) - counts["no sample"]
     for verdict, number in counts.most_common():
         print(f"{number:5} {verdict} ({number / max(total, 1):.0%})")

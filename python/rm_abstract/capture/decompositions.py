@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -33,6 +34,7 @@ _WHOLE = {
     "aten::cdist",
     "aten::col2im",
     "aten::conv_tbc",
+    "aten::cumprod",
     "aten::embedding_bag",
     "aten::grid_sampler",
     "aten::grid_sampler_2d",
@@ -76,6 +78,8 @@ def decomposed(
                     # A branch on a size would hold for the sizes of the capture only.
                     stack.enter_context(environment.error_on_new_guards())
             graph = make_fx(call, tracing_mode="symbolic")(*values)
+            if any(_writes(node) for node in graph.graph.nodes):
+                graph = make_fx(functionalize(graph), tracing_mode="symbolic")(*values)
     except Exception:  # whatever a decomposition raises on these arguments: the call stays whole
         return None
     calls = 0
@@ -83,7 +87,12 @@ def decomposed(
         calls += node.op == "call_function"
         if node.op == "get_attr" and isinstance(getattr(graph, str(node.target)), FakeTensor):
             return None  # a constant without values
-    return (graph, nodes) if 0 < calls <= _MOST_NODES else None
+    return (graph, nodes) if calls <= _MOST_NODES else None
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    """torch writes some compositions with operators in place."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 @contextmanager

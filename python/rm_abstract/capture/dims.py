@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy  # type: ignore[import-untyped,unused-ignore]
+from torch.utils._sympy.functions import FloorDiv
 
 from rm_abstract.capture.errors import capture_error
 
@@ -67,6 +68,11 @@ def times(a: Dim, b: Dim) -> Dim:
     return (
         as_dim(a * b) if isinstance(a, int) and isinstance(b, int) else as_dim(sympy.expand(a * b))
     )
+
+
+def floordiv(a: Dim, by: int) -> Dim:
+    """a // by, as an int when a is one."""
+    return a // by if isinstance(a, int) else as_dim(FloorDiv(a, sympy.Integer(by)))
 
 
 def product(dims: Iterable[Dim]) -> Dim:

@@ -316,7 +316,10 @@ def _exported(
         try:
             with deadline:
                 return torch.export.export(
-                    wrapper, (example,), dynamic_shapes=(dynamic,), strict=False
+                    wrapper,
+                    (example,),
+                    dynamic_shapes=(dynamic,) if tensors else None,  # of none, torch fails
+                    strict=False,
                 )
         except (CaptureError, Decline):
             raise

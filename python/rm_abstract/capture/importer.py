@@ -32,7 +32,7 @@ _SIZE_OPS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: operator.floordiv,
     operator.mod: operator.mod,
 }
-_OURS = ("aten", "rm_abstract")  # namespaces whose operators handlers know
+_OURS = ("aten", "rm_abstract", "prims")  # namespaces whose operators handlers know
 _DROPPED = {
     "aten._assert_tensor_metadata.default",
     "aten._assert_scalar.default",

@@ -24,6 +24,13 @@ def _flip(c: Call) -> Value:
     return x
 
 
+def turned(c: Call, x: Value, axis: int, shift: Any) -> Value:
+    """x rolled along an axis of any size by a number, a size or a computed number."""
+    by = c.operand(shift, "i64")
+    at = c.b.binary("sub", c.b.iota(x.dims[axis]), by)
+    return _along(c, x, axis, c.b.binary("remainder", at, c.b.dim_value(x.dims[axis])))
+
+
 def _mirrored(c: Call, at: Value, last: Dim, mode: str) -> Value:
     """Places outside of 0..last as places inside."""
     b = c.b
@@ -108,6 +115,20 @@ def _index_put(c: Call) -> Value | None:
     return b.reshape(b.op("scatter", operands, x.dtype, flat.dims, axis=1, kind=kind), x.dims)
 
 
+def _put(c: Call) -> Value | None:
+    """Elements of the flattened x, by number."""
+    x, index, source, b = c.value("self"), c.value("index"), c.value("source"), c.b
+    if source.dtype != x.dtype or x.rank == 0:
+        return None
+    count, all_of = product(index.dims), product(x.dims)
+    at = b.reshape(b.cast(index, "i64"), [count])
+    negative = b.binary("lt", at, b.scalar("i64", 0), "bool")
+    at = b.where(negative, b.binary("add", at, b.dim_value(all_of)), at)
+    operands = [b.reshape(x, [all_of]), at, b.reshape(source, [count])]
+    kind = "add" if c["accumulate"] else "set"
+    return b.reshape(b.op("scatter", operands, x.dtype, [all_of], axis=0, kind=kind), x.dims)
+
+
 def _index_add(c: Call) -> Value | None:
     x, index, source = c.value("self"), c.value("index"), c.value("source")
     if x.rank == 0 or index.rank != 1 or source.dtype != x.dtype:
@@ -147,6 +168,8 @@ def _cosine_similarity(c: Call) -> Value | None:
 TABLE: dict[str, Handler] = {
     "flip.default": _flip,
     "diagonal.default": _diagonal,
+    "diagonal_copy.default": _diagonal,
+    "put.default": _put,
     "index_put.default": _index_put,
     "index_add.default": _index_add,
     "argsort.default": _argsort,

@@ -88,8 +88,8 @@ def _kl(c: Call, x: Value, target: Value) -> Value:
     if c["log_target"]:
         return c.b.binary("mul", c.b.unary("exp", target), c.b.binary("sub", target, x))
     zero = c.b.scalar(x.dtype, 0.0)
-    positive = c.b.binary("gt", target, zero, "bool")
-    log = c.b.unary("log", c.b.where(positive, target, c.b.scalar(x.dtype, 1.0)))
+    nothing = c.b.binary("eq", target, zero, "bool")
+    log = c.b.unary("log", c.b.where(nothing, c.b.scalar(x.dtype, 1.0), target))
     own = c.b.binary("mul", target, log)
     return c.b.binary("sub", own, c.b.binary("mul", target, x))
 

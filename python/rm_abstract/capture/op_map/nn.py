@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rm_abstract.capture.dims import Dim
+from rm_abstract.capture.dims import Dim, product, times
 from rm_abstract.capture.ir_builder import Value
 from rm_abstract.capture.op_map.call import Call, Handler
 
@@ -61,6 +61,38 @@ def _addmm(a: str, b: str) -> Handler:
     return handler
 
 
+def _addbmm(c: Call) -> Value | None:
+    """The sum of a batch of products: one product of the batch laid along the inner axis."""
+    a, b = c.value("batch1"), c.value("batch2")
+    if a.dtype not in ("f32", "f64"):
+        return None
+    batch, rows, inner = a.dims
+    length = times(batch, inner)
+    left = c.b.reshape(c.b.permute(a, [1, 0, 2]), [rows, length])
+    y = matmul(c, left, c.b.reshape(b, [length, b.dims[2]]), [rows, b.dims[2]])
+    y = _scaled(c, y, c["alpha"])
+    if c["beta"] != 0:
+        y = c.b.binary("add", y, _scaled(c, c.value("self"), c["beta"]))
+    return c.finish(y)
+
+
+def _bilinear(c: Call) -> Value | None:
+    """y[o] = a W[o] b, by a product with all W[o] beside each other."""
+    a, other, weight = c.value("input1"), c.value("input2"), c.value("weight")
+    if a.dtype not in ("f32", "f64"):
+        return None
+    out, left, right = weight.dims
+    rows = product(a.dims[:-1])
+    wide = c.b.reshape(c.b.permute(weight, [1, 0, 2]), [left, times(out, right)])
+    each = matmul(c, c.b.reshape(a, [rows, left]), wide, [rows, times(out, right)])
+    each = c.b.reshape(each, [rows, out, right])
+    y = matmul(c, each, c.b.reshape(other, [rows, right, 1]), [rows, out, 1])
+    y = c.b.reshape(y, [rows, out])
+    if c["bias"] is not None:
+        y = c.b.binary("add", y, c.value("bias"))
+    return c.b.reshape(y, c.dims)
+
+
 def _outer_product(c: Call) -> Value | None:
     """An einsum of two operands that sums over nothing: a broadcast product."""
     terms, arrow, result = str(c["equation"]).replace(" ", "").partition("->")
@@ -96,7 +128,16 @@ def _layer_norm(c: Call) -> Value:
 
 
 def _native_layer_norm(c: Call) -> Sequence[Value | None]:
-    return [_layer_norm(c), None, None]  # mean and rstd: importing a use of them fails by name
+    """The norm, and what it took away and multiplied by."""
+    x = c.value("input")
+    kept, dims = c.types[1]
+    axes = list(range(x.rank - len(c["normalized_shape"]), x.rank))
+    wide = c.b.cast(x, kept)
+    mean = c.b.reduce("mean", wide, axes, True, kept)
+    centred = c.b.binary("sub", wide, mean)
+    variance = c.b.reduce("mean", c.b.binary("mul", centred, centred), axes, True, kept)
+    above = c.b.binary("add", variance, c.b.scalar(kept, float(c["eps"])))
+    return [_layer_norm(c), c.b.expand(mean, dims), c.b.expand(c.b.unary("rsqrt", above), dims)]
 
 
 def _batch_norm_terms(c: Call, x: Value) -> Value | None:
@@ -215,6 +256,8 @@ TABLE: dict[str, Handler] = {
     "einsum.default": _outer_product,
     "addmm.default": _addmm("mat1", "mat2"),
     "baddbmm.default": _addmm("batch1", "batch2"),
+    "addbmm.default": _addbmm,
+    "bilinear.default": _bilinear,
     "layer_norm.default": _layer_norm,
     "native_layer_norm.default": _native_layer_norm,
     "batch_norm.default": _batch_norm,

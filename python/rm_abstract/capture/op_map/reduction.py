@@ -47,9 +47,31 @@ def _extreme(kind: str) -> Handler:
 def _amax(kind: str) -> Handler:
     def handler(c: Call) -> Value:
         x = c.value("self")
+        if x.rank == 0:
+            return x
         return c.b.reduce(kind, x, c.axes("dim", x.rank), bool(c["keepdim"]), x.dtype)
 
     return handler
+
+
+def _nanmean(c: Call) -> Value | None:
+    x = c.value("self")
+    if x.dtype not in ("f32", "f64") or c.dtype != x.dtype or x.rank == 0:
+        return None
+    axes, keep = c.axes("dim", x.rank), bool(c["keepdim"])
+    missing = c.b.unary("isnan", x, "bool")
+    total = c.b.where(missing, c.b.scalar(x.dtype, 0), x)
+    total = c.b.reduce("sum", total, axes, keep, x.dtype)
+    count = c.b.reduce("sum", c.b.unary("logical_not", missing, "bool"), axes, keep, "i64")
+    return c.b.binary("div", total, c.b.cast(count, x.dtype))
+
+
+def _trace(c: Call) -> Value:
+    x = c.value("self")
+    rows = c.b.reshape(c.b.iota(x.dims[0]), [x.dims[0], 1])
+    on = c.b.binary("eq", rows, c.b.iota(x.dims[1]), "bool")
+    kept = c.b.cast(c.b.where(on, x, c.b.scalar(x.dtype, 0)), c.dtype)
+    return c.b.reduce("sum", kept, [0, 1], False, c.dtype)
 
 
 def _softmax(log: int) -> Handler:
@@ -190,8 +212,9 @@ def _scatter(kind: str) -> Handler:
         source = c.operand(src, x.dtype)
         if source.rank == 0:
             source = c.b.expand(source, index.dims)
-        elif [str(d) for d in source.dims] != [str(d) for d in index.dims]:
-            return None
+        else:  # of a larger source, the part before the index's end
+            for i, size in enumerate(index.dims):
+                source = c.b.slice(source, i, 0, size)
         axis = c.axis("dim", x.rank)
         return c.b.op("scatter", [x, index, source], x.dtype, x.dims, axis=axis, kind=kind)
 
@@ -234,6 +257,8 @@ TABLE: dict[str, Handler] = {
     **{f"std_mean.{kind}": _with_mean(root=True) for kind in ("correction", "dim", "default")},
     "linalg_vector_norm.default": _vector_norm,
     "norm.ScalarOpt_dim": _vector_norm,
+    "nanmean.default": _nanmean,
+    "trace.default": _trace,
     "sort.default": _sort,
     "sort.stable": _sort,
     "topk.default": _topk,

@@ -11,14 +11,18 @@ from rm_abstract.capture.op_map import (
     indexing,
     losses,
     nn,
+    order,
+    pointwise,
+    prims,
     recurrent,
     reduction,
+    special,
     views,
     vision,
 )
 from rm_abstract.capture.op_map.call import Handler
 
-HANDLERS: dict[str, Handler] = {
+_ATEN: dict[str, Handler] = {
     **elementwise.TABLE,
     **activations.TABLE,
     **views.TABLE,
@@ -31,4 +35,8 @@ HANDLERS: dict[str, Handler] = {
     **losses.TABLE,
     **vision.TABLE,
     **recurrent.TABLE,
+    **pointwise.TABLE,
+    **order.TABLE,
+    **special.TABLE,
 }
+HANDLERS: dict[str, Handler] = {**_ATEN, **prims.table(_ATEN)}

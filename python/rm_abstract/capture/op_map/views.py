@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rm_abstract.capture.dims import Dim, as_dim, plus
 from rm_abstract.capture.ir_builder import Value
 from rm_abstract.capture.op_map.call import Call, Handler
-from rm_abstract.capture.op_map.indexing import padded
+from rm_abstract.capture.op_map.indexing import padded, turned
 
 _END = 2**62  # torch writes "to the end" as 2**63 - 1
 
@@ -83,6 +83,19 @@ def _narrow(c: Call) -> Value:
     x = c.value("self")
     axis = c.axis("dim", x.rank)
     return c.b.slice(x, axis, start_of(c["start"], x.dims[axis], c.dims[axis]), c.dims[axis])
+
+
+def _unfold(c: Call) -> Value:
+    """Windows of one axis, `step` apart; what is in them is the last axis."""
+    x, size = c.value("self"), c.dims[-1]
+    if x.rank == 0:
+        return c.b.expand(c.b.reshape(x, [1]), c.dims)
+    axis = c.axis("dimension", x.rank)
+    starts = c.b.reshape(c.b.iota(c.dims[axis], 0, int(c["step"])), [c.dims[axis], 1])
+    place = c.b.binary("add", starts, c.b.iota(size))
+    dims = [*x.dims[:axis], *place.dims, *x.dims[axis + 1 :]]
+    y = c.b.op("index", [x, place], x.dtype, dims, axes=[axis])
+    return c.b.permute(y, [*(i for i in range(y.rank) if i != axis + 1), axis + 1])
 
 
 def _select(c: Call) -> Value:
@@ -193,12 +206,27 @@ def _roll(c: Call) -> Value | None:
         axis = int(axis) % x.rank
         size = x.dims[axis]
         if not isinstance(size, int) or not isinstance(shift, int):
-            return None  # a shift beyond a size unknown here wraps around
+            x = turned(c, x, axis, shift)
+            continue
         cut = (-shift) % size if size else 0
         if cut:
             tail = c.b.slice(x, axis, cut, size - cut)
             x = c.b.concat([tail, c.b.slice(x, axis, 0, cut)], axis, x.dims)
     return x
+
+
+def _shift(sign: int) -> Handler:
+    """fftshift: the middle comes first; ifftshift is its inverse."""
+
+    def handler(c: Call) -> Value:
+        x = c.value("self")
+        for axis in c.axes("dim", x.rank):
+            size = c.b.dim_value(x.dims[axis])
+            half = c.b.binary("floor_div", size, c.b.scalar("i64", 2))
+            x = turned(c, x, axis, half if sign > 0 else c.b.unary("neg", half))
+        return x
+
+    return handler
 
 
 def _copy(c: Call) -> Value:
@@ -268,6 +296,7 @@ TABLE: dict[str, Handler] = {
             "squeeze.default",
             "squeeze.dim",
             "squeeze.dims",
+            *(f"atleast_{rank}d.default" for rank in (1, 2, 3)),
         ],
         _reshape,
     ),
@@ -283,6 +312,8 @@ TABLE: dict[str, Handler] = {
     "broadcast_to.default": _expand,
     "slice.Tensor": _slice,
     "narrow.default": _narrow,
+    "narrow_copy.default": _narrow,
+    **dict.fromkeys(["unfold.default", "unfold_copy.default"], _unfold),
     "select.int": _select,
     "split.Tensor": _split,
     "split.sizes": _split,
@@ -299,6 +330,8 @@ TABLE: dict[str, Handler] = {
     "constant_pad_nd.default": _pad,
     "pad.default": _pad,
     "roll.default": _roll,
+    "fft_fftshift.default": _shift(1),
+    "fft_ifftshift.default": _shift(-1),
     "copy.default": _copy,
     "tril.default": _triangle(upper=False),
     "triu.default": _triangle(upper=True),

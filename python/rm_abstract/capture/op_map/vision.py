@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rm_abstract.capture.dims import product
+from rm_abstract.capture.dims import floordiv, product
 from rm_abstract.capture.ir_builder import Shape, Value
+from rm_abstract.capture.op_map.adaptive import adaptive, nearest
 from rm_abstract.capture.op_map.call import Call, Handler
 from rm_abstract.guards import torch_state
 
@@ -149,14 +150,16 @@ def _adaptive(c: Call, kind: str, axes: int) -> Value | None:
     x = c.value("self")
     sizes = c["output_size"]
     wanted = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
-    if x.rank != axes + 2 or x.dtype not in (*_FAST, "f16", "f64"):
+    if x.dtype not in (*_FAST, "f16", "f64"):
         return None
+    if x.rank != axes + 2:
+        return adaptive(c, kind, axes)
     if all(isinstance(w, int) and w == 1 for w in wanted):
         return c.b.reduce(kind, x, range(2, x.rank), True, c.dtype)
     kernel = []
     for size, count in zip(x.dims[2:], c.dims[2:], strict=True):
         if not isinstance(size, int) or not isinstance(count, int) or count == 0 or size % count:
-            return None
+            return adaptive(c, kind, axes)
         kernel.append(size // count)
     return c.b.op(
         "pool",
@@ -197,6 +200,20 @@ def _group_norm(c: Call) -> Value | None:
     return _normed(c, int(c["num_groups"]), c["weight"], c["bias"])
 
 
+def _native_group_norm(c: Call) -> Sequence[Value] | None:
+    """The norm, and what it took away and multiplied by: [samples, groups]."""
+    groups, x = int(c["group"]), c.value("input")
+    y = _normed(c, groups, c["weight"], c["bias"])
+    if y is None or x.dtype != "f32":
+        return None
+    lines = c.b.reshape(x, [*c.types[1][1], floordiv(product(x.dims[1:]), groups)])
+    mean = c.b.reduce("mean", lines, [2], True, x.dtype)
+    centred = c.b.binary("sub", lines, mean)
+    variance = c.b.reduce("mean", c.b.binary("mul", centred, centred), [2], False, x.dtype)
+    above = c.b.binary("add", variance, c.b.scalar(x.dtype, float(c["eps"])))
+    return [y, c.b.reshape(mean, c.types[1][1]), c.b.unary("rsqrt", above)]
+
+
 def _instance_norm(c: Call) -> Value | None:
     x = c.value("input")
     if not c["use_input_stats"] or x.rank < 3 or not isinstance(x.dims[1], int):
@@ -230,6 +247,16 @@ def _resize(c: Call, mode: str, axes: int, factors: Any) -> Value | None:
 
 def _resize_vec(mode: str, axes: int) -> Handler:
     return lambda c: _resize(c, mode, axes, c["scale_factors"])
+
+
+def _nearest_vec(axes: int) -> Handler:
+    """By our kernel where the ratio is known, else by computed places."""
+
+    def handler(c: Call) -> Value | None:
+        y = _resize(c, "nearest", axes, c["scale_factors"])
+        return nearest(axes, 0.0)(c) if y is None else y  # type: ignore[return-value]
+
+    return handler
 
 
 def _resize_sized(mode: str, axes: int) -> Handler:
@@ -276,6 +303,7 @@ def _channel_shuffle(c: Call) -> Value | None:
 TABLE: dict[str, Handler] = {
     "convolution.default": _convolution,
     "group_norm.default": _group_norm,
+    "native_group_norm.default": _native_group_norm,
     "instance_norm.default": _instance_norm,
     "pixel_shuffle.default": _pixel_shuffle,
     "pixel_unshuffle.default": _pixel_unshuffle,
@@ -293,7 +321,8 @@ for _axes in (1, 2, 3):
         f"avg_pool{_axes}d.default": _avg_pool(_axes),
         f"adaptive_avg_pool{_axes}d.default": _adaptive_avg(_axes),
         f"adaptive_max_pool{_axes}d.default": _adaptive_max(_axes),
-        f"upsample_nearest{_axes}d.vec": _resize_vec("nearest", _axes),
+        f"upsample_nearest{_axes}d.vec": _nearest_vec(_axes),
+        f"_upsample_nearest_exact{_axes}d.vec": nearest(_axes, 0.5),
         f"upsample_nearest{_axes}d.default": _resize_sized("nearest", _axes),
     }
 for _name, _axes in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
