@@ -51,12 +51,14 @@ bool is_of_call(const Error& error) {
 
 DirectProgram::DirectProgram(std::shared_ptr<exchange::FrameworkProgram> program,
                              ir::Signature::Test test, const py::sequence& example, int result,
-                             py::object build, bool only_compared, std::int64_t until_sample_of)
+                             py::object build, bool only_compared, std::int64_t until_sample_of,
+                             py::object unless)
     : until_sample(until_sample_of),
       program_(std::move(program)),
       test_(std::move(test)),
       result_(result),
       build_(PyRef::borrow(build.ptr())),
+      unless_(unless.is_none() ? PyRef() : PyRef::borrow(unless.ptr())),
       only_compared_(only_compared) {
   for (const auto& tensor : example) add_pattern(program_->view(tensor.ptr()).layout, &pattern_);
 }
@@ -77,9 +79,16 @@ DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_e
     views.reserve(static_cast<std::size_t>(count));
     SizePattern pattern;
     pattern.reserve(16);
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      views.push_back(programs_.front()->program_->view(PyTuple_GET_ITEM(tensors, i)));
-      add_pattern(views.back().layout, &pattern);
+    const py::handle unless(programs_.front()->unless_.get());
+    if (unless && py::cast<bool>(unless())) return Served::kNo;
+    try {
+      for (Py_ssize_t i = 0; i < count; ++i) {
+        views.push_back(programs_.front()->program_->view(PyTuple_GET_ITEM(tensors, i)));
+        add_pattern(views.back().layout, &pattern);
+      }
+    } catch (const Error&) {
+      if (unless) return Served::kNo;
+      throw;
     }
     const auto fits = [&](const auto& known) {
       return known->pattern_ == pattern && accepts(known->test_, views);
@@ -119,12 +128,14 @@ void bind_direct(py::module_& router) {
   py::class_<DirectProgram, std::shared_ptr<DirectProgram>>(
       router, "DirectProgram", "A program that serves calls without Python.")
       .def(py::init<std::shared_ptr<exchange::FrameworkProgram>, ir::Signature::Test,
-                    const py::sequence&, int, py::object, bool, std::int64_t>(),
+                    const py::sequence&, int, py::object, bool, std::int64_t, py::object>(),
            py::arg("program"), py::arg("test"), py::arg("example"), py::arg("result"),
            py::arg("build"), py::arg("only_compared"), py::arg("until_sample"),
+           py::arg("unless") = py::none(),
            "For calls whose sizes pass `test` and that look like `example`, the tensors of one that it "
            "served. The output is the result of number `result`, or, where that is -1, "
-           "build(results, tensors).")
+           "build(results, tensors). Python decides where `unless()`, if given, is true, or, then, a "
+           "tensor lies elsewhere.")
       .def("take_calls", &DirectProgram::take_calls, "Calls served since this was asked last.")
       .def_readwrite("until_sample", &DirectProgram::until_sample,
                      "Calls to serve before Python compares one with the original's.");

@@ -29,10 +29,11 @@ class DirectProgram {
  public:
   /// `example`: tensors of a call that the program served. `result`: the number of the result that
   /// is the module's output, or -1: `build(results, tensors)` makes it. `only_compared`: a set of
-  /// kernels that nobody compared is left to Python.
+  /// kernels that nobody compared is left to Python. `unless`: of a program that is not for the host,
+  /// else None: where it returns true, and for tensors that lie elsewhere, Python decides.
   DirectProgram(std::shared_ptr<exchange::FrameworkProgram> program, ir::Signature::Test test,
                 const pybind11::sequence& example, int result, pybind11::object build,
-                bool only_compared, std::int64_t until_sample);
+                bool only_compared, std::int64_t until_sample, pybind11::object unless);
 
   /// Served since this was asked last.
   std::int64_t take_calls();
@@ -45,7 +46,7 @@ class DirectProgram {
   ir::Signature::Test test_;
   SizePattern pattern_;
   int result_;
-  PyRef build_;
+  PyRef build_, unless_;  // the latter may be empty
   bool only_compared_;
   std::int64_t calls_ = 0;
 };

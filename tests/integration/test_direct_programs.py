@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import rm_abstract as rm
+from rm_abstract.engines import variant
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.hooks.attaching import router_of
 
@@ -174,3 +175,24 @@ def test_threads_share_a_program(session: Callable[..., Any]) -> None:
         thread.join()
     assert not wrong
     assert entry(model)["calls"] == before + 400
+
+
+def test_python_decides_where_a_programs_device_says_so(
+    session: Callable[..., Any], in_python: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a GPU's programs while the script captures a graph of its own."""
+    captures = [False]
+    monkeypatch.setattr(variant, "core_of", lambda program: (program, lambda: captures[0]))
+    session(verify="first")
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    stock = copy.deepcopy(model)
+    rm.accelerate(model)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        for _ in range(ENOUGH):
+            model(x)
+        in_python.clear()
+        for captures[0] in (False, True, False, True):
+            torch.testing.assert_close(model(x), stock(x))
+            assert len(in_python) == int(captures[0])
+            in_python.clear()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import CallSpec
-from rm_abstract.engines.placement import GpuPlacement
+from rm_abstract.engines.placement import GpuPlacement, core_of
 
 GPU = torch.device("cuda", 0)
 
@@ -39,3 +40,14 @@ def test_caches_of_the_user_and_generation_from_the_cpu_have_reasons_of_their_ow
     with pytest.raises(Decline) as elsewhere:
         placement.check_call(torch.device("cpu"), call("DeviceCache"))
     assert (own.value.code, elsewhere.value.code) == ("RM114", "RM119")
+
+
+def test_only_programs_whose_tensors_lie_there_are_the_cores_own(placement: GpuPlacement) -> None:
+    core = _core.Program(
+        'rmir 1\ninput %0 "x" : f32[4]\n%1 = exp(%0) : f32[4]\nreturn %1\n', {}, ["cpu"]
+    )
+    assert core_of(core) == (core, None)
+    program, unless = core_of(placement.placed(core, GPU))
+    assert program is core and unless is not None
+    assert core_of(placement.placed(core, torch.device("cpu")))[0] is None
+    assert core_of(object()) == (None, None)

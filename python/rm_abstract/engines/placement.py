@@ -8,7 +8,7 @@ outputs go back there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -117,11 +117,17 @@ class GpuProgram:
 
     def __init__(self, program: Any, device: torch.device, model_device: torch.device) -> None:
         self._program, self._device, self._model_device = program, device, model_device
+        self._at_home = model_device == device
         for name in ("accept_kernels", "report", "take_trace", "launch_into", "wait_for_packing"):
             setattr(self, name, getattr(program, name))
         # Of whole steps of a generation (generation/step_graph.py); good within one epoch.
         self.recordings: Any = None
         self.epoch = 0
+
+    @property
+    def core(self) -> Any:
+        """What runs calls of a model that lies on the GPU; None for one that does not."""
+        return self._program if self._at_home else None
 
     def update_weights(self, weights: dict[str, torch.Tensor], shared: Any = None) -> None:
         self.epoch += 1
@@ -136,8 +142,16 @@ class GpuProgram:
     ) -> list[torch.Tensor | None]:
         if torch.cuda.is_current_stream_capturing():
             raise Decline("RM103", "the user's own CUDA graph is being captured")
-        results: list[torch.Tensor | None] = self._program.run(self._there(inputs), only_accepted)
-        if self._model_device == self._device:
+        if self._at_home:
+            number = self._device.index
+            for t in inputs:
+                if t.get_device() != number:
+                    inputs = self._there(inputs)
+                    break
+        else:
+            inputs = self._there(inputs)
+        results: list[torch.Tensor | None] = self._program.run(inputs, only_accepted)
+        if self._at_home:
             return results
         return [None if r is None else r.to(self._model_device) for r in results]
 
@@ -180,6 +194,15 @@ class GpuProgram:
             where = f"a tensor is on another device than the model, which is on {self._device}"
             raise Decline("RM119", where)
         return [t if t.device == self._device else t.to(self._device) for t in inputs]
+
+
+def core_of(program: Any) -> tuple[Any, Callable[[], bool] | None]:
+    """The core's program of one that runs where its calls' tensors lie, else None; and what makes
+    Python decide about a call after all."""
+    unless = None
+    if isinstance(program, GpuProgram):
+        program, unless = program.core, torch.cuda.is_current_stream_capturing
+    return (program if isinstance(program, _core.Program) else None), unless
 
 
 def device_of(module: torch.nn.Module, inputs: Sequence[Any]) -> torch.device:

@@ -15,6 +15,7 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.capture.outputs import builder
+from rm_abstract.engines.placement import core_of
 from rm_abstract.engines.trial import Trial
 from rm_abstract.guards import torch_state
 from rm_abstract.verification.quantised import QuantisedWeight
@@ -132,18 +133,20 @@ class Variant:
     def make_direct(self, programs: Any, tensors: list[torch.Tensor]) -> None:
         """Lets the router run the program, where it is the core's, for calls like the one of
         `tensors`; `programs` are those of the entry (_core.router.DirectPrograms)."""
-        if not isinstance(self.program, _core.Program):
+        program, unless = core_of(self.program)
+        if program is None:
             self._plain = False
             return
         output = self.record.output
         direct = _core.router.DirectProgram(
-            self.program,
+            program,
             self.serves,
             tensors,
             output[1] if output[0] == "tensor" else -1,
             self._build,
             self.compares_kernels,
             self._until_sample,
+            unless,
         )
         self.direct, self._programs = direct, programs
         programs.add(direct)
