@@ -36,6 +36,9 @@ struct Instance {
   std::vector<std::unique_ptr<runtime::ExecutionContext>> idle;  // guarded by the program's mutex
   // By stream, guarded by the same; where the device records.
   std::map<rm_stream*, std::vector<std::unique_ptr<RecordedRun>>> recorded;
+  std::vector<const void*> last_places;  // of inputs and outputs of the last run of a recording
+  int same_places = 0;                   // runs before it that had the same
+  int in_place = 0;                      // recordings made for such places
   std::vector<const void*> last_updated;  // inputs updated in place by the last run step by step
   std::atomic<int> launched{0};  // runs whose steps were launched one by one
 };

@@ -2,6 +2,8 @@
 // happens without the lock; objects that may own another library's memory are destroyed without it.
 #include "engine/program.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/program_state.hpp"
@@ -14,9 +16,12 @@ namespace {
 // A recording holds an arena of its own: so many a program, of so much memory each. Plans of more
 // memory take so long that launching their steps costs nothing beside them.
 constexpr long kMostRecordings = 24;
-constexpr size_t kMostIdle = 2;  // of a shape and stream: what was recorded first goes
+constexpr long kMostIdle = 2;  // of a shape and stream: what was recorded first goes
 constexpr int64_t kMostRecordedBytes = int64_t{256} << 20;
 constexpr int kLaunchedBefore = 2;  // runs of a shape: all kernels are loaded then
+// Runs with the same places before a recording is made that uses them, and such recordings of a
+// shape: callers whose places change are served by copies.
+constexpr int kSamePlaces = 3, kMostInPlace = 2;
 
 bool packs_later(Packing p) { return p == Packing::kLater || p == Packing::kSpare; }
 
@@ -182,6 +187,61 @@ bool Program::accepted(Instance& instance) {
   return known;
 }
 
+namespace {
+
+// The last of those that nobody uses for which `fits` is true.
+template <class Fits>
+std::unique_ptr<RecordedRun> taken(std::vector<std::unique_ptr<RecordedRun>>& idle, Fits fits) {
+  for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
+    if (!fits(**it)) continue;
+    std::unique_ptr<RecordedRun> out = std::move(*it);
+    idle.erase(std::next(it).base());
+    return out;
+  }
+  return nullptr;
+}
+
+// Whether tensors lie where they lay in the runs before, so often that a recording in place pays.
+bool stays_in_place(Instance& instance, const std::vector<TensorView>& inputs,
+                    const std::vector<void*>& outputs) {
+  std::vector<const void*>& last = instance.last_places;
+  const size_t count = inputs.size() + outputs.size();
+  bool same = last.size() == count;
+  last.resize(count);
+  for (size_t i = 0; i < count; ++i) {
+    const void* here = i < inputs.size() ? inputs[i].data : outputs[i - inputs.size()];
+    same = same && last[i] == here;
+    last[i] = here;
+  }
+  instance.same_places = same ? instance.same_places + 1 : 0;
+  return instance.same_places >= kSamePlaces && instance.in_place < kMostInPlace;
+}
+
+}  // namespace
+
+// A recording that uses just these tensors; null where there is none, and none is made.
+std::unique_ptr<RecordedRun> Program::recorded_in_place(Instance& instance,
+                                                        const std::vector<TensorView>& inputs,
+                                                        const std::vector<void*>& outputs,
+                                                        rm_stream* on) {
+  {
+    std::lock_guard lock(state_->mutex);
+    const bool stays = stays_in_place(instance, inputs, outputs);
+    auto found = taken(instance.recorded[on], [&](const RecordedRun& r) {
+      return r.in_place() && r.takes(inputs, outputs);
+    });
+    if (found != nullptr || !stays || state_->recordings.use_count() > kMostRecordings) return found;
+    ++instance.in_place;
+  }
+  try {
+    return std::make_unique<RecordedRun>(instance, inputs, &outputs, *state_->device,
+                                         state_->recordings);
+  } catch (const Error& error) {
+    log_info(LogTopic::kPlan, "a plan's tensors are copied: " + std::string(error.what()));
+    return nullptr;
+  }
+}
+
 // Launches a recording of the plan for these sizes; false where there is none and none is made.
 bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
                            bool only_accepted, void* stream) {
@@ -194,12 +254,7 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
     instance = state_->instances.find(inputs);
     if (instance == nullptr) return false;
     auto& idle = instance->recorded[on];
-    for (auto it = idle.rbegin(); it != idle.rend(); ++it) {
-      if (!(*it)->takes(inputs)) continue;
-      recorded = std::move(*it);
-      idle.erase(std::next(it).base());
-      break;
-    }
+    recorded = taken(idle, [&](const RecordedRun& r) { return !r.in_place() && r.takes(inputs, {}); });
     if (recorded == nullptr) {
       // Memory that changes with every run is not worth a recording.
       if (instance->launched.load(std::memory_order_relaxed) < kLaunchedBefore ||
@@ -207,26 +262,29 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
           !RecordedRun::possible(*instance) || RecordedRun::bytes(*instance) > kMostRecordedBytes) {
         return false;
       }
-      if (idle.size() >= kMostIdle) {
-        dropped = std::move(idle.front());
-        idle.erase(idle.begin());
+      const auto copying = [](const auto& r) { return !r->in_place(); };
+      if (std::count_if(idle.begin(), idle.end(), copying) >= kMostIdle) {
+        const auto first = std::find_if(idle.begin(), idle.end(), copying);
+        dropped = std::move(*first);
+        idle.erase(first);
       } else if (state_->recordings.use_count() > kMostRecordings) {
         return false;
       }
     }
   }
   dropped.reset();
-  const auto give_back = [&] {
+  const auto give_back = [&](std::unique_ptr<RecordedRun> which) {
+    if (which == nullptr) return;
     std::lock_guard lock(state_->mutex);
-    instance->recorded[on].push_back(std::move(recorded));
+    instance->recorded[on].push_back(std::move(which));
   };
   if (only_accepted && !accepted(*instance)) {
-    if (recorded != nullptr) give_back();
+    give_back(std::move(recorded));
     return false;
   }
   if (recorded == nullptr) {
     try {
-      recorded = std::make_unique<RecordedRun>(*instance, inputs, *state_->device,
+      recorded = std::make_unique<RecordedRun>(*instance, inputs, nullptr, *state_->device,
                                                state_->recordings);
     } catch (const Error& error) {
       log_info(LogTopic::kPlan, "a plan is launched step by step: " + std::string(error.what()));
@@ -241,8 +299,10 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
       memory[i] = outputs.allocate(i, instance->outputs[i]);
     }
   }
-  recorded->run(inputs, memory, on);
-  give_back();
+  std::unique_ptr<RecordedRun> in_place = recorded_in_place(*instance, inputs, memory, on);
+  (in_place != nullptr ? in_place : recorded)->run(inputs, memory, on);
+  give_back(std::move(in_place));
+  give_back(std::move(recorded));
   return true;
 }
 

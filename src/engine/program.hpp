@@ -128,6 +128,9 @@ class Program {
   Run start(const std::vector<TensorView>& inputs, void* stream);
   bool run_recorded(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
                     bool only_accepted, void* stream);
+  std::unique_ptr<RecordedRun> recorded_in_place(Instance& instance,
+                                                 const std::vector<TensorView>& inputs,
+                                                 const std::vector<void*>& outputs, rm_stream* on);
   void finish(Run run);
   bool accepted(Instance& instance);
   std::shared_ptr<Instance> instance(const std::vector<TensorView>& inputs, rm_stream* stream);

@@ -42,15 +42,16 @@ int64_t RecordedRun::bytes(const Instance& instance) {
 }
 
 RecordedRun::RecordedRun(const Instance& instance, const std::vector<TensorView>& inputs,
-                         runtime::Device& device, std::shared_ptr<void> ticket)
-    : device_(device),
-      ticket_(std::move(ticket)),
-      memory_(device.allocate(static_cast<size_t>(bytes(instance)))) {
+                         const std::vector<void*>* outputs, runtime::Device& device,
+                         std::shared_ptr<void> ticket)
+    : device_(device), ticket_(std::move(ticket)), in_place_(outputs != nullptr) {
+  const int64_t arena = aligned(instance.plan->arena_bytes);
+  memory_ = device.allocate(static_cast<size_t>(in_place_ ? arena : bytes(instance)));
   context_ = std::make_unique<runtime::ExecutionContext>(instance.plan, instance.constants);
   const std::vector<char> updated = updated_inputs(instance);
   auto* at = static_cast<std::byte*>(memory_.get());
   context_->bind_arena(at);
-  at += aligned(instance.plan->arena_bytes);
+  at += arena;
   const auto staged = [&](const ir::Layout& layout) {
     const int64_t size = extent_bytes(layout);
     Staged out{at, nullptr, static_cast<size_t>(size)};
@@ -58,15 +59,18 @@ RecordedRun::RecordedRun(const Instance& instance, const std::vector<TensorView>
     return out;
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
-    inputs_.push_back(updated[i] != 0 ? Staged{nullptr, inputs[i].data, 0}
-                                      : staged(instance.inputs[i]));
+    inputs_.push_back(in_place_ || updated[i] != 0 ? Staged{nullptr, inputs[i].data, 0}
+                                                   : staged(instance.inputs[i]));
     const Staged& s = inputs_.back();
     context_->bind_input(i, s.memory != nullptr ? s.memory : s.given);
   }
   for (size_t i = 0; i < instance.outputs.size(); ++i) {
-    outputs_.push_back(instance.output_input[i] >= 0 ? Staged{nullptr, nullptr, 0}
-                                                     : staged(instance.outputs[i]));
-    if (outputs_.back().memory != nullptr) context_->bind_output(i, outputs_.back().memory);
+    if (instance.output_input[i] >= 0) {
+      outputs_.push_back({nullptr, nullptr, 0});
+      continue;
+    }
+    outputs_.push_back(in_place_ ? Staged{nullptr, (*outputs)[i], 0} : staged(instance.outputs[i]));
+    context_->bind_output(i, in_place_ ? (*outputs)[i] : outputs_.back().memory);
   }
   recording_ = device.record([&](rm_stream* stream) { context_->run(stream); });
 }
@@ -81,9 +85,12 @@ std::vector<const void*> RecordedRun::updated(const Instance& instance,
   return out;
 }
 
-bool RecordedRun::takes(const std::vector<TensorView>& inputs) const {
+bool RecordedRun::takes(const std::vector<TensorView>& inputs, const std::vector<void*>& outputs) const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].memory == nullptr && inputs_[i].given != inputs[i].data) return false;
+  }
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    if (outputs_[i].given != nullptr && outputs_[i].given != outputs[i]) return false;
   }
   return true;
 }

@@ -1,5 +1,6 @@
-// A plan recorded once, on memory of its own: a run copies inputs in, launches once and copies
-// outputs out. Inputs that are updated in place are not copied: they are part of the recording.
+// A plan recorded once. On memory of its own: a run copies inputs in, launches once and copies outputs
+// out; inputs that are updated in place are not copied, they are part of the recording. Or in place:
+// all inputs and outputs are, for callers whose tensors lie where they lay before.
 #pragma once
 
 #include <memory>
@@ -15,9 +16,11 @@ namespace rm::engine {
 class RecordedRun {
  public:
   /// Throws rm::Error when a kernel cannot be recorded or there is no memory.
-  /// `ticket` is dropped with the recording.
+  /// `ticket` is dropped with the recording. `outputs`: in place, as `run` is given them; null: on
+  /// memory of its own.
   RecordedRun(const Instance& instance, const std::vector<TensorView>& inputs,
-              runtime::Device& device, std::shared_ptr<void> ticket);
+              const std::vector<void*>* outputs, runtime::Device& device,
+              std::shared_ptr<void> ticket);
 
   /// The inputs of a plan that are updated in place, as a run was given them.
   static std::vector<const void*> updated(const Instance& instance,
@@ -28,8 +31,9 @@ class RecordedRun {
   /// The memory that a recording takes.
   static int64_t bytes(const Instance& instance);
 
-  /// Whether the inputs that are updated in place are those of the recording.
-  bool takes(const std::vector<TensorView>& inputs) const;
+  /// Everything that is used where it lies lies where it was recorded.
+  bool takes(const std::vector<TensorView>& inputs, const std::vector<void*>& outputs) const;
+  bool in_place() const { return in_place_; }
   /// `outputs`: memory of each output, null for one that is an input.
   void run(const std::vector<TensorView>& inputs, const std::vector<void*>& outputs,
            rm_stream* stream);
@@ -37,12 +41,13 @@ class RecordedRun {
  private:
   struct Staged {
     std::byte* memory;  // null: used where it lies
-    const void* given;  // of an input that is used where it lies
+    const void* given;  // of what is used where it lies
     size_t bytes;
   };
 
   runtime::Device& device_;
   const std::shared_ptr<void> ticket_;
+  const bool in_place_;
   std::shared_ptr<void> memory_;
   std::vector<Staged> inputs_, outputs_;
   std::unique_ptr<runtime::ExecutionContext> context_;

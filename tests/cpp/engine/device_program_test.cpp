@@ -229,6 +229,56 @@ TEST_CASE("a plan is recorded after two runs and replayed with every call's own 
   CHECK(device->held_bytes == 0);
 }
 
+TEST_CASE("a call whose tensors lie where they lay is recorded in place, others are copied") {
+  // What an allocator that repeats itself does.
+  class SameOutputs final : public engine::OutputAllocator {
+   public:
+    explicit SameOutputs(std::shared_ptr<void> memory) : memory_(std::move(memory)) {}
+    void* allocate(size_t, const ir::Layout&) override { return memory_.get(); }
+    void reuse(size_t, size_t) override {}
+
+   private:
+    std::shared_ptr<void> memory_;
+  };
+  std::mt19937 rng(8);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  {
+    Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    const HostTensor zeros = ops::zeros({ir::DType::kF32, {5, 32}});
+    const Tensor places[] = {placed(*device, zeros), placed(*device, zeros), placed(*device, zeros),
+                             placed(*device, zeros)};
+    const std::shared_ptr<void> results[] = {device->allocate(5 * 16 * 4), device->allocate(5 * 16 * 4)};
+    const auto run = [&](size_t input, size_t output) {
+      const HostTensor x = random_tensor(rng, ir::DType::kF32, {5, 32});
+      device->upload(places[input].memory.get(), x.bytes.data(), x.bytes.size());
+      SameOutputs outputs(results[output]);
+      program.run({places[input].view}, outputs, false, native(1));
+      device->drain();
+      const auto bytes = device->bytes_of(results[output].get(), 5 * 16 * 4);
+      HostTensor got = ops::zeros({ir::DType::kF32, {5, 16}});
+      std::memcpy(got.bytes.data(), bytes.data(), bytes.size());
+      CHECK(max_difference(got, on_the_host(c, x)) < 1e-6);
+    };
+    for (int i = 0; i < 5; ++i) run(0, 0);
+    CHECK(device->recordings == 1);  // the same places, but not often enough
+    for (int i = 0; i < 4; ++i) run(0, 0);
+    CHECK(device->recordings == 2);
+    for (int i = 0; i < 8; ++i) run(i % 2, i / 2 % 2);  // some there, some by copies
+    CHECK(device->recordings == 2);
+    for (int i = 0; i < 8; ++i) run(1, 1);
+    CHECK(device->recordings == 3);
+    for (int i = 0; i < 8; ++i) run(2, 0);  // places that change again and again are copied
+    for (int i = 0; i < 8; ++i) run(3, 0);
+    for (int i = 0; i < 3; ++i) run(0, 0);
+    CHECK(device->recordings == 3);
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
 TEST_CASE("a recording that updates a state serves that state only") {
   std::mt19937 rng(7);
   const Case c = load(kState, rng);
