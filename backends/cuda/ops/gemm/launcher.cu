@@ -24,9 +24,11 @@ double library_us(const Gemm& p) {
   return 3 + flop_us(p, tera);
 }
 
+/// Of a pass of its own: a second launch, and what it moves.
 double epilogue_us(const Gemm& p) {
+  constexpr double kLaunch = 1.5;
   const int tensors = 2 + (p.epilogue.residual ? 1 : 0) + (p.epilogue.aux ? 1 : 0);
-  return move_us(static_cast<double>(numel(p.c)) * size_of(p.c.dtype) * tensors);
+  return kLaunch + move_us(static_cast<double>(numel(p.c)) * size_of(p.c.dtype) * tensors);
 }
 
 Status launch_tiled(const Gemm& p, Workspace, Stream stream) {
@@ -47,7 +49,7 @@ double wgmma_us(const Gemm& p, int columns, int parts) {
   const std::int64_t waves = ceil_div(tiles, std::max(1, multiprocessors()));
   const double depth = static_cast<double>(s.k) / parts * (columns == 64 ? 1.5 : 1.0);
   const double rate = block_rate(2.8e6);  // multiply-adds
-  return 4 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / rate);
+  return 1.7 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / rate);
 }
 
 template <int kColumns, int kCluster, bool kSplit, bool kTurns = false>
