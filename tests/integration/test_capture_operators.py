@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import rm_abstract as rm
 from rm_abstract import _core, device
 from rm_abstract.capture import decompositions
 from rm_abstract.capture.export import capture
@@ -327,3 +328,35 @@ def test_an_operator_of_a_library_runs_on_the_bridge() -> None:
 
     halve.register_fake(lambda x, by: torch.empty_like(x))
     check(lambda x: halve(x.relu(), 3) + 1, matrix, native=False)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "tanh", "sigmoid"])
+def test_an_activation_has_the_same_bits_within_a_product_and_alone(name: str) -> None:
+    activation = {
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": F.silu,
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+    }[name]
+
+    class Activated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 64, bias=False)
+            self.linear.weight.data.copy_(torch.eye(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return activation(self.linear(x))
+
+    model, x = Activated().eval(), torch.linspace(-14, 14, 64 * 64).reshape(64, 64)
+    fused, alone = (rm.compile(model, options={"optimization_level": level}) for level in (1, 0))
+    with torch.no_grad():
+        results = [executable(x) for executable in (fused, alone) for _ in range(2)]
+        kernels = [
+            executable.explain().models[0]["entries"][0]["kernels"] for executable in (fused, alone)
+        ]
+    assert not any("ewise" in kernel for kernel in kernels[0]), kernels
+    assert any("ewise" in kernel for kernel in kernels[1]), kernels
+    assert torch.equal(results[1], results[3])
+    torch.testing.assert_close(results[1], activation(x), rtol=1e-5, atol=1e-6)

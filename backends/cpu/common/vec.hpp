@@ -107,6 +107,13 @@ RM_INLINE void narrow(float v, f16* p) {
 
 // ---- loads and stores that widen and narrow -----------------------------------------------------
 
+RM_INLINE vu load_bits(const void* p) {
+  vu v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+RM_INLINE void store_bits(void* p, vu v) { __builtin_memcpy(p, &v, sizeof v); }
+
 RM_INLINE vf vload(const float* p) {
   vf v;
   __builtin_memcpy(&v, p, sizeof v);
@@ -148,9 +155,14 @@ RM_INLINE vf vload(const f16* p) {
   return reinterpret_cast<vf>(
       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #else
-  vf v;
-  for (int i = 0; i < kWidth; ++i) v[i] = widen(p[i]);
-  return v;
+  // As widen() of one: the multiplication moves the exponent's bias and normalises subnormals.
+  vh h;
+  __builtin_memcpy(&h, p, sizeof h);
+  const vu bits = __builtin_convertvector(h, vu), magnitude = bits & 0x7fffu;
+  const vu finite = reinterpret_cast<vu>(reinterpret_cast<vf>(magnitude << 13) * 0x1p112f);
+  const vu special = (magnitude << 13) | 0x7f800000u;
+  const vu value = magnitude >= 0x7c00u ? special : finite;
+  return reinterpret_cast<vf>(value | ((bits & 0x8000u) << 16));
 #endif
 }
 RM_INLINE void vstore(f16* p, vf v) {
@@ -160,7 +172,17 @@ RM_INLINE void vstore(f16* p, vf v) {
 #elif RM_ISA_LEVEL == 1
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(reinterpret_cast<__m256>(v), 0));
 #else
-  for (int i = 0; i < kWidth; ++i) narrow(v[i], p + i);
+  const vu u = reinterpret_cast<vu>(v), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
+  const vu normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Subnormal: the addition rounds at the 2^-24 place.
+  const vu small =
+      reinterpret_cast<vu>(reinterpret_cast<vf>(magnitude) + 0.5f) - 0x3f000000u;
+  const vu nan = ((magnitude >> 13) & 0x3ffu) | 0x7e00u;
+  vu bits = magnitude < (113u << 23) ? small : normal;
+  bits = magnitude >= 0x477ff000u ? vu{} + 0x7c00u : bits;  // rounds to 65520 or more
+  bits = magnitude > 0x7f800000u ? nan : bits;
+  const vh h = __builtin_convertvector(bits | sign, vh);
+  __builtin_memcpy(p, &h, sizeof h);
 #endif
 }
 

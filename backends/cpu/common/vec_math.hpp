@@ -26,11 +26,23 @@ struct ExpParts {
   vi n;
   vf mantissa;
 };
-RM_INLINE ExpParts exp_parts(vf x) {
+struct ExpArgument {
+  vi n;
+  vf r;  // x = n ln(2) + r
+};
+RM_INLINE ExpArgument exp_argument(vf x) {
   const vf t = x * 1.44269504f + kRoundMagic;
   const vf n = t - kRoundMagic;
-  const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  return {as_int(t) - kRoundMagicBits, exp_small(r)};
+  return {as_int(t) - kRoundMagicBits, (x - n * 0.693359375f) + n * 2.12194440e-4f};
+}
+RM_INLINE ExpParts exp_parts(vf x) {
+  const ExpArgument a = exp_argument(x);
+  return {a.n, exp_small(a.r)};
+}
+/// Of e^(x + low), |low| < 0.01.
+RM_INLINE ExpParts exp_parts(vf x, vf low) {
+  const ExpArgument a = exp_argument(x);
+  return {a.n, exp_small(a.r + low)};
 }
 
 RM_INLINE vf vexp(vf x) {
@@ -132,9 +144,52 @@ RM_INLINE vf verf(vf x) {
 
 RM_INLINE vf vsigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
 RM_INLINE vf vsilu(vf x) { return x / (1.0f + vexp(-x)); }
-RM_INLINE vf vgelu(vf x) { return 0.5f * x * (1.0f + verf(x * 0.707106781f)); }
+
+/// x^2 - square, exactly, where `square` is x^2 rounded.
+RM_INLINE vf square_error(vf x, vf square) {
+#if RM_ISA_LEVEL >= 2
+  return reinterpret_cast<vf>(_mm512_fmsub_ps(reinterpret_cast<__m512>(x),
+                                              reinterpret_cast<__m512>(x),
+                                              reinterpret_cast<__m512>(square)));
+#elif RM_ISA_LEVEL == 1
+  return reinterpret_cast<vf>(_mm256_fmsub_ps(reinterpret_cast<__m256>(x),
+                                              reinterpret_cast<__m256>(x),
+                                              reinterpret_cast<__m256>(square)));
+#else
+  const vf high = as_float(as_int(x) & static_cast<int32_t>(0xfffff000));  // 12 bits: exact products
+  const vf low = x - high;
+  return ((high * high - square) + 2.0f * high * low) + low * low;
+#endif
+}
+
+/// x * Phi(x), with Phi by its scaled complement, a minimax fit in 1 / (1 + 0.27 |x|) for |x| <= 14:
+/// no cancellation in the negative tail. 0 below -13.2, where the product is subnormal.
+RM_INLINE vf vgelu(vf x) {
+  const vf a = vabs(x);
+  const vf capped = a > 13.2f ? vset(13.2f) : a;  // keeps NaN
+  const vf t = 1.0f / (capped * 0.27f + 1.0f);
+  vf p = t * 0.02893530634f - 0.12635613003f;
+  p = p * t + 0.1695079601f;
+  p = p * t - 0.06887931268f;
+  p = p * t + 0.1075862572f;
+  p = p * t + 0.07215663159f;
+  p = p * t + 0.1017817585f;
+  p = p * t + 0.1075471502f;
+  p = p * t + 0.1077203905f;
+  p = p * t;
+  const vf square = capped * capped;
+  const ExpParts e = exp_parts(square * -0.5f, square_error(capped, square) * -0.5f);
+  const vf scale = as_float((e.n + 127) << 23);
+  const vf tail = a > 13.2f ? vf{} : p * e.mantissa;
+  return x < 0.0f ? x * tail * scale : x * (1.0f - tail * scale);
+}
+
+/// 0.5 x (1 + tanh(u)) = x sigmoid(2u): no cancellation for negative x. u stops where the sigmoid is
+/// 0 or 1, so that inf * 0 arises for x = -inf alone.
 RM_INLINE vf vgelu_tanh(vf x) {
-  return 0.5f * x * (1.0f + vtanh(0.797884561f * (x + 0.044715f * x * x * x)));
+  vf capped = x > 20.0f ? vset(20.0f) : x;
+  capped = capped < -20.0f ? vset(-20.0f) : capped;
+  return x * vsigmoid(capped * (capped * capped * 0.0713548163f + 1.59576912f));
 }
 
 // ---- sin and cos --------------------------------------------------------------------------------

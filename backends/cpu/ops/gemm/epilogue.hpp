@@ -1,17 +1,29 @@
 // What happens to a finished tile: scale, bias, activation, residual, one rounding.
 #pragma once
 
-#include "ops/gemm/activations.hpp"
+#include "common/vec_math.hpp"
+#include "ops/gemm/elements.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
+
+template <int A>
+RM_INLINE vf activate(vf x) {
+  if constexpr (A == kRelu) return (x < 0.f) ? vf{} : x;
+  if constexpr (A == kGelu) return vgelu(x);
+  if constexpr (A == kGeluTanh) return vgelu_tanh(x);
+  if constexpr (A == kSilu) return vsilu(x);
+  if constexpr (A == kTanh) return vtanh(x);
+  if constexpr (A == kSigmoid) return vsigmoid(x);
+  return x;
+}
 
 template <class C, int A>
 RM_INLINE void store_row(const float* acc, float alpha, const typename C::Scalar* bias,
                          const typename C::Scalar* residual, typename C::Scalar* c) {
 #pragma GCC unroll 2
-  for (int j = 0; j < kNr; j += kLanes) {
-    Vec x = F32::load(acc + j) * alpha;
+  for (int j = 0; j < kNr; j += kWidth) {
+    vf x = F32::load(acc + j) * alpha;
     if (bias) x += C::load(bias + j);
     x = activate<A>(x);
     if (residual) x += C::load(residual + j);

@@ -5,7 +5,7 @@
 // stay as they are, and an instruction multiplies pairs.
 #include "common/sum_lanes.hpp"
 #include "ops/gemm/direct_kernels.hpp"
-#include "ops/gemm/simd.hpp"
+#include "ops/gemm/elements.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
@@ -16,7 +16,7 @@ struct Weight;
 /// Elements as floats: a block is two vectors, of x as well.
 struct Widened {
   static constexpr int kParts = 2;
-  static RM_INLINE Vec add_product(Vec sum, Vec w, Vec x) { return sum + w * x; }
+  RM_INLINE vf add_product(vf sum, vf w, vf x) { return sum + w * x; }
 };
 
 /// load(): kParts vectors with a block of consecutive elements of a row; x goes through the same
@@ -26,9 +26,9 @@ template <>
 struct Weight<kF32> : Widened {
   using Scalar = float;
   static constexpr int kAhead = 0;
-  static RM_INLINE void load(const float* p, Vec* v) {
+  RM_INLINE void load(const float* p, vf* v) {
     v[0] = F32::load(p);
-    v[1] = F32::load(p + kLanes);
+    v[1] = F32::load(p + kWidth);
   }
 };
 #if defined(__AVX512BF16__)
@@ -37,11 +37,11 @@ struct Weight<kBF16> {
   using Scalar = uint16_t;
   static constexpr int kAhead = 1024;
   static constexpr int kParts = 1;
-  static RM_INLINE void load(const uint16_t* p, Vec* v) {
-    v[0] = (Vec)*reinterpret_cast<const BitsMem*>(p);
+  RM_INLINE void load(const uint16_t* p, vf* v) {
+    v[0] = (vf)load_bits(p);
   }
-  static RM_INLINE Vec add_product(Vec sum, Vec w, Vec x) {
-    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+  RM_INLINE vf add_product(vf sum, vf w, vf x) {
+    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
   }
 };
 #else
@@ -49,10 +49,10 @@ template <>
 struct Weight<kBF16> : Widened {
   using Scalar = uint16_t;
   static constexpr int kAhead = 1024;
-  static RM_INLINE void load(const uint16_t* p, Vec* v) {
-    const Bits both = *reinterpret_cast<const BitsMem*>(p);
-    v[0] = (Vec)(both << 16);
-    v[1] = (Vec)(both & 0xffff0000);
+  RM_INLINE void load(const uint16_t* p, vf* v) {
+    const vu both = load_bits(p);
+    v[0] = (vf)(both << 16);
+    v[1] = (vf)(both & 0xffff0000);
   }
 };
 #endif
@@ -60,13 +60,13 @@ template <>
 struct Weight<kF16> : Widened {
   using Scalar = uint16_t;
   static constexpr int kAhead = 1024;
-  static RM_INLINE void load(const uint16_t* p, Vec* v) {
+  RM_INLINE void load(const uint16_t* p, vf* v) {
     v[0] = F16::load(p);
-    v[1] = F16::load(p + kLanes);
+    v[1] = F16::load(p + kWidth);
   }
 };
 
-constexpr int kBlock = 2 * kLanes;  // elements of a load()
+constexpr int kBlock = 2 * kWidth;  // elements of a load()
 
 /// Floats that hold `elements` of a row of x: those of whole blocks.
 template <int T>
@@ -80,8 +80,8 @@ enum class Fetch { none, near, next_block };
 
 /// A row of x is loaded once a block, not folded into each multiply-add as the compiler would: the
 /// load ports are what M > 2 is short of.
-RM_INLINE Vec load_once(const float* x) {
-  Vec v = F32::load(x);
+RM_INLINE vf load_once(const float* x) {
+  vf v = F32::load(x);
 #if defined(__AVX512F__)
   asm("" : "+v"(v));
 #elif defined(__SSE2__)
@@ -92,13 +92,13 @@ RM_INLINE Vec load_once(const float* x) {
 
 /// One block of k: R rows times M rows of x.
 template <class W, int R, int M>
-RM_INLINE void add_products(Vec (&sum)[R][M], const Vec (&v)[R][W::kParts], const float* x,
+RM_INLINE void add_products(vf (&sum)[R][M], const vf (&v)[R][W::kParts], const float* x,
                             int64_t ldx) {
 #pragma GCC unroll 2
   for (int h = 0; h < W::kParts; ++h) {
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const Vec xi = load_once(x + i * ldx + h * kLanes);
+      const vf xi = load_once(x + i * ldx + h * kWidth);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) sum[r][i] = W::add_product(sum[r][i], v[r][h], xi);
     }
@@ -115,11 +115,11 @@ template <int T, int R, int M, Fetch kFetch>
 RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::Scalar* const* w,
                         const Piece& piece, float* const* acc, int64_t acc_step) {
   using W = Weight<T>;
-  Vec sum[R][M];
+  vf sum[R][M];
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) sum[r][i] = Vec{};
+    for (int i = 0; i < M; ++i) sum[r][i] = vf{};
   }
   int64_t at = piece.begin;
   const int64_t k = piece.end;
@@ -135,20 +135,20 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
     }
 #pragma GCC unroll 2
     for (int b = 0; b < kBlocks; ++b) {
-      Vec v[R][W::kParts];
+      vf v[R][W::kParts];
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) W::load(w[r] + at + b * kBlock, v[r]);
       add_products<W, R, M>(sum, v, x + x_floats<T>(at + b * kBlock), ldx);
     }
   }
   for (; at + kBlock <= k; at += kBlock) {
-    Vec v[R][W::kParts];
+    vf v[R][W::kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) W::load(w[r] + at, v[r]);
     add_products<W, R, M>(sum, v, x + x_floats<T>(at), ldx);
   }
   if (at < k) {
-    Vec v[R][W::kParts];
+    vf v[R][W::kParts];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       typename W::Scalar rest[kBlock] = {};
@@ -159,7 +159,7 @@ RM_INLINE void dot_tile(const float* x, int64_t ldx, const typename Weight<T>::S
   }
 #pragma GCC unroll 16
   for (int first = 0; first < R * M; first += 8) {
-    Vec eight[8] = {};
+    vf eight[8] = {};
     float sums[8];
 #pragma GCC unroll 8
     for (int s = 0; s < 8; ++s) {
@@ -273,9 +273,9 @@ void spread(const SpreadArgs& a) {
       } else {
         for (int64_t j = 0; j < count; ++j) block[j] = src[(k + j) * a.col_stride];
       }
-      Vec v[W::kParts];
+      vf v[W::kParts];
       W::load(block, v);
-      for (int h = 0; h < W::kParts; ++h) F32::store(dst + x_floats<T>(k) + h * kLanes, v[h]);
+      for (int h = 0; h < W::kParts; ++h) F32::store(dst + x_floats<T>(k) + h * kWidth, v[h]);
     }
   }
 }

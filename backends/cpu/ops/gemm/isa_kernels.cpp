@@ -20,33 +20,33 @@ constexpr int kMr = 4;
 constexpr int wide_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
 /// Panel element order: f32 and f16 as they come; bf16 with column j in the low and column
-/// j + kLanes in the high half of word j, so that a shift and a mask widen a whole row.
+/// j + kWidth in the high half of word j, so that a shift and a mask widen a whole row.
 template <int T>
 struct Panel;
 
 template <>
 struct Panel<kF32> {
   using Scalar = float;
-  static RM_INLINE void load(const float* p, Vec& lo, Vec& hi) {
+  RM_INLINE void load(const float* p, vf& lo, vf& hi) {
     lo = F32::load(p);
-    hi = F32::load(p + kLanes);
+    hi = F32::load(p + kWidth);
   }
 };
 template <>
 struct Panel<kBF16> {
   using Scalar = uint16_t;
-  static RM_INLINE void load(const uint16_t* p, Vec& lo, Vec& hi) {
-    const Bits both = *reinterpret_cast<const BitsMem*>(p);
-    lo = (Vec)(both << 16);
-    hi = (Vec)(both & 0xffff0000);
+  RM_INLINE void load(const uint16_t* p, vf& lo, vf& hi) {
+    const vu both = load_bits(p);
+    lo = (vf)(both << 16);
+    hi = (vf)(both & 0xffff0000);
   }
 };
 template <>
 struct Panel<kF16> {
   using Scalar = uint16_t;
-  static RM_INLINE void load(const uint16_t* p, Vec& lo, Vec& hi) {
+  RM_INLINE void load(const uint16_t* p, vf& lo, vf& hi) {
     lo = F16::load(p);
-    hi = F16::load(p + kLanes);
+    hi = F16::load(p + kWidth);
   }
 };
 
@@ -54,14 +54,14 @@ template <int T, int MR, int NP>
 void tile(const TileArgs& args) {
   using P = Panel<T>;
   using S = typename P::Scalar;
-  Vec acc[MR][NP][2];
+  vf acc[MR][NP][2];
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 4
     for (int p = 0; p < NP; ++p) {
       const float* src = args.acc + p * args.acc_panel + i * kNr;
-      acc[i][p][0] = args.accumulate ? F32::load(src) : Vec{};
-      acc[i][p][1] = args.accumulate ? F32::load(src + kLanes) : Vec{};
+      acc[i][p][0] = args.accumulate ? F32::load(src) : vf{};
+      acc[i][p][1] = args.accumulate ? F32::load(src + kWidth) : vf{};
     }
   }
   const float* a = static_cast<const float*>(args.a);
@@ -72,14 +72,14 @@ void tile(const TileArgs& args) {
   for (int64_t k = 0; k < args.steps; ++k) {
     __builtin_prefetch(ahead, 0, 2);
     ahead += args.ahead_step;
-    Vec lo[NP], hi[NP];
+    vf lo[NP], hi[NP];
 #pragma GCC unroll 4
     for (int p = 0; p < NP; ++p) {
       P::load(reinterpret_cast<const S*>(b + p * args.b_panel_bytes) + k * kNr, lo[p], hi[p]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
-      const Vec x = splat(a[i * lda + k]);
+      const vf x = vset(a[i * lda + k]);
 #pragma GCC unroll 4
       for (int p = 0; p < NP; ++p) {
         acc[i][p][0] += x * lo[p];
@@ -93,7 +93,7 @@ void tile(const TileArgs& args) {
     for (int p = 0; p < NP; ++p) {
       float* dst = args.acc + p * args.acc_panel + i * kNr;
       F32::store(dst, acc[i][p][0]);
-      F32::store(dst + kLanes, acc[i][p][1]);
+      F32::store(dst + kWidth, acc[i][p][1]);
     }
   }
 }
@@ -101,7 +101,7 @@ void tile(const TileArgs& args) {
 /// Where column j of a panel row is stored.
 template <int T>
 constexpr int slot(int j) {
-  return T == kBF16 ? (j < kLanes ? 2 * j : 2 * (j - kLanes) + 1) : j;
+  return T == kBF16 ? (j < kWidth ? 2 * j : 2 * (j - kWidth) + 1) : j;
 }
 
 /// One panel, element by element.
@@ -118,18 +118,18 @@ void pack_panel(const PackArgs& args, const typename Panel<T>::Scalar* src, int 
   }
 }
 
-/// A full panel of a source that is dense along k, squares of kLanes words at a time; returns how
+/// A full panel of a source that is dense along k, squares of kWidth words at a time; returns how
 /// many values of k it did.
 RM_INLINE int64_t pack_squares(const PackArgs& args, const float* src, float* dst) {
   int64_t k = 0;
-  for (; k + kLanes <= args.k; k += kLanes) {
+  for (; k + kWidth <= args.k; k += kWidth) {
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-      Bits square[kLanes];
-      load_square(src + half * kLanes * args.ns + k, args.ns, square);
+      vu square[kWidth];
+      load_square(src + half * kWidth * args.ns + k, args.ns, square);
       transpose(square);
-      for (int i = 0; i < kLanes; ++i) {
-        *reinterpret_cast<BitsMem*>(dst + (k + i) * kNr + half * kLanes) = square[i];
+      for (int i = 0; i < kWidth; ++i) {
+        store_bits(dst + (k + i) * kNr + half * kWidth, square[i]);
       }
     }
   }
@@ -138,16 +138,16 @@ RM_INLINE int64_t pack_squares(const PackArgs& args, const float* src, float* ds
 /// bf16: a word holds two values of k before the transposition and two columns after it.
 RM_INLINE int64_t pack_squares(const PackArgs& args, const uint16_t* src, uint16_t* dst) {
   int64_t k = 0;
-  for (; k + 2 * kLanes <= args.k; k += 2 * kLanes) {
-    Bits low[kLanes], high[kLanes];
+  for (; k + 2 * kWidth <= args.k; k += 2 * kWidth) {
+    vu low[kWidth], high[kWidth];
     load_square(src + k, args.ns, low);
-    load_square(src + kLanes * args.ns + k, args.ns, high);
+    load_square(src + kWidth * args.ns + k, args.ns, high);
     transpose(low);
     transpose(high);
-    for (int i = 0; i < kLanes; ++i) {
+    for (int i = 0; i < kWidth; ++i) {
       uint16_t* row = dst + (k + 2 * i) * kNr;
-      *reinterpret_cast<BitsMem*>(row) = (low[i] & 0xffff) | high[i] << 16;
-      *reinterpret_cast<BitsMem*>(row + kNr) = low[i] >> 16 | (high[i] & 0xffff0000);
+      store_bits(row, (low[i] & 0xffff) | high[i] << 16);
+      store_bits(row + kNr, low[i] >> 16 | (high[i] & 0xffff0000));
     }
   }
   return k;
@@ -179,21 +179,21 @@ void widen(const WidenArgs& args) {
     float* dst = static_cast<float*>(args.dst) + i * args.dst_stride;
     if (args.col_stride == 1) {
       int64_t k = 0;
-      for (; k + kLanes <= args.cols; k += kLanes) F32::store(dst + k, A::load(src + k));
+      for (; k + kWidth <= args.cols; k += kWidth) F32::store(dst + k, A::load(src + k));
       if (k < args.cols) {
-        S rest[kLanes] = {};
+        S rest[kWidth] = {};
         __builtin_memcpy(rest, src + k, static_cast<size_t>(args.cols - k) * sizeof(S));
-        float wide[kLanes];
+        float wide[kWidth];
         F32::store(wide, A::load(rest));
         __builtin_memcpy(dst + k, wide, static_cast<size_t>(args.cols - k) * sizeof(float));
       }
       continue;
     }
-    for (int64_t k = 0; k < args.cols; k += kLanes) {
-      const int count = static_cast<int>(args.cols - k < kLanes ? args.cols - k : kLanes);
-      S rest[kLanes] = {};
+    for (int64_t k = 0; k < args.cols; k += kWidth) {
+      const int count = static_cast<int>(args.cols - k < kWidth ? args.cols - k : kWidth);
+      S rest[kWidth] = {};
       for (int j = 0; j < count; ++j) rest[j] = src[(k + j) * args.col_stride];
-      float wide[kLanes];
+      float wide[kWidth];
       F32::store(wide, A::load(rest));
       __builtin_memcpy(dst + k, wide, static_cast<size_t>(count) * sizeof(float));
     }

@@ -10,20 +10,20 @@ namespace {
 constexpr int kMr = 14;
 constexpr int wide_panels(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
 
-RM_INLINE Vec dot_pairs(Vec acc, __m512i a, __m512i b) {
-  return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+RM_INLINE vf dot_pairs(vf acc, __m512i a, __m512i b) {
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 }
 
 template <int MR, int NP>
 void tile(const TileArgs& args) {
-  Vec acc[MR][NP][2];
+  vf acc[MR][NP][2];
 #pragma GCC unroll 16
   for (int i = 0; i < MR; ++i) {
 #pragma GCC unroll 4
     for (int p = 0; p < NP; ++p) {
       const float* src = args.acc + p * args.acc_panel + i * kNr;
-      acc[i][p][0] = args.accumulate ? F32::load(src) : Vec{};
-      acc[i][p][1] = args.accumulate ? F32::load(src + kLanes) : Vec{};
+      acc[i][p][0] = args.accumulate ? F32::load(src) : vf{};
+      acc[i][p][1] = args.accumulate ? F32::load(src + kWidth) : vf{};
     }
   }
   const uint16_t* a = static_cast<const uint16_t*>(args.a);
@@ -59,7 +59,7 @@ void tile(const TileArgs& args) {
     for (int p = 0; p < NP; ++p) {
       float* dst = args.acc + p * args.acc_panel + i * kNr;
       F32::store(dst, acc[i][p][0]);
-      F32::store(dst + kLanes, acc[i][p][1]);
+      F32::store(dst + kWidth, acc[i][p][1]);
     }
   }
 }
@@ -67,14 +67,14 @@ void tile(const TileArgs& args) {
 /// A full panel of a source that is dense along k; returns how many values of k it did.
 int64_t pack_squares(const PackArgs& args, const uint16_t* src, uint16_t* dst) {
   int64_t k = 0;
-  for (; k + 2 * kLanes <= args.k; k += 2 * kLanes) {
+  for (; k + 2 * kWidth <= args.k; k += 2 * kWidth) {
     for (int half = 0; half < 2; ++half) {
-      Bits square[kLanes];
-      load_square(src + half * kLanes * args.ns + k, args.ns, square);
+      vu square[kWidth];
+      load_square(src + half * kWidth * args.ns + k, args.ns, square);
       transpose(square);
-      for (int i = 0; i < kLanes; ++i) {
-        uint16_t* row = dst + (k / 2 + i) * 2 * kNr + half * 2 * kLanes;
-        *reinterpret_cast<BitsMem*>(row) = square[i];
+      for (int i = 0; i < kWidth; ++i) {
+        uint16_t* row = dst + (k / 2 + i) * 2 * kNr + half * 2 * kWidth;
+        store_bits(row, square[i]);
       }
     }
   }

@@ -2,21 +2,21 @@
 #pragma once
 
 #include "common/transpose.hpp"
-#include "ops/gemm/simd.hpp"
+#include "ops/gemm/elements.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
 namespace {
 
-/// kLanes words of each of kLanes rows that lie `stride` elements apart.
+/// kWidth words of each of kWidth rows that lie `stride` elements apart.
 template <class S>
-RM_INLINE void load_square(const S* src, int64_t stride, Bits* square) {
+RM_INLINE void load_square(const S* src, int64_t stride, vu* square) {
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    square[i] = *reinterpret_cast<const BitsMem*>(src + i * stride);
+  for (int i = 0; i < kWidth; ++i) {
+    square[i] = load_bits(src + i * stride);
   }
 }
 
-RM_INLINE void transpose(Bits* r) { cpu::RM_ISA::transpose_square<Ints>(r); }
+RM_INLINE void transpose(vu* r) { cpu::RM_ISA::transpose_square<vi>(r); }
 
 }  // namespace
 }  // namespace rm::cpu::gemm::RM_ISA

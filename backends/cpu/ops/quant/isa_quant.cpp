@@ -14,12 +14,6 @@ constexpr float kLimit = 32639.f;       // 256 * 127 + 127: the high byte fits a
 constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
 constexpr int64_t kAhead = 1024;        // prefetch distance, bytes
 
-RM_INLINE uint16_t float_to_half(float x) {
-  uint16_t lanes[kLanes];
-  F16::store(lanes, Vec{} + x);
-  return lanes[0];
-}
-
 // ---- activations
 // ----------------------------------------------------------------------------------
 
@@ -35,19 +29,19 @@ RM_INLINE void load_block(const SpreadArgs& a, int64_t block, float* x) {
     for (int64_t i = 0; i < count; ++i) copy[i] = src[i * a.col_stride];
     src = copy;
   }
-  for (int i = 0; i < kBlock; i += kLanes) F32::store(x + i, T::load(src + i));
+  for (int i = 0; i < kBlock; i += kWidth) F32::store(x + i, T::load(src + i));
 }
 
-RM_INLINE float max_lanes(Vec v) {
+RM_INLINE float max_lanes(vf v) {
   float most = v[0];
-  for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
+  for (int i = 1; i < kWidth; ++i) most = v[i] > most ? v[i] : most;
   return most;
 }
 
 /// Takes a block's largest magnitude and whether all of it is finite (0, else NaN) into account.
-RM_INLINE void look_at(const float* x, Vec* high, Vec* finite) {
-  for (int i = 0; i < kBlock; i += kLanes) {
-    const Vec v = F32::load(x + i), magnitude = (Vec)((Bits)v & 0x7fffffff);
+RM_INLINE void look_at(const float* x, vf* high, vf* finite) {
+  for (int i = 0; i < kBlock; i += kWidth) {
+    const vf v = F32::load(x + i), magnitude = (vf)((vu)v & 0x7fffffff);
     *high = magnitude > *high ? magnitude : *high;
     *finite += v * 0.f;
   }
@@ -56,10 +50,10 @@ RM_INLINE void look_at(const float* x, Vec* high, Vec* finite) {
 /// Integers of a block; returns their sum.
 RM_INLINE int32_t to_integers(const float* x, bool good, float inverse, int32_t* out) {
   int32_t sum = 0;
-  for (int i = 0; i < kBlock; i += kLanes) {
-    const Vec v = good ? F32::load(x + i) : Vec{};
-    const Vec shifted = v * inverse + kRounder;
-    const Bits q = (Bits)shifted - 0x4b400000u;
+  for (int i = 0; i < kBlock; i += kWidth) {
+    const vf v = good ? F32::load(x + i) : vf{};
+    const vf shifted = v * inverse + kRounder;
+    const vu q = (vu)shifted - 0x4b400000u;
     __builtin_memcpy(out + i, &q, sizeof q);
   }
   for (int i = 0; i < kBlock; ++i) sum += out[i];
@@ -89,13 +83,13 @@ void spread(const SpreadArgs& a) {
   for (int64_t g = 0; g < a.groups; ++g) {
     const int64_t first = g * a.group_blocks;
     const int64_t count = a.blocks - first < a.group_blocks ? a.blocks - first : a.group_blocks;
-    Vec high{}, finite{};
+    vf high{}, finite{};
     for (int64_t b = 0; b < count; ++b) {
       load_block<T>(a, first + b, x + b * kBlock);
       look_at(x + b * kBlock, &high, &finite);
     }
     float check = 0;
-    for (int i = 0; i < kLanes; ++i) check += finite[i];
+    for (int i = 0; i < kWidth; ++i) check += finite[i];
     const bool good = check == check;
     const float most = max_lanes(high);
     // Below 2^-110 the inverse would overflow: such groups are zero beside any other.
@@ -120,28 +114,28 @@ void spread(const SpreadArgs& a) {
 
 /// factors[g] = scale of group g of x times that of the weight's, zeros behind the last. What zero
 /// points take away begins the row's sum, lane by lane.
-RM_INLINE Vec make_factors(const DotArgs& a, int s, float* factors) {
+RM_INLINE vf make_factors(const DotArgs& a, int s, float* factors) {
   const uint16_t *scale = a.scale[s], *zero = a.zero[s];
   const bool centred = !zero && a.zero_point == 0.f;
-  Vec taken{};
-  for (int64_t g = 0; g < a.groups; g += kLanes) {
-    const int64_t count = a.groups - g < kLanes ? a.groups - g : kLanes;
-    uint16_t some[2][kLanes] = {};
+  vf taken{};
+  for (int64_t g = 0; g < a.groups; g += kWidth) {
+    const int64_t count = a.groups - g < kWidth ? a.groups - g : kWidth;
+    uint16_t some[2][kWidth] = {};
     const uint16_t *scales = scale + g, *zeros = zero ? zero + g : nullptr;
-    if (count < kLanes) {
+    if (count < kWidth) {
       for (int64_t i = 0; i < count; ++i) some[0][i] = scales[i];
       for (int64_t i = 0; zero && i < count; ++i) some[1][i] = zeros[i];
       scales = some[0], zeros = zero ? some[1] : nullptr;
     }
-    const Vec v = F16::load(scales);
+    const vf v = F16::load(scales);
     if (!centred) {
-      const Vec z = zeros ? F16::load(zeros) : Vec{} + a.zero_point;
+      const vf z = zeros ? F16::load(zeros) : vf{} + a.zero_point;
       taken -= v * z * F32::load(a.sums + g);  // sums and scales are zero behind the last group
     }
     F32::store(factors + g, v * F32::load(a.scales + g));
   }
   // Blocks come in pairs: the last of them may have no group.
-  if (a.groups % kLanes == 0) factors[a.groups] = 0;
+  if (a.groups % kWidth == 0) factors[a.groups] = 0;
   return taken;
 }
 
@@ -151,7 +145,7 @@ RM_INLINE Sum add_scaled(Sum sum, __m256i products, float factor) {
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(products), _mm256_set1_ps(factor), sum);
 }
 /// The vector's lanes in the order of the sum's.
-RM_INLINE Sum begin_sum(Vec v) {
+RM_INLINE Sum begin_sum(vf v) {
 #if defined(__AVX512F__)
   const __m512 wide = (__m512)v;
   return _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
@@ -272,9 +266,9 @@ void dot4(const DotArgs& a) {
 #else
 void dot8(const DotArgs& a) {
   for (int s = 0; s < kStreams; ++s) {
-    const Vec taken = make_factors(a, s, a.factors);
+    const vf taken = make_factors(a, s, a.factors);
     float sum = 0;
-    for (int i = 0; i < kLanes; ++i) sum += taken[i];
+    for (int i = 0; i < kWidth; ++i) sum += taken[i];
     for (int64_t b = 0; b < a.blocks; ++b) {
       const auto* x = reinterpret_cast<const int16_t*>(a.values) + b * kBlock;
       const auto* w = reinterpret_cast<const int8_t*>(a.w[s]) + b * kBlock;
@@ -288,9 +282,9 @@ void dot8(const DotArgs& a) {
 
 void dot4(const DotArgs& a) {
   for (int s = 0; s < kStreams; ++s) {
-    const Vec taken = make_factors(a, s, a.factors);
+    const vf taken = make_factors(a, s, a.factors);
     float sum = 0;
-    for (int i = 0; i < kLanes; ++i) sum += taken[i];
+    for (int i = 0; i < kWidth; ++i) sum += taken[i];
     for (int64_t b = 0; b < a.blocks; ++b) {
       const auto* high = reinterpret_cast<const int8_t*>(a.values) + b * 2 * kBlock;
       const uint8_t* w = a.w[s] + b / 2 * 32;
@@ -350,11 +344,11 @@ RM_INLINE void load_group(const QuantizeArgs& a, int64_t from, int64_t n, float*
   const S* src = static_cast<const S*>(a.src) + from * a.col_stride;
   int64_t i = 0;
   if (a.col_stride == 1) {
-    for (; i + kLanes <= n; i += kLanes) F32::store(w + i, T::load(src + i));
+    for (; i + kWidth <= n; i += kWidth) F32::store(w + i, T::load(src + i));
   }
-  for (; i < n; i += kLanes) {
-    S lanes[kLanes] = {};
-    for (int64_t j = 0; j < kLanes && i + j < n; ++j) lanes[j] = src[(i + j) * a.col_stride];
+  for (; i < n; i += kWidth) {
+    S lanes[kWidth] = {};
+    for (int64_t j = 0; j < kWidth && i + j < n; ++j) lanes[j] = src[(i + j) * a.col_stride];
     F32::store(w + i, T::load(lanes));
   }
 }
@@ -362,15 +356,15 @@ RM_INLINE void load_group(const QuantizeArgs& a, int64_t from, int64_t n, float*
 /// As in src/ops/linear/quantized.cpp, bit for bit.
 RM_INLINE Group choose(const float* w, int64_t n, int64_t bits, bool symmetric, uint16_t* scale,
                        uint16_t* zero) {
-  Vec lows{}, highs{}, finite{};
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const Vec v = F32::load(w + i);
+  vf lows{}, highs{}, finite{};
+  for (int64_t i = 0; i < n; i += kWidth) {
+    const vf v = F32::load(w + i);
     lows = v < lows ? v : lows;
     highs = v > highs ? v : highs;
     finite += v * 0.f;
   }
   float low = 0, high = 0, check = 0;
-  for (int i = 0; i < kLanes; ++i) {
+  for (int i = 0; i < kWidth; ++i) {
     low = lows[i] < low ? lows[i] : low;
     high = highs[i] > high ? highs[i] : high;
     check += finite[i];
@@ -397,15 +391,15 @@ RM_INLINE void integers_of(const float* w, int64_t n, const Group& group, float 
                            int32_t* out) {
   const bool usable = group.scale != 0.f && group.scale == group.scale;
   const float bound = 1e6f;  // far outside of all integers, small enough to be rounded by adding
-  for (int64_t i = 0; i < n; i += kLanes) {
-    Vec q = Vec{} + group.zero;
+  for (int64_t i = 0; i < n; i += kWidth) {
+    vf q = vf{} + group.zero;
     if (usable) {
-      Vec scaled = F32::load(w + i) / group.scale;
-      scaled = scaled < -bound ? Vec{} - bound : scaled > bound ? Vec{} + bound : scaled;
+      vf scaled = F32::load(w + i) / group.scale;
+      scaled = scaled < -bound ? vf{} - bound : scaled > bound ? vf{} + bound : scaled;
       q = (scaled + kRounder) - kRounder + group.zero;
     }
-    q = q < low ? Vec{} + low : q > high ? Vec{} + high : q;
-    const Bits bits = (Bits)(q + kRounder) - 0x4b400000u;
+    q = q < low ? vf{} + low : q > high ? vf{} + high : q;
+    const vu bits = (vu)(q + kRounder) - 0x4b400000u;
     __builtin_memcpy(out + i, &bits, sizeof bits);
   }
 }

@@ -22,14 +22,14 @@ constexpr int64_t kAhead = 3072;        // prefetch distance, bytes
 /// scale is NaN. The product is rounded before the sum is: an integer of the second implementation
 /// (python/rm_abstract/verification/quantised.py) must be the same.
 RM_INLINE void round_block(const float* x, int8_t* values, float* scale, int32_t* sum) {
-  Vec high{}, finite{};
-  for (int i = 0; i < kBlock; i += kLanes) {
-    const Vec v = F32::load(x + i), magnitude = (Vec)((Bits)v & 0x7fffffff);
+  vf high{}, finite{};
+  for (int i = 0; i < kBlock; i += kWidth) {
+    const vf v = F32::load(x + i), magnitude = (vf)((vu)v & 0x7fffffff);
     high = magnitude > high ? magnitude : high;
     finite += v * 0.f;
   }
   float most = 0, check = 0;
-  for (int i = 0; i < kLanes; ++i) {
+  for (int i = 0; i < kWidth; ++i) {
     most = high[i] > most ? high[i] : most;
     check += finite[i];
   }
@@ -38,12 +38,12 @@ RM_INLINE void round_block(const float* x, int8_t* values, float* scale, int32_t
   const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
   *scale = good ? most / kLimit : __builtin_nanf("");
   int32_t q[kBlock];
-  for (int i = 0; i < kBlock; i += kLanes) {
-    Vec scaled = (good ? F32::load(x + i) : Vec{}) * inverse;
+  for (int i = 0; i < kBlock; i += kWidth) {
+    vf scaled = (good ? F32::load(x + i) : vf{}) * inverse;
 #if defined(__x86_64__)
     __asm__("" : "+x"(scaled));  // no fused multiply-add
 #endif
-    const Bits bits = (Bits)(scaled + kRounder) - 0x4b400000u;
+    const vu bits = (vu)(scaled + kRounder) - 0x4b400000u;
     __builtin_memcpy(q + i, &bits, sizeof bits);
   }
   int32_t total = 0;
@@ -65,7 +65,7 @@ void round_row(const RoundArgs& a) {
       for (int64_t i = 0; i < count; ++i) copy[i] = src[i * a.col_stride];
       src = copy;
     }
-    for (int i = 0; i < kBlock; i += kLanes) F32::store(x + i, T::load(src + i));
+    for (int i = 0; i < kBlock; i += kWidth) F32::store(x + i, T::load(src + i));
     round_block(x, a.values + b * kBlock, a.scales + b, a.sums + b);
   }
 }
