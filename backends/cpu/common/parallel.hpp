@@ -13,7 +13,11 @@ namespace rm::cpu {
 inline constexpr double kWorthThreadNs = 20000;
 
 /// Most threads a launch will ever use; workspaces are sized by it at prepare time.
-inline int thread_limit() { return std::max(omp_get_max_threads(), omp_get_num_procs()); }
+inline int thread_limit() {
+  // Asked once: libgomp answers through memory that all threads share, which is a race.
+  static const int processors = omp_get_num_procs();
+  return std::max(omp_get_max_threads(), processors);
+}
 
 inline int threads_for(double work_ns, int64_t tasks, int limit) {
   const double worth = work_ns / kWorthThreadNs;
