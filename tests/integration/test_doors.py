@@ -200,6 +200,7 @@ def test_the_pytest_plugin_names_a_pattern_of_no_test(tmp_path):
 def test_the_doctor_knows_the_ways_in():
     command = [sys.executable, "-m", "rm_abstract.cli.main", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout, done.stderr
     checks = {row["name"]: row for row in json.loads(done.stdout)["checks"]}
     assert checks["RM_ABSTRACT"]["status"] == "ok"
     assert checks["torch.compile"]["status"] == "ok"

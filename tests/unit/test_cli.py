@@ -58,6 +58,7 @@ def doctor(tmp_path, *, broken=None, **environment):
         text=True,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
+    assert done.stdout, done.stderr
     found = json.loads(done.stdout)
     return done.returncode, {row["name"]: row for row in found["checks"]}
 

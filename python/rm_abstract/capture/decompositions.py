@@ -75,8 +75,7 @@ def decomposed(
             environments = {v.fake_mode.shape_env for v in values if isinstance(v, FakeTensor)}
             for environment in environments:
                 if environment is not None:
-                    # A branch on a size would hold for the sizes of the capture only.
-                    stack.enter_context(environment.error_on_new_guards())
+                    stack.enter_context(_no_new_guards(environment))
             graph = make_fx(call, tracing_mode="symbolic")(*values)
             if any(_writes(node) for node in graph.graph.nodes):
                 graph = make_fx(functionalize(graph), tracing_mode="symbolic")(*values)
@@ -93,6 +92,31 @@ def decomposed(
 def _writes(node: torch.fx.Node) -> bool:
     """torch writes some compositions with operators in place."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+class _NewGuard(Exception):
+    """A decomposition branches on a size."""
+
+
+@contextmanager
+def _no_new_guards(environment: Any) -> Iterator[None]:
+    """Raises where a decomposition branches on a size: the branch would hold for the sizes of the
+    capture only.
+    """
+    if hasattr(environment, "error_on_new_guards"):
+        with environment.error_on_new_guards():
+            yield
+        return
+
+    # torch 2.10 and 2.11 only warn, in a method that they call before they add a guard.
+    def refuse(expression: Any, value: Any) -> None:
+        raise _NewGuard(f"{expression} == {value}")
+
+    environment._check_frozen = refuse  # hides the class's method
+    try:
+        yield
+    finally:
+        del environment._check_frozen
 
 
 @contextmanager
