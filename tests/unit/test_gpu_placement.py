@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rm_abstract import _core
+from rm_abstract import _core, device
 from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import CallSpec
 from rm_abstract.engines.placement import GpuPlacement, core_of
@@ -43,6 +43,7 @@ def test_caches_of_the_user_and_generation_from_the_cpu_have_reasons_of_their_ow
 
 
 def test_only_programs_whose_tensors_lie_there_are_the_cores_own(placement: GpuPlacement) -> None:
+    device.backends()  # loads the plugins
     core = _core.Program(
         'rmir 1\ninput %0 "x" : f32[4]\n%1 = exp(%0) : f32[4]\nreturn %1\n', {}, ["cpu"]
     )
