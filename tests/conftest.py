@@ -86,15 +86,18 @@ def minilm() -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sampled(n)` a run draws n of its parameters by the seed: all of
-    them run over time. RM_HEAVY=1, or asking for a test by its name, runs all."""
+    """Of a test marked `sampled(n)` a run draws n of its parameters by the seed, and n of all tests
+    that are marked `sampled(n, of=subject)` with the same subject: all of them run over time.
+    RM_HEAVY=1, or asking for a test by its name, runs all."""
     by_name = config.option.keyword or any("::" in argument for argument in config.args)
     if by_name or os.environ.get("RM_HEAVY") == "1":
         return
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled"):
-            cases.setdefault((str(item.path), getattr(item, "originalname", "")), []).append(item)
+        if marker := item.get_closest_marker("sampled"):
+            own = (str(item.path), getattr(item, "originalname", ""))
+            subject = marker.kwargs.get("of")
+            cases.setdefault(("", subject) if subject else own, []).append(item)
     left_out: set[pytest.Item] = set()
     for key, group in cases.items():
         (count,) = group[0].get_closest_marker("sampled").args

@@ -68,7 +68,7 @@ def conformance(plugin: Path) -> dict[str, tuple[str, str]]:
     return {row["check"]: (row["verdict"], row["detail"]) for row in json.loads(done.stdout)}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="guide program")
 @pytest.mark.parametrize("kind", ["python_plugin", "compiled_plugin"])
 def test_it_passes_the_conformance_suite(kind: str, request: pytest.FixtureRequest) -> None:
     found = conformance(request.getfixturevalue(kind))
@@ -76,6 +76,7 @@ def test_it_passes_the_conformance_suite(kind: str, request: pytest.FixtureReque
     assert {check: found[check][0] for check in CHECKS} == dict.fromkeys(CHECKS, "passed")
 
 
+@pytest.mark.sampled(2, of="guide program")
 def test_a_runtime_with_other_tokens_is_found_out(tmp_path: Path) -> None:
     plugin = compiled(tmp_path, "-DGENERATING_WRONG")
     command = [sys.executable, "-m", "rm_abstract.testing.execution", str(plugin), "--generation"]
@@ -143,7 +144,7 @@ def generated(plugin: Path, device: str, **settings: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2, of="guide program")
 @pytest.mark.parametrize(
     ("kind", "device"), [("python_plugin", "zeta:0"), ("compiled_plugin", "zeta2:0")]
 )

@@ -45,6 +45,7 @@ def built(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["null", "torch", "cpu", "cuda", "sim"])
+@pytest.mark.sampled(2)
 def test_plugin_keeps_the_contract(name: str) -> None:
     outcomes = conformance(built(name), *IMPORTS.get(name, []))
     failed = {check: detail for check, (verdict, detail) in outcomes.items() if verdict == "failed"}
@@ -55,6 +56,7 @@ def test_plugin_keeps_the_contract(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["torch", "cpu"])
+@pytest.mark.sampled(1)
 def test_kernel_checks_really_run_on_kernel_backends(name: str) -> None:
     outcomes = conformance(built(name), *IMPORTS.get(name, []))
     for check in ("kernel rows are complete", "every operator ends with a fallback"):
@@ -68,6 +70,7 @@ EXECUTED = {
 
 
 @pytest.mark.parametrize("name", sorted(EXECUTED))
+@pytest.mark.sampled(1)
 def test_results_are_really_compared(name: str) -> None:
     assert conformance(built(name))[EXECUTED[name]][0] == "passed"
 

@@ -149,6 +149,7 @@ def test_streamers_and_criteria_see_what_transformers_shows_them(served: Any, se
     assert seen[0] == seen[1] and asked[0] == asked[1]
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_what_it_does_not_do_runs_elsewhere_and_is_named(served: Any, seed: int) -> None:
     from transformers import DynamicCache, LogitsProcessorList
 
@@ -173,6 +174,7 @@ def test_what_it_does_not_do_runs_elsewhere_and_is_named(served: Any, seed: int)
     assert record(served)["requests"] == requests
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_threads_generate_at_once(served: Any, seed: int) -> None:
     inputs = [models.prompts(1 + i % 2, seed + i) for i in range(12)]
     want = [expected(served, one, **GREEDY) for one in inputs]
@@ -222,6 +224,7 @@ def test_another_structure_is_not_the_engines(served: Any, seed: int) -> None:
     assert record(served)["requests"] == requests + 1
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_a_killed_worker_is_a_typed_error_and_the_next_call_works(served: Any, seed: int) -> None:
     inputs = models.prompts(1, seed)
     want = served.generate(**inputs, **GREEDY)
@@ -246,6 +249,7 @@ def test_a_child_made_by_fork_leaves_the_worker_to_its_parent(served: Any, seed:
     assert torch.equal(served.generate(**inputs, **GREEDY), want)
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_memory_of_the_engine_is_told_emptied_and_given_back(served: Any, seed: int) -> None:
     inputs = models.prompts(1, seed)
     want = served.generate(**inputs, **GREEDY)
@@ -270,6 +274,7 @@ def alone(served: Any) -> Iterator[None]:
     yield
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_an_engine_that_cannot_start_or_computes_otherwise_is_not_used(
     alone: None, start: Any, seed: int
 ) -> None:
@@ -292,6 +297,7 @@ def test_an_engine_that_cannot_start_or_computes_otherwise_is_not_used(
     assert error.value.code == "RM331"
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_engines_are_switched_live_and_end_with_idleness_and_with_the_session(
     alone: None, start: Any, seed: int
 ) -> None:
@@ -347,6 +353,7 @@ def test_shared_memory_of_a_killed_group_is_removed(tmp_path: Path) -> None:
     assert not segment.exists()
 
 
+@pytest.mark.sampled(4, of="remote engines")
 def test_a_user_that_is_killed_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
     """The worker sees its socket close and removes itself and its folder."""
     script = tmp_path / "script.py"

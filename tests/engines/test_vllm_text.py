@@ -106,6 +106,7 @@ def test_too_many_jobs_are_refused_as_a_whole(text: VllmText) -> None:
     assert all(events.empty() for _, events in jobs)
 
 
+@pytest.mark.sampled(2, of="vllm's process")
 def test_a_killed_process_fails_its_jobs_and_the_next_one_works(
     text: VllmText, expected: list[int]
 ) -> None:
@@ -128,6 +129,7 @@ def ended_process(text: VllmText) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.sampled(2, of="vllm's process")
 def test_nobody_waits_for_a_process_that_starts_but_its_jobs(
     text: VllmText, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +156,7 @@ def test_nobody_waits_for_a_process_that_starts_but_its_jobs(
     assert [token.id for token in ended(first_events)[0]] == expected
 
 
+@pytest.mark.sampled(2, of="vllm's process")
 def test_a_process_that_does_not_start_again_is_a_fault_until_one_does(
     text: VllmText, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_process_that_does_not_start_again_is_a_fault_until_one_does(
     assert [token.id for token in ended(events)[0]] == expected and text.fault() == ""
 
 
+@pytest.mark.sampled(2, of="vllm's process")
 def test_what_an_ended_process_owed_takes_nothing_from_the_next(
     text: VllmText, expected: list[int]
 ) -> None:

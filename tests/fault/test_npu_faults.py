@@ -268,6 +268,7 @@ def test_ctrl_c_while_compiling_returns_within_two_seconds(fault: str) -> None:
     assert gone_within(workers, 2 if HEAVY else 30)
 
 
+@pytest.mark.sampled(2, of="npu scripts")
 def test_workers_end_when_the_script_is_killed() -> None:
     script = start_script(
         "run(); print(*worker_pids(), flush=True); import time; time.sleep(60)",
@@ -282,6 +283,7 @@ def test_workers_end_when_the_script_is_killed() -> None:
     assert gone_within(workers, 30)
 
 
+@pytest.mark.sampled(2, of="npu scripts")
 def test_progress_is_told_on_stderr_and_the_second_time_the_cache() -> None:
     script = start_script("print(run().right)", RM_SIM_COMPILE_S="1")
     output, errors = script.communicate(timeout=120)
@@ -294,6 +296,7 @@ def test_progress_is_told_on_stderr_and_the_second_time_the_cache() -> None:
     assert "Loading compiled model from cache" in errors
 
 
+@pytest.mark.sampled(2, of="npu scripts")
 def test_the_users_process_never_imports_the_workers_side() -> None:
     script = start_script(
         "run(); import sys; print('rm_abstract.worker.__main__' in sys.modules)",

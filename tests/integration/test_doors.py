@@ -160,12 +160,14 @@ def plugin(tmp_path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
 
+@pytest.mark.sampled(1, of="pytest plugin")
 def test_the_pytest_plugin_runs_tests_with_it_and_knows_expected_failures(tmp_path):
     done = plugin(tmp_path, "--rm-xfail", "known.yaml", "--rm-min-routed", "0.5")
     assert done.returncode == 0, done.stdout
     assert "1 xfailed" in done.stdout and "7 of 8 module calls were served" in done.stdout
 
 
+@pytest.mark.sampled(1, of="pytest plugin")
 def test_the_pytest_plugin_fails_below_the_share(tmp_path):
     done = plugin(tmp_path, "--rm-xfail", "known.yaml", "--rm-min-routed", "0.99")
     assert done.returncode == 1 and "asks for a share of 0.99" in done.stdout
@@ -190,6 +192,7 @@ def test_the_pytest_plugin_names_an_argument_it_cannot_use(tmp_path, arguments, 
     assert "Traceback" not in done.stdout + done.stderr and "INTERNALERROR" not in done.stdout
 
 
+@pytest.mark.sampled(1, of="pytest plugin")
 def test_the_pytest_plugin_names_a_pattern_of_no_test(tmp_path):
     (tmp_path / "old.yaml").write_text("- id: '*::test_wrong'\n- id: '*::test_gone'\n")
     done = plugin(tmp_path, "--rm-xfail", "old.yaml")

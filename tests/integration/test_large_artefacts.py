@@ -60,6 +60,7 @@ def served(form: str, folder: Path, mib: int = MIB) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("form", ["file", "folder"] if HEAVY else ["file"])
+@pytest.mark.sampled(1, of="large artefacts")
 def test_a_large_artefact_is_never_copied_in_the_users_process(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_large_artefact_is_never_copied_in_the_users_process(
         assert not list((tmp_path / cache).glob("rm-artefact-*"))
 
 
+@pytest.mark.sampled(1, of="large artefacts")
 def test_a_damaged_file_is_made_again(own_cache: Path, tmp_path: Path) -> None:
     assert served("folder", tmp_path / "one", 8)["cache"] == "miss"
     objects = own_cache / "v1" / "objects"

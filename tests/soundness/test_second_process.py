@@ -89,6 +89,7 @@ def run(script: Path, scale: str) -> dict[str, list[object]]:
 
 
 @pytest.mark.parametrize("folder", ["beside", "under the prefix"])
+@pytest.mark.sampled(1)
 def test_what_another_process_verified_is_compared_again(tmp_path: Path, folder: str) -> None:
     place = tmp_path / folder
     place.mkdir()
