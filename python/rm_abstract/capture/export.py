@@ -26,7 +26,7 @@ from rm_abstract.base.tracing import ONE_AT_A_TIME
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
-from rm_abstract.capture import aliases, budget, inplace, layouts
+from rm_abstract.capture import aliases, budget, inplace, layouts, written_views
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import KeptOp, import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
@@ -183,6 +183,7 @@ def capture_flat(
     with ONE_AT_A_TIME:
         program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
+        written_views.replace(program)
         if is_inplace(program):
             with _quietly():
                 program = program.run_decompositions({})

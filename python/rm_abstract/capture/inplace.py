@@ -3,7 +3,8 @@
 Models of images write `relu_` everywhere; functionalising a whole graph traces it a second time,
 which takes as long as the first. Where the tensor an operator changes is a result that nothing else
 lies in, its plain form gives the same values, and everybody who reads the tensor afterwards reads
-the plain form's result. What is not as simple as that is left as it is.
+the plain form's result. Writes into parts of such a tensor are `written_views.py`'s; what is not as
+simple as that is left as it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _PLAIN = frozenset(
     "relu hardtanh hardswish hardsigmoid sigmoid silu mish tanh leaky_relu elu celu selu gelu "
     "add sub mul div clamp clamp_min clamp_max exp neg sqrt rsqrt abs masked_fill".split()
 )
+_DROPOUT = (torch.ops.aten.dropout.default, torch.ops.aten.dropout_.default)
 # Compositions of other operators may return their argument itself, as type_as does; of all others
 # torch requires new memory where their schema says nothing. Of the compositions these do give it.
 _NEW_MEMORY = frozenset(
@@ -29,15 +31,15 @@ _NEW_MEMORY = frozenset(
 def replace(program: ExportedProgram) -> None:
     """Replaces what can be, in place."""
     graph = program.graph_module.graph
-    if not any(_writes(node) for node in graph.nodes):
+    if not any(writes(node) for node in graph.nodes):
         return
     changed = _without_dropout(graph)
     order = {node: number for number, node in enumerate(graph.nodes)}
     shared: Counter[int] = Counter()  # storages by the number of nodes so far that lie in them
     for node in graph.nodes:
-        plain = _plain(node)
+        plain = plain_form(node)
         source = node.args[0] if plain is not None else None
-        if source is not None and shared[_storage(source)] == 1:
+        if source is not None and is_new(source) and shared[storage_of(source)] == 1:
             node.target = plain
             after = order[node]
             source.replace_all_uses_with(
@@ -47,32 +49,29 @@ def replace(program: ExportedProgram) -> None:
             source.meta = {**source.meta, "val": _elsewhere(source.meta["val"])}
             changed = True
             continue
-        for storage in _storages(node):
+        for storage in storages_of(node):
             shared[storage] += 1
     if changed:
         program.graph_module.recompile()
 
 
-def _writes(node: torch.fx.Node) -> bool:
+def writes(node: torch.fx.Node) -> bool:
+    """Whether an operator changes one of its arguments."""
     target = node.target
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 def _without_dropout(graph: torch.fx.Graph) -> bool:
     """Takes evaluated dropouts out: they give their argument itself, which their schema hides."""
-    found = [
-        node
-        for node in graph.nodes
-        if node.target is torch.ops.aten.dropout.default and node.args[2] is False
-    ]
+    found = [node for node in graph.nodes if node.target in _DROPOUT and node.args[2] is False]
     for node in found:
         node.replace_all_uses_with(node.args[0])
         graph.erase_node(node)
     return bool(found)
 
 
-def _plain(node: torch.fx.Node) -> Any:
-    """The operator that computes what this one writes into its first argument, a result of the
+def plain_form(node: torch.fx.Node) -> Any:
+    """The operator that computes what this one writes into its first argument, a tensor of the
     graph; None when there is none."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
@@ -80,8 +79,6 @@ def _plain(node: torch.fx.Node) -> Any:
     name = target._schema.name.removeprefix("aten::")
     source = node.args[0] if node.args else None
     if not name.endswith("_") or name[:-1] not in _PLAIN or not isinstance(source, torch.fx.Node):
-        return None
-    if not _is_new(source):
         return None
     plain = getattr(getattr(torch.ops.aten, name[:-1], None), target._overloadname, None)
     if plain is None or _arguments(plain) != _arguments(target):
@@ -96,7 +93,7 @@ def _plain(node: torch.fx.Node) -> Any:
     return plain if len(dtypes) == 1 else None
 
 
-def _is_new(source: torch.fx.Node) -> bool:
+def is_new(source: torch.fx.Node) -> bool:
     """Whether a node's result is one tensor that lies in no other tensor's memory."""
     operator = source.target
     if source.op != "call_function" or not isinstance(operator, torch._ops.OpOverload):
@@ -115,11 +112,12 @@ def _arguments(operator: Any) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in operator._schema.arguments]
 
 
-def _storage(node: torch.fx.Node) -> int:
+def storage_of(node: torch.fx.Node) -> int:
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
-def _storages(node: torch.fx.Node) -> set[int]:
+def storages_of(node: torch.fx.Node) -> set[int]:
+    """Of all tensors that a node gives."""
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
     return {int(v.untyped_storage()._cdata) for v in values if isinstance(v, torch.Tensor)}
