@@ -10,6 +10,7 @@ import sys
 import threading
 import warnings
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rm_abstract import _core
@@ -77,6 +78,7 @@ class Session:
         self._noticed: set[tuple[str, str]] = set()
         self._facts: Any = None
         self._collector_known = False
+        self._prepared = False  # a model was attached
         self._compile_cache: Any = None
         self._kernel_checks: Any = None
         self._workers: dict[str, WorkerPool] = {}
@@ -183,7 +185,21 @@ class Session:
         """
         from rm_abstract.hooks import attaching
 
-        return attaching.attach(self, module, source)
+        router = attaching.attach(self, module, source)
+        if router is not None and not self._prepared:
+            self._prepared = True
+            self._prepare()
+        return router
+
+    def _prepare(self) -> None:
+        """Loads what a first call needs. A model was just loaded, which takes longer anyway, and
+        the first call is what users wait for."""
+        from rm_abstract import engines
+
+        # What cannot be loaded here cannot be in the first call, which reports it.
+        with suppress(Exception):
+            self._load_plugins()
+            engines.load(self.settings.text("inference_engine"))
 
     def adopt(self, router: Router) -> None:
         self._routers.add(router)
@@ -222,10 +238,13 @@ class Session:
         """An engine for a module; None for ``torch``, which leaves every call to eager."""
         from rm_abstract import engines
 
-        # Again: torch is in the process now, so the bridge to it can be loaded.
-        devices.load_plugins(self.settings.text("backend_path"), self.settings.text("cpu_isa"))
+        self._load_plugins()
         name = self.settings.text("inference_engine")
         return engines.create(name, module, self.engine_context(events))
+
+    def _load_plugins(self) -> None:
+        """Again: torch is in the process now, so the bridge to it can be loaded."""
+        devices.load_plugins(self.settings.text("backend_path"), self.settings.text("cpu_isa"))
 
     def engine_context(self, events: Events) -> EngineContext:
         """The settings and services of this session for one engine."""

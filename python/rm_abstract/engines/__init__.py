@@ -5,6 +5,6 @@ from __future__ import annotations
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
 from rm_abstract.engines.base import Engine, Entry
-from rm_abstract.engines.registry import create, names, register
+from rm_abstract.engines.registry import create, load, names, register
 
-__all__ = ["Decline", "Engine", "Entry", "EntryReport", "create", "names", "register"]
+__all__ = ["Decline", "Engine", "Entry", "EntryReport", "create", "load", "names", "register"]

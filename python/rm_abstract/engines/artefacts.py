@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import torch
 from rm_abstract import _core
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.variant import Record
+from rm_abstract.engines.weight_digests import WeightDigests
 from rm_abstract.guards.found import Sources
 from rm_abstract.guards.identity import Unstable, describe
 from rm_abstract.verification.parity import GATE_VERSION, Verdict
@@ -24,7 +24,6 @@ from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BI
 
 BRIDGE = "torch"
 QUANTISED_ON = "cpu"  # the backend that has kernels for quantised weights
-_HASH_THREADS = 8
 _KDL_CPU = 1  # DLPack's device type
 
 
@@ -36,6 +35,7 @@ class Artefacts:
         self._backend = context.device.backend
         self._device_index = context.device.index
         self.cache = context.open_cache()
+        self.digests = WeightDigests()
         self._identity: str | None = None
         self._bypass = ""
         self._passed: set[str] = set()  # programs of which such a verdict was stored
@@ -277,31 +277,5 @@ class Artefacts:
         builder.set("program", f"{artefact} gate {GATE_VERSION}")
         # Another instruction set or library gives other numbers: a verdict is of this machine.
         builder.set("backend", self._fingerprints())
-        builder.set("weights", weights_digest(weights))
+        builder.set("weights", self.digests.of(weights))
         return builder.finish()
-
-
-def weights_digest(weights: dict[str, torch.Tensor]) -> bytes:
-    """One digest over names, types and contents, read at memory speed."""
-
-    def part(name: str) -> bytes:
-        tensor = weights[name].detach()
-        head = f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode()
-        if not tensor.numel():
-            return head
-        flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-        return head + bytes(_core.cache.digest(flat.numpy()))
-
-    # Hashing leaves the GIL, so threads help: one a core up to where memory is the limit. Each
-    # gets its share at once: handing out single tensors costs more than hashing small ones.
-    names = sorted(weights, key=lambda name: weights[name].numel(), reverse=True)
-    count = min(torch.get_num_threads(), _HASH_THREADS, len(names))
-    if count <= 1:
-        digests = {name: part(name) for name in names}
-    else:
-        with ThreadPoolExecutor(count) as pool:
-            shares = pool.map(
-                lambda first: [(name, part(name)) for name in names[first::count]], range(count)
-            )
-            digests = dict(pair for share in shares for pair in share)
-    return bytes(_core.cache.digest(b"".join(digests[name] for name in sorted(weights))))

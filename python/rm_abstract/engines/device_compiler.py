@@ -13,7 +13,7 @@ import torch
 
 from rm_abstract import _core
 from rm_abstract.base.errors import DeviceUnavailableError, from_core
-from rm_abstract.engines.artefacts import Artefacts, weights_digest
+from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.progress import Progress
 from rm_abstract.kv.residence import Types
@@ -101,7 +101,7 @@ class DeviceCompiler:
         builder.set("backend", software)
         builder.set("target", self.target)
         if self.embeds_weights:
-            builder.set("weights", weights_digest(weights))
+            builder.set("weights", self._artefacts.digests.of(weights))
         key = builder.finish()
 
         def compile_part() -> dict[str, Any]:

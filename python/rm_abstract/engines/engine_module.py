@@ -59,6 +59,8 @@ class EngineModule:
             self._ties = ties_of(self.get())
             found = sources.of_module(self.get())  # takes milliseconds: once for both
             self._user_code = found.user_code
+            if not found.user_code:  # else no verdict is asked for
+                self.artefacts.digests.begin(self.get().parameters())
             self.artefacts.identify(self.get(), found)
 
     def changed(self, what: str) -> bool:

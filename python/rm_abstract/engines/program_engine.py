@@ -95,7 +95,10 @@ class ProgramEngine:
             change = self._changes  # it may change the module: programs are made from what it left
             return output
 
-        output = entry.first(tuple(call.leaves), original, containers(args, kwargs))
+        try:
+            output = entry.first(tuple(call.leaves), original, containers(args, kwargs))
+        finally:
+            self.artefacts.digests.forget()
         with self._changing:
             if change == self._changes:  # else it is for a module that is another one by now
                 self._stale.pop(call.spec, None)

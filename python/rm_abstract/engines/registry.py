@@ -49,6 +49,13 @@ def create(name: str, module: Any, context: EngineContext) -> Engine | None:
     return factory(module, context)
 
 
+def load(name: str) -> None:
+    """Imports an engine of ours; for ``auto`` the native one, which most devices are served by."""
+    module = _MODULES.get("native" if name in ("auto", "vllm") else name)
+    if module is not None and name not in _registered:
+        import_module(module)
+
+
 def has_kernels(device: Resolved) -> bool:
     """True when our compiler plans with the device's kernels."""
     from rm_abstract import _core
