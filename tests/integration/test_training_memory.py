@@ -16,6 +16,10 @@ STRICT = {"fallback": "error"}
 _WIDTH = 48
 
 
+# So many that what is kept outweighs the workspaces of kernels on a machine of many threads.
+_ROWS = 32
+
+
 class _Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +69,7 @@ def _train(model: nn.Module, budget: int | None) -> tuple[list[float], dict[str,
     g = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(6):
-        ids = torch.randint(0, 32, (8, 33), generator=g)
+        ids = torch.randint(0, 32, (_ROWS, 33), generator=g)
         losses.append(float(step(ids[:, :-1], ids[:, 1:])))
     assert step.report()["compiled"] == 4
     return losses, step.memory_report()[0]
@@ -73,7 +77,7 @@ def _train(model: nn.Module, budget: int | None) -> tuple[list[float], dict[str,
 
 def test_half_of_what_eager_keeps_is_enough_and_changes_no_number() -> None:
     model = _model()
-    half = _kept_by_eager(model, torch.zeros(8, 32, dtype=torch.long)) // 2
+    half = _kept_by_eager(model, torch.zeros(_ROWS, 32, dtype=torch.long)) // 2
     whole_model, half_model = copy.deepcopy(model), copy.deepcopy(model)
     wanted, whole = _train(whole_model, None)
     losses, row = _train(half_model, half)
