@@ -2,7 +2,8 @@
 
 Every sample is a new process with an empty cache (cold: capture, compile, and a check of every row
 that the machine has not seen) and a second one with the cache that it left (warm). Printed are the
-milliseconds that the checks took, the time from the model's load to its first output, and the share.
+milliseconds that the checks took, the first call, and the share of the time from the model's load to
+its first output.
 
     python benchmarks/self_check.py [--rounds 3] [--only MiniLM]
 """
@@ -77,7 +78,7 @@ def main() -> None:
         samples: dict[str, list[dict]] = {"cold": [], "warm": []}
         for _ in range(arguments.rounds):
             with tempfile.TemporaryDirectory() as cache:
-                for process, found in samples.items():
+                for found in samples.values():
                     found.append(sample(case, folder, cache))
         for process, found in samples.items():
             rows = statistics.median(s["checks"]["checked"] for s in found)
