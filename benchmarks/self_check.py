@@ -2,8 +2,8 @@
 
 Every sample is a new process with an empty cache (cold: capture, compile, and a check of every row
 that the machine has not seen) and a second one with the cache that it left (warm). Printed are the
-milliseconds that the checks took, the first call, and the share of the time from the model's load to
-its first output.
+milliseconds that the checks took, the first call, and the share of the time from the load
+to the first output.
 
     python benchmarks/self_check.py [--rounds 3] [--only MiniLM]
 """
