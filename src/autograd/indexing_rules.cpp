@@ -1,5 +1,6 @@
 // Look-ups scatter their gradients back; elements that were read twice get both.
 #include "autograd/rules.hpp"
+#include "base/error.hpp"
 
 namespace rm::autograd {
 namespace {
@@ -83,7 +84,12 @@ void index(Adjoint& a) {
 void scatter(Adjoint& a) {
   Builder& b = a.b;
   const int64_t axis = a.node.i("axis");
-  const bool adds = a.node.s("kind") == "add";
+  const std::string kind = a.node.s("kind");
+  if (kind != "set" && kind != "add") {
+    throw Error(RM_UNIMPLEMENTED,
+                "[autograd] expected a scatter that sets or adds, got '" + kind + "'", "RM702");
+  }
+  const bool adds = kind == "add";
   if (a.wants(0)) {
     a.din[0] = adds ? a.dy()
                     : b.op("scatter", {a.dy(), a.x(1), b.zeros_like(a.x(2))}, a.node.attrs);

@@ -1,12 +1,8 @@
 // Operators that write elements at places given by indices.
-#include <algorithm>
-
 #include "onnx/importer.hpp"
 
 namespace rm::onnx {
 namespace {
-
-constexpr int64_t kMaxWrites = 1024;
 
 // Negative indices count from the end.
 ValueId from_start(Importer& m, ValueId index, const Dim& size) {
@@ -18,31 +14,13 @@ ValueId from_start(Importer& m, ValueId index, const Dim& size) {
 std::string combined(const Importer& m) {
   const std::string kind = m.s("reduction", "none");
   if (kind == "none") return "set";
-  if (kind == "add") return "add";
-  if (kind == "mul") return "mul";
-  if (kind == "max") return "maximum";
-  if (kind == "min") return "minimum";
+  if (kind == "add" || kind == "mul" || kind == "max" || kind == "min") return kind;
   m.refuse("none, add, mul, max or min", kind);
 }
 
-// Along `axis`, one place of the index after the other where the operator has no scatter of its
-// own: within one place no element is met twice.
 ValueId scattered(Importer& m, ValueId x, ValueId index, ValueId src, int64_t axis,
                   const std::string& kind) {
-  if (kind == "set" || kind == "add") {
-    return m.op("scatter", {x, index, src}, {{"axis", axis}, {"kind", kind}});
-  }
-  const int64_t n = m.fixed(m.dims(index)[static_cast<size_t>(axis)]);
-  if (n > kMaxWrites)
-    m.refuse("at most " + std::to_string(kMaxWrites) + " places for '" + kind + "'",
-             std::to_string(n));
-  for (int64_t k = 0; k < n; ++k) {
-    ValueId at = m.slice(index, axis, Dim(k), Dim(k + 1), 1);
-    ValueId old = m.op("gather", {x, at}, {{"axis", axis}});
-    ValueId made = m.op(kind, {old, m.slice(src, axis, Dim(k), Dim(k + 1), 1)});
-    x = m.op("scatter", {x, at, made}, {{"axis", axis}, {"kind", std::string("set")}});
-  }
-  return x;
+  return m.op("scatter", {x, index, src}, {{"axis", axis}, {"kind", kind}});
 }
 
 void convert_scatter_elements(Importer& m) {

@@ -253,6 +253,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"sdpa", sdpa},         {"rope", rope},             {"softmax", softmax},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
+      {"scan", direct},
       {"uniform", direct},
       {"quantize", direct},   {"quant_linear", quant_linear},
       {"index", index},       {"index_copy", in_place},

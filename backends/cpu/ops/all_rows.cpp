@@ -18,6 +18,7 @@
 #include "ops/reduce/rows.hpp"
 #include "ops/rms_norm/rows.hpp"
 #include "ops/rope/rows.hpp"
+#include "ops/scan/rows.hpp"
 #include "ops/scatter/rows.hpp"
 #include "ops/sdpa/rows.hpp"
 #include "ops/softmax/rows.hpp"
@@ -53,6 +54,7 @@ std::vector<rm_kernel> all_rows() {
   add(ewise_rows());
   add(reduce_rows());
   add(cumsum_rows());
+  add(scan_rows());
   add(copy_rows());
   add(gather_rows());
   add(index_rows());

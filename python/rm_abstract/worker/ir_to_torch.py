@@ -47,9 +47,24 @@ def _index(x: Any, indices: Operands, node: Node) -> Any:
 
 def _scatter(x: Any, index: Any, src: Any, node: Node) -> Any:
     axis = node.i("axis")
-    if node.attrs.get("kind") == "add":
+    kind = node.attrs.get("kind", "set")
+    if kind == "add":
         return x.scatter_add(axis, index, src)
+    if kind != "set":
+        return x.scatter_reduce(axis, index, src, _REDUCTIONS[str(kind)])
     return x.scatter(axis, index, src)
+
+
+_REDUCTIONS = {"mul": "prod", "max": "amax", "min": "amin"}
+
+
+def _scan(x: Any, node: Node) -> Any:
+    axis, kind = node.i("axis"), node.attrs["kind"]
+    if kind == "prod":
+        return torch.cumprod(x, axis)
+    if kind == "logsumexp":
+        return torch.logcumsumexp(x, axis)
+    return (torch.cummax if kind == "max" else torch.cummin)(x, axis).values
 
 
 def _rms_norm(x: Any, weight: Any, node: Node) -> Any:
@@ -154,6 +169,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "where": lambda o, n: torch.where(o[0], o[1], o[2]),
     "cast": lambda o, n: o[0].to(DTYPES[n.types[0].dtype]),
     "reduce": lambda o, n: _reduce(o[0], n),
+    "scan": lambda o, n: _scan(o[0], n),
     "cumsum": lambda o, n: torch.cumsum(o[0], n.i("axis")),
     "softmax": lambda o, n: _softmax(o[0], n),
     "sort": _sort,

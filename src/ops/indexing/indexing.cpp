@@ -78,26 +78,38 @@ Types infer_scatter(const Graph& graph, const Node& node) {
   for (size_t d = 0; d < src.rank(); ++d)
     unify(node, src.dims[d], index.dims[d], "source and index sizes");
   std::string kind = node.s_or("kind", "set");
-  if (kind != "set" && kind != "add") fail(node, "kind set or add", "'" + kind + "'");
+  if (kind != "set" && kind != "add" && kind != "mul" && kind != "max" && kind != "min")
+    fail(node, "kind set, add, mul, max or min", "'" + kind + "'");
   return {x};
+}
+
+// What a place holds after `src`. NaN wins in max and min; integers wrap.
+template <class T, class Wrap>
+T combined(const std::string& kind, T old, T src) {
+  if (kind == "add") return static_cast<T>(static_cast<Wrap>(old) + static_cast<Wrap>(src));
+  if (kind == "mul") return static_cast<T>(static_cast<Wrap>(old) * static_cast<Wrap>(src));
+  if (kind == "set" || src != src) return src;
+  if (old != old) return old;
+  return (kind == "max") == (src > old) ? src : old;
 }
 
 std::vector<HostTensor> reference_scatter(const Node& node, const HostOperands& in,
                                           const Types& out) {
   HostTensor y = *in[0];
   ir::DType dtype = out[0].dtype;
-  bool add = node.s_or("kind", "set") == "add";
+  const std::string kind = node.s_or("kind", "set");
   std::vector<int64_t> at = pointed_at(node, *in[1], out[0].dims);
   for (size_t i = 0; i < at.size(); ++i) {
     const char* src = in[2]->at(static_cast<int64_t>(i));
     char* dst = y.at(at[i]);
     if (ir::is_floating(dtype)) {
-      double old = add ? ir::load_element(dtype, dst) : 0;
-      ir::store_element(dtype, dst, old + ir::load_element(dtype, src));
+      ir::store_element(dtype, dst,
+                        combined<double, double>(kind, ir::load_element(dtype, dst),
+                                                 ir::load_element(dtype, src)));
     } else {
-      uint64_t old = add ? static_cast<uint64_t>(ir::load_int(dtype, dst)) : 0;
       ir::store_int(dtype, dst,
-                    static_cast<int64_t>(old + static_cast<uint64_t>(ir::load_int(dtype, src))));
+                    combined<int64_t, uint64_t>(kind, ir::load_int(dtype, dst),
+                                                ir::load_int(dtype, src)));
     }
   }
   return {y};

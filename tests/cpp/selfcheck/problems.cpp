@@ -213,6 +213,9 @@ void add_rows(std::vector<Shape>& out) {
       }
     }
     out.push_back({"cumsum", {x()}, {x()}, {{"axis", int64_t{2}}}});
+    for (const char* kind : {"prod", "max", "min", "logsumexp"}) {
+      out.push_back({"scan", {x()}, {x()}, {{"axis", int64_t{2}}, {"kind", std::string(kind)}}});
+    }
     if (t == DType::kF32 || t == DType::kF64) {
       out.push_back({"uniform", {dense(DType::kI64, {2})}, {x()}, {}});
     }
@@ -233,7 +236,7 @@ void add_lookups(std::vector<Shape>& out) {
                    {dense(t, {11, 3, 70})}, {{"axes", Ints{0, 1}}}});
     out.push_back({"index_copy", {dense(DType::kI64, {5}), dense(t, {2, 4, 5, 64})}, {dense(t, {2, 4, 300, 64})},
                    {{"axis", int64_t{2}}}});
-    for (const char* kind : {"set", "add"}) {
+    for (const char* kind : {"set", "add", "mul", "max", "min"}) {
       out.push_back({"scatter", {dense(t, {9, 777}), dense(DType::kI64, {9, 33}), dense(t, {9, 33})},
                      {dense(t, {9, 777})}, {{"axis", int64_t{1}}, {"kind", std::string(kind)}}});
     }

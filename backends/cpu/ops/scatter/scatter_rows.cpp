@@ -1,4 +1,4 @@
-// Rows of scatter: y = x with src written (or added) at index along an axis.  All indices are
+// Rows of scatter: y = x with src written (or added, ...) at index along an axis.  All indices are
 // checked before anything of src is written; one thread writes, in index order, so equal indices
 // give the same result every time.
 #include "ops/scatter/rows.hpp"
@@ -24,6 +24,56 @@ T sum_of(T a, T b) {
   return out;
 }
 
+enum class Kind { kSet, kAdd, kMul, kMax, kMin };
+
+Kind kind_of(std::string_view name) {
+  if (name == "set") return Kind::kSet;
+  if (name == "add") return Kind::kAdd;
+  if (name == "mul") return Kind::kMul;
+  if (name == "max") return Kind::kMax;
+  if (name == "min") return Kind::kMin;
+  throw std::invalid_argument("[scatter] expected kind set, add, mul, max or min, got " +
+                              std::string(name));
+}
+
+template <class T>
+T product_of(T a, T b) {
+  T out;
+  if constexpr (kIsFloat<T>) {
+    put(get(a) * get(b), &out);
+  } else if constexpr (std::is_same_v<T, boolean>) {
+    out.value = a.value & b.value;
+  } else {
+    out = static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+  }
+  return out;
+}
+
+// The larger (or smaller) of both; NaN wins.
+template <class T>
+T extreme_of(T a, T b, bool largest) {
+  const auto old = get(a), src = get(b);
+  if (old != old) return a;
+  if (src != src) return b;
+  return largest == (src > old) ? b : a;
+}
+
+template <class T>
+T combined(Kind kind, T a, T b) {
+  switch (kind) {
+    case Kind::kSet:
+      return b;
+    case Kind::kAdd:
+      return sum_of(a, b);
+    case Kind::kMul:
+      return product_of(a, b);
+    case Kind::kMax:
+    case Kind::kMin:
+      break;
+  }
+  return extreme_of(a, b, kind == Kind::kMax);
+}
+
 class Scatter {
  public:
   static constexpr const char* kOp = "scatter";
@@ -44,14 +94,10 @@ class Scatter {
     at_least_one_axis(src);
     at_least_one_axis(y);
     const int axis = normal_axis(p.attr_int("axis", 0), y.rank());
-    const std::string_view kind = p.attr_string("kind", "set");
-    if (kind != "set" && kind != "add") {
-      throw std::invalid_argument("[scatter] expected kind set or add, got " + std::string(kind));
-    }
+    kind_ = kind_of(p.attr_string("kind", "set"));
     if (index.shape != src.shape) {
       throw std::invalid_argument("[scatter] expected an index of src's shape");
     }
-    add_ = kind == "add";
     type_ = y.dtype;
     limit_ = y.dim(axis);
     step_ = y.step(axis);
@@ -91,7 +137,7 @@ class Scatter {
       for (int64_t i = 0; i < n_; ++i) {
         const int64_t where = read_index(l.inputs[1], from + i * strides_[1], wide_);
         T& to = y[where * step_ + i * strides_[0]];
-        to = add_ ? sum_of(to, src[i * strides_[2]]) : src[i * strides_[2]];
+        to = combined(kind_, to, src[i * strides_[2]]);
       }
     }
   }
@@ -100,7 +146,8 @@ class Scatter {
   RowsIndex rows_;
   DType type_;
   int64_t limit_, step_, n_, strides_[3];
-  bool wide_, add_;
+  Kind kind_;
+  bool wide_;
 };
 
 }  // namespace

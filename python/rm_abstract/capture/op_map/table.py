@@ -16,6 +16,7 @@ from rm_abstract.capture.op_map import (
     prims,
     recurrent,
     reduction,
+    running,
     special,
     views,
     vision,
@@ -38,5 +39,6 @@ _ATEN: dict[str, Handler] = {
     **pointwise.TABLE,
     **order.TABLE,
     **special.TABLE,
+    **running.TABLE,
 }
 HANDLERS: dict[str, Handler] = {**_ATEN, **prims.table(_ATEN)}
