@@ -82,6 +82,17 @@ def test_integers_and_marks_combine_too() -> None:
         assert torch.equal(found, expected)
 
 
+def test_a_number_is_a_line_of_one_element() -> None:
+    x, index, source = torch.tensor(2.0), torch.tensor([0]), torch.tensor(-1.5)
+
+    def function(x: torch.Tensor, source: torch.Tensor) -> list[torch.Tensor]:
+        ways = ("mean", "amin", "prod")
+        return [*(x.index_reduce(0, index, source, how) for how in ways), x.cumprod(0)]
+
+    for found, expected in zip(run(function, x, source), function(x, source), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
 def test_a_place_outside_is_refused() -> None:
     from test_capture_operators import Wrapped
 

@@ -34,7 +34,6 @@ _WHOLE = {
     "aten::cdist",
     "aten::col2im",
     "aten::conv_tbc",
-    "aten::cumprod",
     "aten::embedding_bag",
     "aten::grid_sampler",
     "aten::grid_sampler_2d",
@@ -67,6 +66,34 @@ def decomposed(
         call_args, call_kwargs = pytree.tree_unflatten(given, spec)
         return pytree.tree_leaves(rule(*call_args, **call_kwargs))
 
+    graph = _traced(call, nodes)
+    if graph is None or sum(n.op == "call_function" for n in graph.graph.nodes) > _MOST_NODES:
+        return None
+    return graph, nodes
+
+
+def over_rows(
+    body: torch.fx.GraphModule, rows: Sequence[Any], others: Sequence[Any]
+) -> torch.fx.GraphModule | None:
+    """`body` for all rows (axis 0) of the tensors `rows` at once; it takes `others` whole.
+
+    A placeholder for each of both that is a node. None where vmap does not take the body.
+    """
+    given = [*rows, *others]
+    axes = tuple([0] * len(rows) + [None] * len(others))
+
+    def call(*values: Any) -> list[Any]:
+        left = iter(values)
+        full = [next(left) if isinstance(x, torch.fx.Node) else x for x in given]
+        return pytree.tree_leaves(torch.vmap(body, in_dims=axes)(*full))
+
+    return _traced(call, [x for x in given if isinstance(x, torch.fx.Node)])
+
+
+def _traced(
+    call: Callable[..., list[Any]], nodes: Sequence[torch.fx.Node]
+) -> torch.fx.GraphModule | None:
+    """The graph of a call for what the nodes stand for, without writes; None where it fails."""
     values = [node.meta.get("val") for node in nodes]
     try:
         with ExitStack() as stack:
@@ -81,12 +108,10 @@ def decomposed(
                 graph = make_fx(functionalize(graph), tracing_mode="symbolic")(*values)
     except Exception:  # whatever a decomposition raises on these arguments: the call stays whole
         return None
-    calls = 0
     for node in graph.graph.nodes:
-        calls += node.op == "call_function"
         if node.op == "get_attr" and isinstance(getattr(graph, str(node.target)), FakeTensor):
             return None  # a constant without values
-    return (graph, nodes) if calls <= _MOST_NODES else None
+    return graph
 
 
 def _writes(node: torch.fx.Node) -> bool:

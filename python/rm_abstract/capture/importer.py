@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
 from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
-from rm_abstract.capture.decompositions import MOST_TRACED, decomposed
+from rm_abstract.capture.decompositions import MOST_TRACED, decomposed, over_rows
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
@@ -33,6 +33,8 @@ _SIZE_OPS: dict[Any, Callable[..., Any]] = {
     operator.mod: operator.mod,
 }
 _OURS = ("aten", "rm_abstract", "prims")  # namespaces whose operators handlers know
+# Kernels of these refuse some values: in a branch that is not taken nothing may be refused.
+_MAY_REFUSE = {"gather", "index", "index_copy", "scatter", "embedding", "uniform"}
 _DROPPED = {
     "aten._assert_tensor_metadata.default",
     "aten._assert_scalar.default",
@@ -294,21 +296,56 @@ class _Importer:
         return self.aten(node, node.target, val)
 
     def higher_order(self, node: torch.fx.Node) -> Any:
-        """Regions that only switch a mode are inlined."""
+        """Regions that only switch a mode are inlined, others written without a region (0151)."""
         name = node.target.name() if hasattr(node.target, "name") else str(node.target)
         args = list(node.args)
         if name == "wrap_with_set_grad_enabled":
             body, operands = args[1], args[2:]
         elif name == "wrap_with_autocast" and args[2] is False:
             body, operands = args[4], args[5:]
+        elif name == "cond":
+            return self.chosen(node)
+        elif name == "map_impl":
+            return self.mapped(node)
         else:
             raise self.unsupported(node, "straight-line code", f"the region {name}")
         assert isinstance(body, torch.fx.Node)
-        module = self.env[body]
+        return self.region(self.env[body], operands)
+
+    def region(self, module: torch.fx.GraphModule, operands: Sequence[Any]) -> Sequence[Any]:
         parameters = [n for n in module.graph.nodes if n.op == "placeholder"]
         for parameter, operand in zip(parameters, operands, strict=True):
             self.env[parameter] = self.resolve(operand)
         return self.interpret(module)
+
+    def chosen(self, node: torch.fx.Node) -> Sequence[Value]:
+        """torch.cond: both branches are computed, and each result is one of two values."""
+        predicate, operands = self.resolve(node.args[0]), node.args[3]
+        assert isinstance(operands, (list, tuple))
+        if not isinstance(predicate, Value):
+            raise self.unsupported(node, "a condition that is a tensor", "a number or a size")
+        before, kept = self.b.mark(), len(self.kept)
+        branches = [self.region(self.env[g], operands) for g in node.args[1:3]]  # type: ignore[index]
+        refusing = self.b.operators_since(before) & _MAY_REFUSE
+        if refusing or len(self.kept) > kept:
+            names = sorted(refusing) + [op.op for op in self.kept[kept:]]
+            raise self.unsupported(
+                node, "branches that may both be computed", f"{', '.join(names)} in one"
+            )
+        which = self.b.reshape(self.b.cast(predicate, "bool"), [])
+        for a, b in zip(*branches, strict=True):
+            if not isinstance(a, Value) or not isinstance(b, Value) or a.dtype != b.dtype:
+                raise self.unsupported(node, "tensors of one type from both branches", "others")
+        return [self.b.where(which, a, b) for a, b in zip(*branches, strict=True)]
+
+    def mapped(self, node: torch.fx.Node) -> Sequence[Any]:
+        """torch's map: its body over all rows at once, as vmap writes it."""
+        body, rows, others = node.args
+        assert isinstance(rows, (list, tuple)) and isinstance(others, (list, tuple))
+        graph = over_rows(self.env[body], rows, others)  # type: ignore[index]
+        if graph is None:
+            raise self.unsupported(node, "a map over rows that vmap takes", "another")
+        return self.region(graph, [n for n in (*rows, *others) if isinstance(n, torch.fx.Node)])
 
     def aten(self, node: torch.fx.Node, target: torch._ops.OpOverload, val: Any) -> Any:
         if isinstance(val, (torch.SymFloat, torch.SymBool, torch.SymInt)):

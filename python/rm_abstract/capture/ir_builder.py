@@ -200,6 +200,13 @@ class IrBuilder:
     ) -> Value:
         return self.multi(op, operands, [(dtype, dims)], **attrs)[0]
 
+    def mark(self) -> int:
+        """A place between the nodes so far and those to come."""
+        return len(self._nodes)
+
+    def operators_since(self, mark: int) -> set[str]:
+        return {line.split(" = ", 1)[1].split("(", 1)[0] for line in self._nodes[mark:]}
+
     # ---- helpers every family uses -------------------------------------------------------------
 
     def draw(self, dims: Sequence[Dim]) -> Value:

@@ -55,6 +55,8 @@ class RecurrentLayers(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # traces this, too: for the branches of torch.cond
+            return func(*args, **(kwargs or {}))
         replacement = _REPLACED.get(func)
         if replacement is not None and not kwargs:
             result = replacement(func, *args)

@@ -77,6 +77,19 @@ def _probe(module: Any, args: Any, kwargs: Any) -> Any:
     return module.forward(*args, **kwargs)
 
 
+def _of_the_user(module: Any, path: list[str]) -> Iterator[str]:
+    """The names on a path from a module, up to the first installed package: what lies inside of one
+    is not watched, whoever reads it."""
+    value = module
+    for name in path:
+        yield name
+        value = getattr(value, name, None)
+        if isinstance(value, types.ModuleType) and not is_user_file(
+            getattr(value, "__file__", None)
+        ):
+            return
+
+
 def _text(source: Any) -> str:
     return str(source.name if isinstance(source.name, str) else source.name())
 
@@ -102,6 +115,6 @@ def _names(source: Any) -> Iterator[str]:
     elif isinstance(variable, str) and variable.startswith(_MODULE):
         place = variable.removeprefix(_MODULE).replace("_dot_", ".")
         if is_user_file(getattr(sys.modules.get(place), "__file__", None)):
-            yield from names
+            yield from _of_the_user(sys.modules[place], names[::-1])
     elif isinstance(variable, str) and not variable.startswith("__"):
         yield from (variable, *names)

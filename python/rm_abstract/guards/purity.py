@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._higher_order_ops.map import map as control_map
 
 from rm_abstract.base.kinds import same_value
 from rm_abstract.base.profilers import profiling
@@ -37,6 +38,9 @@ _UNEVEN_TOLD = (
 _MODULE_CODE = frozenset(
     {torch.nn.Module._call_impl.__code__, torch.nn.Module._wrapped_call_impl.__code__}
 )
+# Outside of a capture torch compiles their branches: it reads source files and caches of its own,
+# and refuses branches with effects itself.
+_COMPILED_BY_TORCH = frozenset({torch.cond.__code__, control_map.__code__})
 _MODULE_SETATTR = torch.nn.Module.__setattr__.__code__
 
 
@@ -148,6 +152,8 @@ def _user_caller(frame: types.FrameType) -> types.FrameType | None:
     """The user's line that a library function works for; None: a library's module does."""
     caller = frame.f_back
     while caller is not None and caller.f_code not in _MODULE_CODE:
+        if caller.f_code in _COMPILED_BY_TORCH:
+            return None
         if is_user_file(caller.f_code.co_filename):
             return caller
         caller = caller.f_back

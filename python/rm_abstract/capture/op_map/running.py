@@ -107,8 +107,12 @@ def _scatter_reduce(c: Call) -> Value | None:
 
 def _index_reduce(c: Call) -> Value | None:
     x, index, source = c.value("self"), c.value("index"), c.value("source")
-    if x.rank == 0 or index.rank != 1:
+    if index.rank != 1:
         return None
+    if x.rank == 0:  # torch takes it for a line of one element
+        x, source = c.b.reshape(x, [1]), c.b.reshape(source, list(index.dims))
+        y = _written(c, x, c.b.cast(index, "i64"), source, 0)
+        return None if y is None else c.b.reshape(y, [])
     axis = c.axis("dim", x.rank)
     column = [source.dims[axis] if i == axis else 1 for i in range(x.rank)]
     wide = c.b.expand(c.b.reshape(c.b.cast(index, "i64"), column), source.dims)
