@@ -42,6 +42,29 @@ bool accepts(const ir::Signature::Test& test, const std::vector<engine::TensorVi
   return test.accepts(sizes);
 }
 
+template <typename T>
+T* cpp_object(PyObject* self) {
+  auto* const instance = reinterpret_cast<py::detail::instance*>(self);
+  const auto held = instance->get_value_and_holder();
+  return held.holder_constructed() ? held.template value_ptr<T>() : nullptr;  // null in __init__
+}
+
+/// Lets the garbage collector see what an object of T refers to.
+template <typename T>
+void make_collectable(PyHeapTypeObject* heap_type) {
+  PyTypeObject& type = heap_type->ht_type;
+  type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+  type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    const T* const found = cpp_object<T>(self);
+    return found == nullptr ? 0 : found->traverse(visit, arg);
+  };
+  type.tp_clear = [](PyObject* self) {
+    if (T* const found = cpp_object<T>(self)) found->clear();
+    return 0;
+  };
+}
+
 /// An error of the call and not of the program: the original judges it.
 bool is_of_call(const Error& error) {
   return error.code() == RM_INVALID_ARGUMENT || error.code() == RM_OUT_OF_RANGE;
@@ -65,8 +88,28 @@ DirectProgram::DirectProgram(std::shared_ptr<exchange::FrameworkProgram> program
 
 std::int64_t DirectProgram::take_calls() { return std::exchange(calls_, 0); }
 
-void DirectPrograms::add(std::shared_ptr<DirectProgram> program) {
-  programs_.push_back(std::move(program));
+int DirectProgram::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(build_.get());
+  Py_VISIT(unless_.get());
+  return 0;
+}
+
+void DirectPrograms::add(py::object program) {
+  auto held = program.cast<std::shared_ptr<DirectProgram>>();
+  programs_.push_back({PyRef::borrow(program.ptr()), std::move(held)});
+}
+
+void DirectPrograms::remove(const std::shared_ptr<DirectProgram>& program) {
+  const auto is_it = [&](const Held& held) { return held.program == program; };
+  const auto found = std::find_if(programs_.begin(), programs_.end(), is_it);
+  if (found == programs_.end()) return;
+  const Held dropped = std::move(*found);  // last: this may run anything
+  programs_.erase(found);
+}
+
+int DirectPrograms::traverse(visitproc visit, void* arg) const {
+  for (const Held& held : programs_) Py_VISIT(held.object.get());
+  return 0;
 }
 
 DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_error,
@@ -79,23 +122,25 @@ DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_e
     views.reserve(static_cast<std::size_t>(count));
     SizePattern pattern;
     pattern.reserve(16);
-    const py::handle unless(programs_.front()->unless_.get());
+    const Held first = programs_.front();  // `unless` may be anything
+    const py::handle unless(first.program->unless_.get());
     if (unless && py::cast<bool>(unless())) return Served::kNo;
     try {
       for (Py_ssize_t i = 0; i < count; ++i) {
-        views.push_back(programs_.front()->program_->view(PyTuple_GET_ITEM(tensors, i)));
+        views.push_back(first.program->program_->view(PyTuple_GET_ITEM(tensors, i)));
         add_pattern(views.back().layout, &pattern);
       }
     } catch (const Error&) {
       if (unless) return Served::kNo;
       throw;
     }
-    const auto fits = [&](const auto& known) {
-      return known->pattern_ == pattern && accepts(known->test_, views);
+    const auto fits = [&](const Held& known) {
+      return known.program->pattern_ == pattern && accepts(known.program->test_, views);
     };
     const auto found = std::find_if(programs_.begin(), programs_.end(), fits);
-    if (found == programs_.end() || (*found)->until_sample <= 0) return Served::kNo;
-    const std::shared_ptr<DirectProgram> chosen = *found;  // the table may change while it runs
+    if (found == programs_.end() || found->program->until_sample <= 0) return Served::kNo;
+    const Held running = *found;  // the table may change meanwhile
+    DirectProgram* const chosen = running.program.get();
     py::list results;
     try {
       results = chosen->program_->run(views, chosen->only_compared_);
@@ -107,7 +152,7 @@ DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_e
     if (chosen->result_ >= 0) {
       *output = results[static_cast<std::size_t>(chosen->result_)].cast<py::object>().release().ptr();
     } else {
-      const py::handle build(chosen->build_.get());
+      const py::handle build(chosen->build_.get());  // not cleared: `running` holds its object
       *output = build(results, py::handle(tensors)).release().ptr();
     }
   } catch (const Error& error) {
@@ -126,7 +171,8 @@ DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_e
 
 void bind_direct(py::module_& router) {
   py::class_<DirectProgram, std::shared_ptr<DirectProgram>>(
-      router, "DirectProgram", "A program that serves calls without Python.")
+      router, "DirectProgram", py::custom_type_setup(make_collectable<DirectProgram>),
+      "A program that serves calls without Python.")
       .def(py::init<std::shared_ptr<exchange::FrameworkProgram>, ir::Signature::Test,
                     const py::sequence&, int, py::object, bool, std::int64_t, py::object>(),
            py::arg("program"), py::arg("test"), py::arg("example"), py::arg("result"),
@@ -140,7 +186,8 @@ void bind_direct(py::module_& router) {
       .def_readwrite("until_sample", &DirectProgram::until_sample,
                      "Calls to serve before Python compares one with the original's.");
   py::class_<DirectPrograms, std::shared_ptr<DirectPrograms>>(
-      router, "DirectPrograms", "The programs of one entry that serve calls without Python.")
+      router, "DirectPrograms", py::custom_type_setup(make_collectable<DirectPrograms>),
+      "The programs of one entry that serve calls without Python.")
       .def(py::init<>())
       .def("add", &DirectPrograms::add, py::arg("program"))
       .def("remove", &DirectPrograms::remove, py::arg("program"));

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/program.hpp"
@@ -38,6 +39,10 @@ class DirectProgram {
   /// Served since this was asked last.
   std::int64_t take_calls();
 
+  /// As tp_traverse and tp_clear of its Python object, which alone owns what is visited.
+  int traverse(visitproc visit, void* arg) const;
+  void clear() { build_ = unless_ = PyRef(); }
+
   std::int64_t until_sample;  // calls to serve before Python compares one with the original's
 
  private:
@@ -51,12 +56,14 @@ class DirectProgram {
   std::int64_t calls_ = 0;
 };
 
-/// Those of one entry.
+/// Those of one entry. It keeps the Python objects of its programs alive: an object is collected
+/// when nobody holds it any more, whoever holds the program.
 class DirectPrograms {
  public:
-  void add(std::shared_ptr<DirectProgram> program);
+  /// `program`: a DirectProgram's object.
+  void add(pybind11::object program);
   /// Calls that run it now go on.
-  void remove(const std::shared_ptr<DirectProgram>& program) { std::erase(programs_, program); }
+  void remove(const std::shared_ptr<DirectProgram>& program);
   bool empty() const { return programs_.empty(); }
 
   /// What became of a call.
@@ -69,8 +76,16 @@ class DirectPrograms {
   Served serve(PyObject* tensors, PyObject* core_error, PyObject** output,
                std::string* code, std::string* detail);
 
+  /// As tp_traverse and tp_clear of its Python object.
+  int traverse(visitproc visit, void* arg) const;
+  void clear() { const auto dropped = std::exchange(programs_, {}); }
+
  private:
-  std::vector<std::shared_ptr<DirectProgram>> programs_;
+  struct Held {
+    PyRef object;
+    std::shared_ptr<DirectProgram> program;
+  };
+  std::vector<Held> programs_;
 };
 
 void bind_direct(pybind11::module_& router);

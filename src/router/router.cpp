@@ -32,6 +32,7 @@ constexpr std::uint32_t kRefusalsBetweenChecks = 16;
 struct Entry {
   PyRef run;  // empty: this kind of call is refused
   std::shared_ptr<DirectPrograms> direct;  // asked before `run`; null: there are none
+  PyRef direct_object;  // its Python object: the garbage collector follows objects
   std::string code;
   std::string detail;
   std::uint32_t refusals = 0;
@@ -331,7 +332,10 @@ int route_traverse(PyObject* self, visitproc visit, void* arg) {
   const State* s = reinterpret_cast<RouteObject*>(self)->state;
   if (s == nullptr) return 0;
   Py_VISIT(s->module_ref.get());
-  for (const auto& [key, entry] : s->table) Py_VISIT(entry.run.get());
+  for (const auto& [key, entry] : s->table) {
+    Py_VISIT(entry.run.get());
+    Py_VISIT(entry.direct_object.get());
+  }
   if (const int stop = s->shape.traverse(visit, arg); stop != 0) return stop;
   return s->guard->traverse(visit, arg);
 }
@@ -408,6 +412,7 @@ PyObject* route_bind(PyObject* self, PyObject* packed) {
     Entry entry;
     entry.run = PyRef::borrow(a[1].ptr());
     entry.direct = a[2].cast<std::shared_ptr<DirectPrograms>>();  // null of None
+    entry.direct_object = PyRef::borrow(a[2].ptr());
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
     return py::none();
   });

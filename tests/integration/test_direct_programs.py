@@ -7,7 +7,9 @@ else changes by it.
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,3 +198,57 @@ def test_python_decides_where_a_programs_device_says_so(
             torch.testing.assert_close(model(x), stock(x))
             assert len(in_python) == int(captures[0])
             in_python.clear()
+
+
+class Builder:
+    """Makes the output of a program, and holds something."""
+
+    def __init__(self, build: Callable[..., Any], holds: object) -> None:
+        self._build, self.holds = build, holds
+
+    def __call__(self, results: Any, tensors: Any) -> Any:
+        return self._build(results, tensors)
+
+
+def served_with_a_builder(holds: Callable[[nn.Module], object]) -> tuple[nn.Module, Any]:
+    """A model whose calls the router serves, and the builder of its output."""
+    model = rm.accelerate(Two().eval())
+    more = {"y": torch.ones(8)}
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(4, 8), more)
+        router = router_of(model)
+        assert router is not None
+        (variant,) = router.engine.variants()  # type: ignore[union-attr]
+        variant._build = Builder(variant._build, holds(model))
+        for _ in range(ENOUGH):
+            model(torch.ones(4, 8), more)
+    assert variant.direct is not None
+    return model, variant._build
+
+
+def test_a_model_that_its_output_refers_to_is_collected(session: Callable[..., Any]) -> None:
+    session(verify="first")
+    model, build = served_with_a_builder(lambda model: model)
+    gone = weakref.ref(model), weakref.ref(build)
+    del model, build
+    gc.collect()
+    assert [found() for found in gone] == [None, None]
+
+
+def test_what_calls_still_need_is_not_collected(session: Callable[..., Any]) -> None:
+    """The variant dies before the router's table that runs its program."""
+    session(verify="first")
+    model, build = served_with_a_builder(lambda model: [])
+    build.holds.append(build)  # type: ignore[attr-defined]
+    router = router_of(model)
+    assert router is not None and router.engine is not None
+    for call in router.engine._entries.values():  # type: ignore[attr-defined]
+        call.variants.clear()  # nothing in Python refers to the router's program any more
+    known = weakref.ref(build)
+    del build
+    gc.collect()
+    assert known() is not None
+    x, y = torch.randn(4, 8), torch.randn(8)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x, {"y": y})["sum"], x * model.weight + y)
