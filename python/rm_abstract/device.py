@@ -152,7 +152,7 @@ def _load_entry_points(search_path: str) -> None:
         try:
             from rm_abstract.plugin import PythonPlugin
 
-            for given in python_plugins.given_by(point.load()()):
+            for given in python_plugins.listed(point.load()()):
                 if isinstance(given, PythonPlugin):
                     if python_plugins.lies_in(search_path, given.name):
                         continue

@@ -221,7 +221,7 @@ class Session:
 
     def facts(self) -> Any:
         """The router's view of torch, made when the first module is routed."""
-        from rm_abstract.hooks.router import make_facts
+        from rm_abstract.hooks.route import make_facts
 
         if self._facts is None:
             self._facts = make_facts()

@@ -13,11 +13,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from rm_abstract import _core
@@ -28,65 +26,18 @@ from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine, Entry
 from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
-from rm_abstract.guards import purity, sources, writes
+from rm_abstract.guards import purity, sources
+from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
+from rm_abstract.hooks.route import RouteFailure, new_route
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
     from rm_abstract.hooks.gradients import GradientCalls
 
-# A new part (a resized embedding, an adapter) is born in training mode: harmless for these.
-_SAME_IN_TRAINING = (
-    *(nn.Linear, nn.Bilinear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Identity),
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Sequential, nn.ModuleList, nn.ModuleDict),
-    *(nn.ReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softmax, nn.Flatten),
-)
 _MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
 _LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
 _FREE_CHANGES = 3  # changes in a row, without one routed call between, before pausing starts
-
-
-class RouteFailure(Exception):
-    """Raised by the C router when an entry failed with an error of ours; never leaves the shim."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-class _EagerOnce:
-    """Runs the original at most once and remembers what it did."""
-
-    def __init__(
-        self,
-        module: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        settled: Callable[[], None],
-    ) -> None:
-        self._call = (module, args, kwargs)
-        self._settled = settled  # called once it ran, before anything looks at the module
-        self._done = False
-        self._output: Any = None
-        self.error: BaseException | None = None
-
-    @property
-    def ran(self) -> bool:
-        return self._done or self.error is not None
-
-    def __call__(self) -> Any:
-        if self.error is not None:
-            raise self.error
-        if not self._done:
-            module, args, kwargs = self._call
-            try:
-                self._output = module._call_impl(*args, **kwargs)
-            except BaseException as error:
-                self.error = error
-                raise
-            self._done = True
-            self._settled()
-        return self._output
 
 
 class RouterEvents:
@@ -157,14 +108,9 @@ class Router:
     )
 
     def __init__(self, module: Any, session: RouterHost, source: str) -> None:
-        names, positional = _parameters(module)
-        self.route = _core.router.make_route(
-            session.facts(), module, names, positional, (Error, _core.CoreError), RouteFailure
-        )
+        self.route = new_route(module, session.facts(), session.settings)
         strict = session.settings.fallback_for("routing") == "error"
         self.route.strict(strict)
-        if session.settings.text("guard") == "strict":
-            self.route.compare_contents()
         self._try = self.route.try_route
         self._gradients: GradientCalls | None = None  # made by the first call with gradients
         self._serves_gradients = session.settings.flag("serve_gradients") and not strict
@@ -332,12 +278,7 @@ class Router:
         Raises Decline for a module that cannot be watched.
         """
         module = self.module_ref()
-        names, positional = _parameters(module)
-        errors = (Error, _core.CoreError)
-        facts = self.session.facts()
-        route = _core.router.make_route(facts, module, names, positional, errors, RouteFailure)
-        if self.session.settings.text("guard") == "strict":
-            route.compare_contents()
+        route = new_route(module, self.session.facts(), self.session.settings)
         found = sources.of_module(module)  # type: ignore[arg-type]
         with torch.no_grad():  # gradients are no matter here
             code, detail = route.snapshot(found.rows())
@@ -509,7 +450,7 @@ class Router:
             nonlocal snapshot
             snapshot = self._settled()
 
-        eager = _EagerOnce(module, args, kwargs, settled)
+        eager = EagerOnce(module, args, kwargs, settled)
         token = disabled_var.set("compiling")  # our own captures and gates stay on the original
         start = time.perf_counter()
         try:
@@ -631,28 +572,5 @@ def _for_engine(router: Router) -> tuple[Any, Any]:
     return watched, notice
 
 
-def _parameters(module: Any) -> tuple[tuple[str, ...], int]:
-    """Names of forward's parameters in order, and how many of them bind by position."""
-    try:
-        parameters = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):  # a builtin forward: everything is *args and **kwargs
-        return (), 0
-    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [p for p in parameters if p.kind in (*by_position, inspect.Parameter.KEYWORD_ONLY)]
-    return tuple(p.name for p in named), sum(p.kind in by_position for p in named)
-
-
 def _tensors(module: Any) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
-
-
-def make_facts() -> Any:
-    """What the C router needs to know of this process's torch; feature-detected."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    # The probe makes a few tensors: ordinary ones, whatever context the user loads the model in.
-    with torch.inference_mode(False), torch.no_grad(), _disable_current_modes():
-        facts = _core.router.Facts(torch, disabled_var, Decline, writes.registry())
-    for kind in _SAME_IN_TRAINING:
-        facts.ignore_training(kind)
-    return facts

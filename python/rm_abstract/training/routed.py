@@ -23,7 +23,7 @@ from rm_abstract.base.scope import disabled_var
 from rm_abstract.capture.ir_builder import RANDOM
 from rm_abstract.capture.training import Forward, capture_forward
 from rm_abstract.guards import sources
-from rm_abstract.hooks.router import make_facts
+from rm_abstract.hooks.route import make_facts
 from rm_abstract.training import batch as batches
 from rm_abstract.training.dropout import new_state
 from rm_abstract.training.program import StepProgram, Tied

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     from rm_abstract.worker import python_plugins
 
     search_path = os.environ.get("RM_BACKEND_PATH", "")
-    found = python_plugins.find(options.backend, search_path, device.ENTRY_POINTS)
+    found = python_plugins.plugin_named(options.backend, search_path, device.ENTRY_POINTS)
     if options.fingerprint:
         if found is None:
             print(f"no plugin {options.backend} in Python for {sys.executable}", file=sys.stderr)

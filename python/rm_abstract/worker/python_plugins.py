@@ -256,7 +256,7 @@ def forget_fingerprints() -> None:
 # ---- the worker's search -------------------------------------------------------------------------
 
 
-def find(name: str, search_path: str, group: str) -> Found | None:
+def plugin_named(name: str, search_path: str, group: str) -> Found | None:
     """The Python plugin of that name; None when a library, or nothing, has it."""
     from importlib import metadata
 
@@ -269,14 +269,14 @@ def find(name: str, search_path: str, group: str) -> Found | None:
         return None
     for point in metadata.entry_points(group=group):
         if point.name == name:
-            for given in given_by(point.load()()):
+            for given in listed(point.load()()):
                 if isinstance(given, PythonPlugin) and given.name == name:
                     return Found(given, point.value)
     return None
 
 
-def given_by(value: object) -> Sequence[object]:
-    """What an entry point's function gave: a path, a plugin, or several."""
+def listed(value: object) -> Sequence[object]:
+    """What an entry point's function gave, which is a path, a plugin or several, as a sequence."""
     from rm_abstract.plugin import PythonPlugin
 
     if isinstance(value, (str, os.PathLike, PythonPlugin)):

@@ -43,7 +43,7 @@ class _Compiled:
 def open_generator(name: str, index: int, folder: str, options: dict[str, str]) -> Any:
     """The plugin's generator for a model. What its code raises passes."""
     search_path = os.environ.get("RM_BACKEND_PATH", "")
-    found = python_plugins.find(name, search_path, device.ENTRY_POINTS)
+    found = python_plugins.plugin_named(name, search_path, device.ENTRY_POINTS)
     if found is None:
         device.load_plugins(search_path)
         return _Compiled(name, index, folder, options)

@@ -1,0 +1,41 @@
+"""The original's run of one call that is compiled meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class EagerOnce:
+    """Runs the original at most once and remembers what it did."""
+
+    def __init__(
+        self,
+        module: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        settled: Callable[[], None],
+    ) -> None:
+        self._call = (module, args, kwargs)
+        self._settled = settled  # called once it ran, before anything looks at the module
+        self._done = False
+        self._output: Any = None
+        self.error: BaseException | None = None
+
+    @property
+    def ran(self) -> bool:
+        return self._done or self.error is not None
+
+    def __call__(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        if not self._done:
+            module, args, kwargs = self._call
+            try:
+                self._output = module._call_impl(*args, **kwargs)
+            except BaseException as error:
+                self.error = error
+                raise
+            self._done = True
+            self._settled()
+        return self._output
