@@ -53,7 +53,7 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
         4
     ],
     "the whole under a part": lambda x: (y := x * 2, v := y[1:], y.relu_(), v.add_(1.0), y)[4],
-    "a part of another type": lambda x: (y := x.double(), y[1:].copy_(x[:-1]), y)[2],
+    "a part of another type": lambda x: (y := x.double(), y[1:].copy_(x[:-1]), y.float())[2],
     "every second row": lambda x: (y := x * 2, y[::2].zero_(), y)[2],
     "a transposed part": lambda x: (y := x * 2, y.t()[1:].zero_(), y)[2],
     "a part's part": lambda x: (y := x * 2, v := y[2:], v[1:].zero_(), v + y[0])[3],
