@@ -20,8 +20,17 @@ Ints all_axes(size_t n) {
 
 ValueId Builder::op(std::string name, std::vector<ValueId> operands, ir::Attrs attrs) {
   ir::Node node{std::move(name), std::move(operands), {}, std::move(attrs)};
-  std::vector<ir::TensorType> types = ops::infer(graph_, node);
+  std::vector<ir::TensorType> types = rm::ops::infer(graph_, node);
   return graph_.append(node.op, node.operands, node.attrs, types[0]);
+}
+
+std::vector<ValueId> Builder::ops(std::string name, std::vector<ValueId> operands, ir::Attrs attrs) {
+  ir::Node node{std::move(name), std::move(operands), {}, std::move(attrs)};
+  for (ir::TensorType& type : rm::ops::infer(graph_, node)) {
+    node.results.push_back(graph_.add_result(std::move(type)));
+  }
+  graph_.nodes.push_back(node);
+  return node.results;
 }
 
 ValueId Builder::typed(std::string name, std::vector<ValueId> operands, ir::Attrs attrs,

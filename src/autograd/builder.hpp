@@ -31,6 +31,8 @@ class Builder {
 
   /// A node whose result types its record infers. Returns the first result.
   ValueId op(std::string name, std::vector<ValueId> operands, ir::Attrs attrs = {});
+  /// All results of such a node.
+  std::vector<ValueId> ops(std::string name, std::vector<ValueId> operands, ir::Attrs attrs = {});
   /// The same for operators whose result type is written on the node: full, cast, iota.
   ValueId typed(std::string name, std::vector<ValueId> operands, ir::Attrs attrs,
                 ir::TensorType type);

@@ -10,7 +10,8 @@ ValueId assign(Builder& b, const Update& u, ValueId state, ValueId value) {
 }
 
 std::vector<ValueId> sgd(Builder& b, const GroupRule& rule, const Update& u) {
-  const ValueId lr = u.hyper[0], decay = u.hyper[1], momentum = u.hyper[2], undamped = u.hyper[3];
+  const auto number = [&](int64_t c) { return b.reshape(b.slice(u.numbers, 0, c, c + 1), {}); };
+  const ValueId lr = number(0), decay = number(1), momentum = number(2), undamped = number(3);
   ValueId g = rule.maximize ? b.neg(u.gradient) : u.gradient;
   if (rule.weight_decay) g = b.add(g, b.mul(u.parameter, decay));
   std::vector<ValueId> states;
@@ -26,21 +27,17 @@ std::vector<ValueId> sgd(Builder& b, const GroupRule& rule, const Update& u) {
 }
 
 std::vector<ValueId> adam(Builder& b, const GroupRule& rule, const Update& u) {
-  const ValueId decay = u.hyper[0], keep = u.hyper[1], new1 = u.hyper[2], old2 = u.hyper[3],
-                new2 = u.hyper[4], eps = u.hyper[5], step = u.hyper[6], root = u.hyper[7];
-  ValueId g = rule.maximize ? b.neg(u.gradient) : u.gradient, p = u.parameter;
-  if (rule.weight_decay && rule.decoupled) p = b.mul(p, keep);
-  if (rule.weight_decay && !rule.decoupled) g = b.add(g, b.mul(p, decay));
-  ValueId m = assign(b, u, u.states[0], b.add(u.states[0], b.mul(b.sub(g, u.states[0]), new1)));
-  ValueId v = assign(b, u, u.states[1], b.add(b.mul(u.states[1], old2), b.mul(b.mul(g, g), new2)));
-  std::vector<ValueId> out{ir::kNoValue, m, v};
-  ValueId second = v;
-  if (rule.amsgrad) {
-    second = assign(b, u, u.states[2], b.op("maximum", {u.states[2], v}));
-    out.push_back(second);
+  std::vector<ValueId> operands{u.parameter, u.gradient, u.states[0], u.states[1], u.numbers,
+                                rule.amsgrad ? u.states[2] : ir::kNoValue, u.apply_if};
+  while (operands.back() == ir::kNoValue) operands.pop_back();
+  const char* decay = !rule.weight_decay ? "none" : rule.decoupled ? "parameter" : "gradient";
+  const std::vector<ValueId> values =
+      b.ops("adam", std::move(operands),
+            {{"decay", std::string(decay)}, {"maximize", int64_t{rule.maximize ? 1 : 0}}});
+  std::vector<ValueId> out{b.op("assign", {u.parameter, values[0]})};
+  for (size_t i = 0; i < u.states.size(); ++i) {
+    out.push_back(b.op("assign", {u.states[i], values[i + 1]}));
   }
-  ValueId denominator = b.add(b.div(b.op("sqrt", {second}), root), eps);
-  out[0] = assign(b, u, u.parameter, b.sub(p, b.mul(b.div(m, denominator), step)));
   return out;
 }
 

@@ -1,4 +1,4 @@
-// Updates of one parameter as IR, with the arithmetic of torch.optim's single-tensor loops.
+// Updates of one parameter as IR, with the formulas of torch.optim's single-tensor loops.
 //
 // Numbers that schedules change (learning rate, decay, bias corrections) are elements of a row of
 // the step's input `hyper`; what changes the formula is a flag. State and parameter are updated by
@@ -33,7 +33,7 @@ std::vector<std::string> states(const GroupRule& rule);
 struct Update {
   ValueId parameter = ir::kNoValue, gradient = ir::kNoValue;
   std::vector<ValueId> states;
-  std::vector<ValueId> hyper;  // scalars [] in the order of `columns`
+  ValueId numbers = ir::kNoValue;   // [columns], of the parameter's element type
   ValueId apply_if = ir::kNoValue;  // bool []: where it is false, all stay what they were
 };
 

@@ -39,6 +39,7 @@ std::vector<NamedRule> refused_operators() {
           {"quant_linear", nullptr, kBits, true},
           {"recurrent", nullptr, "it keeps no states of its steps for a backward", true},
           {"assign", nullptr, "what a step assigns is its last use", true},
+          {"adam", nullptr, "it updates what a gradient was computed of", true},
           {"aten", nullptr, "another framework computes it", true}};
 }
 

@@ -156,11 +156,7 @@ ir::Graph update_program(const GroupRule& rule, const ir::TensorType& type) {
   }
   what.gradient = graph.add_input("gradient", type);
   const auto count = static_cast<int64_t>(columns(rule.algorithm).size());
-  const ValueId hyper =
-      b.cast(graph.add_input("hyper", {ir::DType::kF64, {Dim(count)}}), type.dtype);
-  for (int64_t c = 0; c < count; ++c) {
-    what.hyper.push_back(b.reshape(b.slice(hyper, 0, c, c + 1), {}));
-  }
+  what.numbers = b.cast(graph.add_input("hyper", {ir::DType::kF64, {Dim(count)}}), type.dtype);
   graph.outputs = update(b, rule, what);
   return graph;
 }

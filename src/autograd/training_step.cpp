@@ -217,17 +217,24 @@ class Maker {
 
   ValueId hyper(size_t row, size_t column, ir::DType dtype) {
     const auto r = static_cast<int64_t>(row), c = static_cast<int64_t>(column);
-    auto [table, fresh] = tables_.try_emplace(dtype, ir::kNoValue);
-    if (fresh) table->second = b_.cast(hyper_, dtype);
-    return b_.reshape(b_.slice(b_.slice(table->second, 0, r, r + 1), 1, c, c + 1), {});
+    return b_.reshape(b_.slice(b_.slice(table(dtype), 0, r, r + 1), 1, c, c + 1), {});
   }
 
-  const std::vector<ValueId>& row(size_t group, ir::DType dtype) {
-    std::vector<ValueId>& cells = rows_[{group, dtype}];
-    for (size_t c = cells.size(); c < step_.hyper_columns; ++c) {
-      cells.push_back(hyper(group, c, dtype));
+  // The numbers of a group, by element type.
+  ValueId row(size_t group, ir::DType dtype) {
+    auto [cells, fresh] = rows_.try_emplace({group, dtype}, ir::kNoValue);
+    if (fresh) {
+      const auto r = static_cast<int64_t>(group);
+      cells->second = b_.reshape(b_.slice(table(dtype), 0, r, r + 1),
+                                 {Dim(static_cast<int64_t>(step_.hyper_columns))});
     }
-    return cells;
+    return cells->second;
+  }
+
+  ValueId table(ir::DType dtype) {
+    auto [cells, fresh] = tables_.try_emplace(dtype, ir::kNoValue);
+    if (fresh) cells->second = b_.cast(hyper_, dtype);
+    return cells->second;
   }
 
   const StepRequest& request_;
@@ -237,7 +244,7 @@ class Maker {
   std::map<ir::DType, ValueId> tables_;  // `hyper` by element type
   std::vector<Placed> placed_;
   std::vector<ValueId> buffers_, sums_;
-  std::map<std::pair<size_t, ir::DType>, std::vector<ValueId>> rows_;
+  std::map<std::pair<size_t, ir::DType>, ValueId> rows_;
 };
 
 }  // namespace

@@ -113,8 +113,8 @@ Ref Lowering::updated(const ir::Node& node, size_t operand) {
   return r;
 }
 
-// Makes the step that computes `value` write `state`: an element-wise one that is the only writer of
-// a buffer of its own, from which on nobody reads what the state held.
+// Makes the step that computes `value` write `state`: one that works element by element and is the
+// only writer of a buffer of its own, from which on nobody reads what the state held.
 bool Lowering::compute_into(const Ref& value, const Ref& state, const ir::Node& node) {
   const Buffer& temp = list_.buffers[static_cast<size_t>(value.buffer)];
   const Buffer& memory = list_.buffers[static_cast<size_t>(state.buffer)];
@@ -134,7 +134,7 @@ bool Lowering::compute_into(const Ref& value, const Ref& state, const ir::Node& 
   }
   if (maker == list_.steps.size()) return false;
   const Step& step = list_.steps[maker];
-  if (step.op != "ewise" || step.updates || step.outputs.size() != 1) return false;
+  if (step.op != "adam" && (step.op != "ewise" || step.updates || step.outputs.size() != 1)) return false;
   for (const Ref& in : step.inputs) {
     if (in.buffer == state.buffer && in.layout != state.layout) return false;
   }

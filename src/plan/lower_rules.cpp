@@ -260,6 +260,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"conv", lower_conv},   {"pool", lower_images},
       {"resize", lower_images}, {"group_norm", lower_images},
       {"assign", assign},     {"recurrent", direct},
+      {"adam", direct},
   };
   return table;
 }

@@ -77,7 +77,9 @@ class Verifier {
         if (r.present()) read(r, s);
       }
       for (size_t i = 0; i < step.outputs.size(); ++i) {
-        if (step.outputs[i].present()) write(step.outputs[i], s, step.updates && i >= step.fresh);
+        // Of results that are written element by element some may be new.
+        const bool fresh = i < step.fresh || (step.in_place && step.outputs[i].version == 0);
+        if (step.outputs[i].present()) write(step.outputs[i], s, step.updates && !fresh);
       }
       workspace(s);
     }

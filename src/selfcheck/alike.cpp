@@ -324,6 +324,7 @@ Axes axes_of(Shape& s) {
       if (a.of[i].size() == 1) a.of[i][0] = n;
     }
   }
+  if (s.op == "adam") a.of[4] = {a.add(s.inputs[4].layout.dims[0], 0, false, true)};
   if (s.op == "softmax") a.all[static_cast<size_t>(a.of[0].back())].letter = 'N';
   return a;
 }

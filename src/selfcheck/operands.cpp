@@ -159,6 +159,17 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
     }
     return;
   }
+  if (s.op == "adam" && input == 4) {
+    constexpr double kNumbers[] = {0.125, 0.75, 0.125, 0.875, 0.125, 0.25, 0.5, 0.5};
+    for (int64_t i = 0; i < t.size(); ++i) ir::store_element(t.type.dtype, t.at(i), kNumbers[i % 8]);
+    return;
+  }
+  if (s.op == "adam" && (input == 3 || input == 5)) {  // squares
+    for (int64_t i = 0; i < t.size(); ++i) {
+      ir::store_element(t.type.dtype, t.at(i), static_cast<double>(random.between(0, 64)) / 32);
+    }
+    return;
+  }
   if (s.op == "reduce" && text_attr(s, "kind") == "prod" && ir::is_floating(t.type.dtype)) {
     for (int64_t i = 0; i < t.size(); ++i) {
       const double x = random.between(0, 5) == 0 ? 2 : random.between(0, 4) == 0 ? 0.5 : 1;

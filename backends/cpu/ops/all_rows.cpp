@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "ops/adam/rows.hpp"
 #include "ops/conv/rows.hpp"
 #include "ops/copy/rows.hpp"
 #include "ops/cumsum/rows.hpp"
@@ -63,6 +64,7 @@ std::vector<rm_kernel> all_rows() {
   add(sort_rows());
   add(uniform_rows());
   add(recurrent_rows());
+  add(adam_rows());
   add(quantize_rows());
   add(quant_linear_rows());
   return rows;

@@ -111,13 +111,9 @@ def states(
     return None if any(tensor is None for tensor in found) else found
 
 
-def counters(
-    optimizer: torch.optim.Optimizer, parameters: list[list[torch.Tensor]]
-) -> list[list[torch.Tensor]]:
-    """Adam's step counters by group; [] for optimisers without."""
-    if not isinstance(optimizer, _ADAM):
-        return [[] for _ in parameters]
-    return [[optimizer.state[p]["step"] for p in group] for group in parameters]
+def is_adam(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step of the optimiser is counted, by parameter."""
+    return isinstance(optimizer, _ADAM)
 
 
 def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> list[float]:
@@ -163,7 +159,9 @@ def was_finite(optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
 
 def advanced(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> None:
     """Counts a step that succeeded, as the optimiser's own step does."""
-    steps = [s for group in taken for s in group]
-    if steps:
-        torch._foreach_add_(steps, 1)
+    for group in taken:
+        if group:
+            count = float(group[0]) + 1.0  # all of a group are equal: see `numbers`
+            for step in group:
+                step.fill_(count)
     optimizer._opt_called = True  # type: ignore[attr-defined] # what lr schedulers look at

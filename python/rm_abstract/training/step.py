@@ -388,15 +388,22 @@ class TrainingStep(Routed):
         if not found.wanted.rules:
             return [*(t.tensor for t in found.trained), *written], []
         donated: list[torch.Tensor] = []
-        by_group: list[list[torch.Tensor]] = [[] for _ in self._rules]
+        counters: list[list[torch.Tensor]] = [[] for _ in self._rules]
+        names = [optimizers.state_names(rule) for rule in self._rules]
+        adam = optimizers.is_adam(self.optimizer)
+        state = self.optimizer.state
         for t in found.trained:
-            held = optimizers.states(self.optimizer, t.tensor, self._rules[t.group])
-            if held is None:
-                raise Decline("RM701", f"the optimizer has no state of {t.names[0]}")
-            donated.append(t.tensor)
-            donated += held
-            by_group[t.group].append(t.tensor)
-        return [*donated, *written], optimizers.counters(self.optimizer, by_group)
+            p, group = t.tensor, t.group
+            held = state.get(p, {})
+            donated.append(p)
+            for name in names[group]:
+                value = held.get(name)
+                if value is None:
+                    raise Decline("RM701", f"the optimizer has no state of {t.names[0]}")
+                donated.append(value)
+            if adam:
+                counters[group].append(held["step"])
+        return [*donated, *written], counters
 
     def _sums(self, found: StepProgram) -> list[torch.Tensor]:
         """Gradients of the step's earlier micro-batches, by parameter; zeros where there are none.
@@ -439,21 +446,22 @@ class TrainingStep(Routed):
         """Drops all programs when the model, the loss or the optimiser is no longer what it was."""
         optimizers.check(self.optimizer)
         groups = self.optimizer.param_groups
+        held = [p for g in groups for p in g["params"]]
         signature = (
             optimizers.rules(self.optimizer),
-            tuple(id(p) for g in groups for p in g["params"]),
-            tuple(len(g["params"]) for g in groups),
-            tuple(p.requires_grad for g in groups for p in g["params"]),
+            tuple([id(p) for p in held]),
+            tuple([len(g["params"]) for g in groups]),
+            tuple([p.requires_grad for p in held]),
             (self.clip_norm is None, self.clip_value is None, self.scaler is None),
             self.accumulate,
         )
         self._check_module(signature)
         self._has_gradients = False
-        for group in groups:
-            for p in group["params"]:
-                if p._backward_hooks or p._post_accumulate_grad_hooks:
-                    raise Decline("RM706", "a hook on a parameter")
-                self._has_gradients = self._has_gradients or p.grad is not None
+        for p in held:
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                raise Decline("RM706", "a hook on a parameter")
+            if p.grad is not None:
+                self._has_gradients = True
 
     def _watch(self, signature: Hashable) -> None:
         self._rules = optimizers.rules(self.optimizer)

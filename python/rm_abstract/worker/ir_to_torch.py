@@ -128,6 +128,25 @@ def _sort(o: Operands, node: Node) -> list[Any]:
     return [values, indices]
 
 
+def _adam(o: Operands, node: Node) -> list[Any]:
+    """torch.optim.Adam's formulas; nothing is updated in place."""
+    p, g, m, v, numbers = o[:5]
+    largest, apply = (o[i] if len(o) > i else None for i in (5, 6))
+    decay, keep, new1, old2, new2, eps, step, root = numbers.unbind()
+    how = node.attrs.get("decay", "none")
+    g = -g if node.i("maximize", 0) else g
+    moved = p * keep if how == "parameter" else p
+    g = g + p * decay if how == "gradient" else g
+    mean, square = m + (g - m) * new1, v * old2 + g * g * new2
+    most = [] if largest is None else [torch.maximum(largest, square)]
+    second = most[0] if most else square
+    made = [moved - mean / (second.sqrt() / root + eps) * step, mean, square, *most]
+    if apply is None:
+        return made
+    before = [p, m, v] if largest is None else [p, m, v, largest]
+    return [torch.where(apply, new, old) for new, old in zip(made, before, strict=True)]
+
+
 def _softmax(x: Any, node: Node) -> Any:
     axis = node.i("axis")
     return torch.log_softmax(x, axis) if node.attrs.get("log") else torch.softmax(x, axis)
@@ -183,6 +202,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "layer_norm": _layer_norm,
     "rms_norm": lambda o, n: _rms_norm(o[0], o[1] if len(o) > 1 else None, n),
     "sdpa": _sdpa,
+    "adam": _adam,
     "uniform": lambda o, n: philox_uniform(o[0], n.types[0].shape),
     "recurrent": recurrent,
     **IMAGES,

@@ -92,6 +92,13 @@ void add_products(std::vector<Shape>& out) {
                    {dense(t, {2, 12, 65, 64}), dense(t, {2, 12, 64, 77}), absent(), absent()},
                    {dense(t, {2, 12, 65, 77})},
                    {{"trans_b", int64_t{0}}, {"activation", std::string("none")}, {"alpha", 0.125}}});
+    // Gradients of a small batch: of an operand, and of a weight.
+    const ir::Attrs plain{{"trans_b", int64_t{0}}, {"activation", std::string("none")}, {"alpha", 1.0}};
+    out.push_back({"gemm", {dense(t, {19, 256}), dense(t, {256, 300}), absent(), absent()},
+                   {dense(t, {19, 300})}, plain});
+    Operand turned = dense(t, {17, 300});
+    turned.layout = ir::view_permute(turned.layout, {1, 0});
+    out.push_back({"gemm", {turned, dense(t, {17, 131}), absent(), absent()}, {dense(t, {300, 131})}, plain});
     for (int64_t s : {int64_t{1}, int64_t{131}}) {
       for (bool masked : {false, true}) {
         Operand out_of = dense(t, {2, s, 6, 64});
@@ -218,6 +225,10 @@ void add_rows(std::vector<Shape>& out) {
     }
     if (t == DType::kF32 || t == DType::kF64) {
       out.push_back({"uniform", {dense(DType::kI64, {2})}, {x()}, {}});
+      out.push_back({"adam", {x(), x(), x(), x(), dense(t, {8})}, {x(), x(), x()},
+                     {{"decay", std::string("gradient")}, {"maximize", int64_t{1}}}});
+      out.push_back({"adam", {x(), x(), x(), x(), dense(t, {8}), x(), dense(DType::kBool, {})},
+                     {x(), x(), x(), x()}, {{"decay", std::string("parameter")}}});
     }
     out.push_back({"sort", {x()}, {x(), dense(DType::kI64, {3, 41, 771})},
                    {{"axis", int64_t{2}}, {"descending", int64_t{1}}, {"k", int64_t{-1}}}});

@@ -11,12 +11,14 @@
 #include "ops/gemm/naive.hpp"
 #include "ops/gemm/onednn.hpp"
 #include "ops/gemm/packed.hpp"
+#include "ops/gemm/unpacked.hpp"
 
 namespace rm::cpu {
 
 namespace gemm {
 RM_CPU_TABLE(KernelSet, gemm_kernels)
 RM_CPU_TABLE(DirectSet, direct_kernels)
+RM_CPU_TABLE(UnpackedSet, unpacked_kernels)
 #if RM_CPU_X86
 namespace avx512_bf16 {
 extern const KernelSet gemm_kernels;
@@ -32,6 +34,9 @@ constexpr double kPackedGflops[] = {15, 95, 190};
 
 /// Of the packed rate, once reading the weight is not the bound (8 rows, AVX2 on Zen 3).
 constexpr double kDirectShare = 0.5;
+
+/// Of the packed rate, b read from the second-level cache (8 rows, AVX2 on Zen 3).
+constexpr double kUnpackedShare = 1.0;
 
 /// What differs between the rows. Kernel is the state of a prepared problem.
 template <Isa kIsa>
@@ -111,6 +116,24 @@ struct DirectBf16 {
 };
 #endif
 
+template <Isa kIsa>
+struct Unpacked {
+  using Kernel = UnpackedGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!supported(kIsa)) return kNoSuchIsa;
+    return UnpackedGemm::reject(g);
+  }
+  static Roof roof(const GemmProblem&) {
+    return {kUnpackedShare * kPackedGflops[static_cast<int>(kIsa)], 300, 0};
+  }
+  static Kernel* make(GemmProblem g) {
+    return new UnpackedGemm(std::move(g), *RM_CPU_PICK(kIsa, unpacked_kernels));
+  }
+  static std::vector<rm_edge> edges() {
+    return UnpackedGemm::edges(*RM_CPU_PICK(kIsa, unpacked_kernels));
+  }
+};
+
 struct OneDnn {
   using Kernel = OneDnnGemm;
   static const char* reject(const GemmProblem& g) { return OneDnnGemm::reject(g); }
@@ -169,12 +192,15 @@ std::span<const rm_kernel> gemm_rows() {
     gemm::make_row<DirectBf16>("gemm_direct_avx512_bf16", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Direct<Isa::avx512>>("gemm_direct_avx512", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Direct<Isa::avx2>>("gemm_direct_avx2", RM_KERNEL_DETERMINISTIC),
+    // None for AVX-512 before it ran on a processor that has it.
+    gemm::make_row<Unpacked<Isa::avx2>>("gemm_unpacked_avx2", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<PackedBf16>("gemm_packed_avx512_bf16", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx512>>("gemm_packed_avx512", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::avx2>>("gemm_packed_avx2", RM_KERNEL_DETERMINISTIC),
 #endif
     gemm::make_row<OneDnn>("gemm_onednn", 0),
     gemm::make_row<Direct<Isa::baseline>>("gemm_direct_baseline", RM_KERNEL_DETERMINISTIC),
+    gemm::make_row<Unpacked<Isa::baseline>>("gemm_unpacked_baseline", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Packed<Isa::baseline>>("gemm_packed_baseline", RM_KERNEL_DETERMINISTIC),
     gemm::make_row<Naive>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
   };
