@@ -39,6 +39,14 @@ Loss = Callable[..., Any]
 LOSSES: dict[str, tuple[Loss, Loss]] = {
     "cross entropy": (F.cross_entropy, _classes),
     "ignored": (F.cross_entropy, _some_ignored),
+    "logarithm of a sum": (
+        lambda o, t: (
+            (torch.logsumexp(o, 1) - o.gather(1, t[:, None])[:, 0]).mean()
+            + 0.1 * torch.logsumexp(o, (0, 1))
+            + torch.logsumexp(o, 0, keepdim=True).square().mean()
+        ),
+        _classes,
+    ),
     "smoothed": (lambda o, t: F.cross_entropy(o, t, label_smoothing=0.1), _some_ignored),
     "sum": (lambda o, t: F.cross_entropy(o, t, reduction="sum", ignore_index=2), _classes),
     "none": (lambda o, t: F.cross_entropy(o, t, reduction="none").mean(), _some_ignored),

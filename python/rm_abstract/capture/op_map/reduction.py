@@ -74,6 +74,24 @@ def _trace(c: Call) -> Value:
     return c.b.reduce("sum", kept, [0, 1], False, c.dtype)
 
 
+def _logsumexp(c: Call) -> Value | None:
+    """The largest is taken out first, where it is finite: powers do not overflow then."""
+    x = c.b.cast(c.value("self"), c.dtype)
+    if c.dtype not in ("f32", "f64"):
+        return None  # double rounding in a half type: left to the bridge
+    axes = c.axes("dim", x.rank)
+    if x.rank == 0 or not axes:
+        return None
+    most = c.b.reduce("max", x, axes, True, x.dtype)
+    zero = c.b.scalar(x.dtype, 0.0)
+    finite = c.b.binary("lt", c.b.unary("abs", most), c.b.scalar(x.dtype, float("inf")), "bool")
+    most = c.b.where(finite, most, zero)
+    powers = c.b.unary("exp", c.b.binary("sub", x, most))
+    total = c.b.unary("log", c.b.reduce("sum", powers, axes, True, x.dtype))
+    y = c.b.binary("add", total, most)
+    return c.b.reshape(y, c.dims)
+
+
 def _softmax(log: int) -> Handler:
     def handler(c: Call) -> Value:
         x = c.b.cast(c.value("self"), c.dtype)
@@ -234,6 +252,7 @@ TABLE: dict[str, Handler] = {
     "amin.default": _amax("min"),
     "max.dim": _extreme("max"),
     "min.dim": _extreme("min"),
+    "logsumexp.default": _logsumexp,
     "any.default": _reduce("any"),
     "any.dim": _reduce("any"),
     "any.dims": _reduce("any"),
