@@ -20,14 +20,14 @@ constexpr double kSpread[] = {0.5, 2.0, 0.1, 1.0};
 // A plan of so many blocks is left to the greedy orders.
 constexpr size_t kMostBlocks = 4000;
 // An attempt has work for about so many descents without a step back.
-constexpr int64_t kDives = 5;
+constexpr int64_t kDescents = 5;
 // By how much the logarithm of an area grows for the block that failed most, and what is left of
 // a failure after each attempt.
 constexpr double kFailed = 8.0, kRemembered = 0.9;
 
-class Upwards {
+class OffsetSearch {
  public:
-  Upwards(const std::vector<Block>& blocks, int64_t capacity)
+  OffsetSearch(const std::vector<Block>& blocks, int64_t capacity)
       : blocks_(blocks), capacity_(capacity), below_(blocks.size()), meets_(blocks.size()) {
     std::vector<int32_t> events;
     for (const Block& b : blocks) events.insert(events.end(), {b.first, b.last + 1});
@@ -50,7 +50,7 @@ class Upwards {
   }
 
   /// What one descent without a step back costs, about.
-  int64_t dive() const {
+  int64_t descent_work() const {
     int64_t sum = 0;
     for (const auto& m : meets_) sum += static_cast<int64_t>(m.size());
     const auto n = static_cast<int64_t>(blocks_.size());
@@ -196,10 +196,13 @@ class Upwards {
 
 bool place_within(std::vector<Block>& blocks, int64_t capacity, int64_t work) {
   if (blocks.size() > kMostBlocks) return false;
-  Upwards search(blocks, capacity);
-  const int64_t dive = search.dive();
+  const auto n = static_cast<int64_t>(blocks.size());
+  work -= n * n / 2;  // which blocks are alive together
+  if (work <= 0) return false;
+  OffsetSearch search(blocks, capacity);
+  const int64_t descent = search.descent_work();
   for (size_t number = 0; work > 0; ++number) {
-    const int64_t given = std::min(work, kDives * dive);
+    const int64_t given = std::min(work, kDescents * descent);
     if (search.attempt(number, given)) {
       for (size_t i = 0; i < blocks.size(); ++i) blocks[i].offset = search.offset(i);
       return true;
