@@ -306,6 +306,10 @@ def compile_parallel_step(
     process_group: Any = None,
     *,
     clip_norm: float | None = None,
+    clip_value: float | None = None,
+    precision: str = "auto",
+    scaler: Any = None,
+    accumulate: int = 1,
     options: dict[str, Any] | None = None,
 ) -> ParallelStep:
     """A training step on this process's part of a batch, its gradients averaged over a group.
@@ -314,8 +318,12 @@ def compile_parallel_step(
     device, such as ``torchrun`` starts). All begin with the first process's parameters and buffers.
     Loss and gradients are those of ``compile_loss``; clipping and the update are torch's own, so
     any optimizer will do. Arguments and ``step.grad_norm`` are as for ``compile_step``; the loss
-    that a step returns is this process's. Parameters change only after every process has sent its
-    gradients; when one does not, the others raise torch.distributed's error after its time limit.
+    that a step returns is this process's. Of the calls that ``accumulate`` makes one step, only
+    the last one averages gradients, as under ``DistributedDataParallel.no_sync``: all processes
+    make the same number of calls. ``scaler``: one a process; where a gradient of any process is no
+    finite number, all of them skip the update. Parameters change only after every process has sent
+    its gradients; when one does not, the others raise torch.distributed's error after its time
+    limit.
     """
     import torch.distributed
 
@@ -328,7 +336,18 @@ def compile_parallel_step(
             "torch.distributed.init_process_group('gloo')"
         )
     settings = _training_settings(options)
-    return ParallelStep(model, loss_fn, optimizer, settings, group, clip_norm)
+    return ParallelStep(
+        model,
+        loss_fn,
+        optimizer,
+        settings,
+        group,
+        clip_norm,
+        precision,
+        clip_value,
+        scaler,
+        accumulate,
+    )
 
 
 def compile_loss(
