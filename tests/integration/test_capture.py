@@ -47,6 +47,21 @@ class Linear(nn.Module):
         return self.layer(x)
 
 
+def test_a_graph_that_nobody_runs_is_not_written_as_code_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = []
+    stock = torch.fx.Graph.python_code
+
+    def counted(graph: torch.fx.Graph, *args: Any, **kwargs: Any) -> Any:
+        written.append(graph)
+        return stock(graph, *args, **kwargs)
+
+    monkeypatch.setattr(torch.fx.Graph, "python_code", counted)
+    capture(Linear().eval(), (torch.randn(4, 3),), {})
+    assert len(written) <= 1  # six times by default
+
+
 def test_the_program_is_the_same_text_each_time() -> None:
     captured = capture(Linear().eval(), (torch.randn(4, 3),), {})
     assert captured.ir == (

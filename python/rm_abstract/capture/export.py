@@ -12,13 +12,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export import _trace as trace_of_export
+from torch.fx import _lazy_graph_module
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.quiet import print_unless_quiet, quietly
@@ -180,7 +181,7 @@ def capture_flat(
     wrapper = _Flattened(copied(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
-    with ONE_AT_A_TIME:
+    with ONE_AT_A_TIME, _without_code():
         program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
         written_views.replace(program)
@@ -258,6 +259,13 @@ def _quietly() -> Iterator[None]:
             yield
     finally:
         del namespace["print"]
+
+
+def _without_code() -> AbstractContextManager[None]:
+    """torch writes a graph as Python code whenever it changed it, which is an eighth of an export;
+    inside it does so when somebody runs the graph, and nobody runs ours."""
+    use_lazy: Any = getattr(_lazy_graph_module, "_use_lazy_graph_module", None)
+    return nullcontext() if use_lazy is None else use_lazy(True)
 
 
 def _export(
