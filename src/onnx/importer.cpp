@@ -278,6 +278,8 @@ void Importer::convert_plain(const Node& n) {
   } catch (const Error& error) {
     if (!error.reason().empty()) throw;
     throw Error(error.code(), std::string(error.what()) + " (" + label(n) + ")", "RM341");
+  } catch (const std::out_of_range&) {  // an `at` of a list that is too short
+    refuse("operands and attributes of as many axes as it needs", "fewer");
   }
   for (const std::string& name : n.outputs) {
     if (!name.empty() && scope_->values.count(name) == 0) {

@@ -96,7 +96,8 @@ void convert_instance_norm(Importer& m) {
 
 void convert_group_norm(Importer& m) {
   ValueId x = m.in(0), weight = m.in(1), bias = m.in(2);
-  const int64_t groups = m.i("num_groups", 1), channels = m.fixed(m.dims(x).at(1));
+  if (m.rank(x) < 2) m.refuse("channels", "none");
+  const int64_t groups = m.i("num_groups", 1), channels = m.fixed(m.dims(x)[1]);
   if (groups < 1 || channels % groups != 0)
     m.refuse("groups that divide the channels", std::to_string(groups));
   auto each = [&](ValueId v) {  // before opset 21: one value a group

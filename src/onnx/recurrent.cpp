@@ -79,6 +79,7 @@ ValueId backwards(Importer& m, ValueId x, ValueId lengths) {
 
 ValueId direction(Importer& m, ValueId v, int64_t d) {
   Dims shape = m.dims(v);
+  if (shape.empty()) m.refuse("an axis of directions", "a scalar");
   shape.erase(shape.begin());
   return m.reshape(m.slice(v, 0, Dim(d), Dim(d + 1), 1), shape);
 }

@@ -224,6 +224,56 @@ def test_a_circle_is_refused(tmp_path: Path) -> None:
         rm.compile(str(path), device="cpu")
 
 
+@pytest.mark.parametrize("shape", [[], [3], [2, 3]])
+def test_operators_given_too_few_axes_or_odd_attributes_are_refused(shape: list[int]) -> None:
+    """Each of ONNX's operators, its lists of numbers of length one or five: a program or a code."""
+    import onnx
+
+    from rm_abstract import _core
+
+    lists, number = onnx.AttributeProto.INTS, onnx.AttributeProto.INT
+    refused = 0
+    for schema in onnx.defs.get_all_schemas():
+        if schema.domain != "":
+            continue
+        for length in (1, 5):
+            names = [f"x{i}" for i in range(min(schema.max_input, 8) if length == 5 else 3)]
+            names = names[: max(schema.min_input, 1 if length == 1 else len(names))]
+            node = helper.make_node(schema.name, names, ["y"])
+            for a in schema.attributes.values():
+                if int(a.type) == lists:
+                    made = helper.make_attribute(a.name, [1] * length, attr_type=lists)
+                    node.attribute.append(made)
+                elif a.required and int(a.type) == number:
+                    node.attribute.append(helper.make_attribute(a.name, 1))
+            given = [helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, shape) for x in names]
+            result = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+            graph = helper.make_graph([node], "g", given, [result])
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+            try:
+                _core.onnx.import_model(model.SerializeToString())
+            except _core.CoreError as error:
+                assert error.reason in ("RM340", "RM341", "RM342"), str(error)
+                refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("scalar", ["B", "initial_h", "sequence_lens"])
+def test_a_recurrent_layer_given_a_scalar_is_refused(scalar: str) -> None:
+    from rm_abstract import _core
+
+    shapes: dict[str, list[int]] = {"X": [2, 3, 3], "W": [1, 15, 3], "R": [1, 15, 5]}
+    shapes |= {"B": [1, 30], "sequence_lens": [3], "initial_h": [1, 3, 5]} | {scalar: []}
+    node = helper.make_node("GRU", list(shapes), ["", "y"], hidden_size=5)
+    model = _graph([node], shapes, ["y"], {})
+    for port in model.graph.input:
+        if port.name == "sequence_lens":
+            port.type.tensor_type.elem_type = 6
+    with pytest.raises(_core.CoreError, match="GRU") as caught:
+        _core.onnx.import_model(model.SerializeToString())
+    assert caught.value.reason == "RM341"
+
+
 def test_damaged_files_end_in_errors() -> None:
     """Truncated at every length and changed at random: an error with a code, or a program."""
     from rm_abstract import _core

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.nn.parameter import is_lazy
 
 from rm_abstract import _core
 from rm_abstract.base import reasons
@@ -310,7 +312,7 @@ class Router:
             code, detail = ("", "") if self._guarded else self._snapshot()
             taken = self._snapshots
         if code:
-            if code in _LASTING:
+            if code in _LASTING and not self._is_lazy():
                 self.route.pause(code, 64)
             if code == "RM210":
                 self.route.pause(code, _MAX_PAUSE)
@@ -356,6 +358,11 @@ class Router:
         except ValueError:  # a builtin forward has no signature
             return True
         return True
+
+    def _is_lazy(self) -> bool:
+        """Whether weights get their shapes with this call: the next one finds them."""
+        module: Any = self.module_ref()
+        return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
 
     def _snapshot(self) -> tuple[str, str]:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
