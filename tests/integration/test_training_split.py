@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import pytest
@@ -169,3 +170,53 @@ def test_without_splitting_the_arena_holds_all_logits(monkeypatch: pytest.Monkey
         torch.manual_seed(0)
         arenas.append(_trains_alike(Words(), _flat).memory_report()[0]["arena"])
     assert arenas[1] >= ROWS * CLASSES * 4 and arenas[0] < 0.75 * arenas[1], arenas
+
+
+def _drawn(draw: random.Random) -> tuple[int, int, dict[str, Any], float, str]:
+    """(classes, rows around the edges of pieces, options of the loss, share ignored, layout)"""
+    classes = draw.choice([129, 300, 513])
+    options = {
+        "reduction": draw.choice(["mean", "sum"]),
+        "label_smoothing": draw.choice([0.0, 0.1, 0.9]),
+        "ignore_index": draw.choice([-100, 0, classes - 1]),
+    }
+    rows = draw.choice([256, 257, 287, 288, 383, 384, 511, 513])
+    layout = draw.choice(["rows", "columns", "every other"])
+    return classes, rows, options, draw.choice([0.0, 0.4, 1.0]), layout
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_drawn_losses_by_pieces_train_as_in_eager(number: int, seed: int) -> None:
+    """With one batch whose targets are all ignored, or some; the rows lie in any way."""
+    draw = random.Random(seed * 2 + number)
+    classes, rows, options, share, layout = _drawn(draw)
+    g = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    ours = nn.Sequential(nn.Linear(9, 9), nn.Linear(9, classes, bias=draw.random() < 0.5))
+    theirs = copy.deepcopy(ours)
+    rate = 0.05 if options["reduction"] == "mean" else 1e-4
+    a, b = (torch.optim.SGD(m.parameters(), lr=rate, momentum=0.9) for m in (ours, theirs))
+
+    def loss(o: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(o, t, **options)
+
+    step = rm.compile_step(ours, loss, a, options={"fallback": "error"})
+    for i in range(4):
+        x = torch.randn(rows, 18, generator=g)[:, ::2]
+        if layout == "columns":
+            x = torch.randn(9, rows, generator=g).t()
+        elif layout == "rows":
+            x = x.contiguous()
+        y = torch.randint(0, classes, (rows,), generator=g)
+        ignored = torch.rand(rows, generator=g) < (share if i == 3 else 0.3)
+        y[ignored] = options["ignore_index"]
+        got = step(x, y)
+        b.zero_grad()
+        wanted = loss(theirs(x), y)
+        wanted.backward()
+        b.step()
+        torch.testing.assert_close(got, wanted.detach(), rtol=2e-4, atol=1e-5, equal_nan=True)
+    assert step.memory_report()[0]["split"]["pieces"] > 1
+    assert step.report()["compiled"] == 2
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-4, equal_nan=True)
