@@ -268,20 +268,21 @@ TEST_CASE("packing in progress stops when weights change or the program ends") {
 
 TEST_CASE("spare packing copies transposed weights and no others") {
   std::mt19937 rng(12);
+  // So large that no row reads the transposed one as it is.
   const char* text =
       "rmir 1\n"
       "sym s0 [1,64]\n"
-      "input %0 \"x\" : f32[s0,64]\n"
-      "weight %1 \"across\" : f32[64,96]\n"
-      "weight %2 \"rows\" : f32[128,96]\n"
-      "%3 = gemm(%0, %1) {trans_b=0} : f32[s0,96]\n"
+      "input %0 \"x\" : f32[s0,512]\n"
+      "weight %1 \"across\" : f32[512,300]\n"
+      "weight %2 \"rows\" : f32[128,300]\n"
+      "%3 = gemm(%0, %1) {trans_b=0} : f32[s0,300]\n"
       "%4 = gemm(%3, %2) {trans_b=1} : f32[s0,128]\n"
       "return %4\n";
   Case c = load(text, rng);
   Program program(c.graph, cpu_kernels(), {}, engine::Packing::kSpare);
   program.set_weights(c.weight_tensors());
   for (int round = 0; round < 3; ++round) {
-    HostTensor x = random_tensor(rng, ir::DType::kF32, {5, 64});
+    HostTensor x = random_tensor(rng, ir::DType::kF32, {5, 512});
     HostOutputs outputs;
     program.run({view(x)}, outputs);
     std::vector<ir::Layout> layouts{ir::contiguous(x.type)};
@@ -291,7 +292,7 @@ TEST_CASE("spare packing copies transposed weights and no others") {
     if (round == 0) CHECK(program.report().packed_bytes == 0);
     program.wait_for_packing();
   }
-  const int64_t across = 64 * 96 * 4, rows = 128 * 96 * 4;
+  const int64_t across = 512 * 300 * 4, rows = 128 * 300 * 4;
   CHECK(program.report().packed_bytes >= across);
   CHECK(program.report().packed_bytes < across + rows);
 }
