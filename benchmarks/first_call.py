@@ -60,6 +60,12 @@ def without_operators() -> None:
     """Declares what torchvision describes at its import and has not loaded; no model calls it."""
     import torch
 
+    try:
+        import torchvision  # noqa: F401
+    except Exception:  # its operators are for another torch: what it misses is declared below
+        sys.modules.pop("torchvision", None)
+    else:
+        return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):

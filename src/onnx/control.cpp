@@ -25,6 +25,14 @@ void convert_if(Importer& m) {
   }
 }
 
+// The node may name fewer results than its body has, not more.
+void check_results(Importer& m, size_t of_body) {
+  const size_t named = m.node().outputs.size();
+  if (named > of_body) {
+    m.refuse("at most " + std::to_string(of_body) + " results", std::to_string(named));
+  }
+}
+
 // Values of all steps, one after the other along a new axis in front or along `axis`.
 void stack(Importer& m, std::vector<std::vector<ValueId>>& steps, size_t state, bool reversed,
            int64_t axis, size_t output) {
@@ -50,6 +58,7 @@ void convert_loop(Importer& m) {
   if (body.inputs.size() != state.size() + 2 || body.outputs.size() < state.size() + 1) {
     m.refuse("a body with the state of the loop", "another body");
   }
+  check_results(m, body.outputs.size() - 1);
   std::vector<std::vector<ValueId>> scanned(body.outputs.size() - 1 - state.size());
   for (int64_t step = 0; goes_on && step < count; ++step) {
     if (step >= kMaxSteps) m.refuse("at most " + std::to_string(kMaxSteps) + " steps", "more");
@@ -81,6 +90,9 @@ int64_t at_or(const std::optional<Ints>& list, size_t k, int64_t otherwise) {
 // The element `step` of an axis, without the axis.
 ValueId element(Importer& m, ValueId x, int64_t axis, int64_t step) {
   Dims shape = m.dims(x);
+  if (axis >= static_cast<int64_t>(shape.size())) {
+    m.refuse("an axis " + std::to_string(axis), std::to_string(shape.size()) + " axes");
+  }
   shape.erase(shape.begin() + axis);
   return m.reshape(m.slice(x, axis, Dim(step), Dim(step + 1), 1), shape);
 }
@@ -94,6 +106,7 @@ void convert_scan(Importer& m) {
       body.outputs.size() < given - first - scans) {
     m.refuse("a body with the state of the scan", "another body");
   }
+  check_results(m, body.outputs.size());
   if (first == 1 && m.has(0)) m.refuse("sequences of one length", "lengths");
   const size_t states = given - first - scans;
   const auto axes = m.ints("scan_input_axes"),

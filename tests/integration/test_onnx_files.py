@@ -274,6 +274,42 @@ def test_a_recurrent_layer_given_a_scalar_is_refused(scalar: str) -> None:
     assert caught.value.reason == "RM341"
 
 
+def _scan(opset: int, initial: list[int], results: int) -> bytes:
+    """y[t] = s + x[t] over the rows of x; the node names `results` results, its body has two."""
+    import onnx
+
+    real = onnx.TensorProto.FLOAT
+    add = helper.make_node("Add", ["s_in", "x_in"], ["s_out"])
+    copy = helper.make_node("Identity", ["s_out"], ["y_out"])
+    ports = [helper.make_tensor_value_info(n, real, None) for n in ("s_in", "x_in")]
+    outs = [helper.make_tensor_value_info(n, real, None) for n in ("s_out", "y_out")]
+    body = helper.make_graph([add, copy], "body", ports, outs)
+    inputs = ["", "s", "x"] if opset < 9 else ["s", "x"]
+    names = [f"y{k}" for k in range(results)]
+    node = helper.make_node("Scan", inputs, names, body=body, num_scan_inputs=1)
+    given = [
+        helper.make_tensor_value_info("s", real, initial),
+        helper.make_tensor_value_info("x", real, [1, 3, 2]),
+    ]
+    result = [helper.make_tensor_value_info(names[-1], real, None)]
+    graph = helper.make_graph([node], "g", given, result)
+    opsets = [helper.make_opsetid("", opset)]
+    return bytes(helper.make_model(graph, opset_imports=opsets).SerializeToString())
+
+
+@pytest.mark.parametrize("opset, initial, results", [(8, [], 2), (8, [1, 2], 3), (16, [3, 2], 4)])
+def test_a_scan_of_a_scalar_or_with_more_results_than_its_body_is_refused(
+    opset: int, initial: list[int], results: int
+) -> None:
+    from rm_abstract import _core
+
+    _core.onnx.import_model(_scan(8, [1, 2], 2))
+    _core.onnx.import_model(_scan(16, [3, 2], 2))
+    with pytest.raises(_core.CoreError, match="Scan") as caught:
+        _core.onnx.import_model(_scan(opset, initial, results))
+    assert caught.value.reason == "RM341"
+
+
 def test_damaged_files_end_in_errors() -> None:
     """Truncated at every length and changed at random: an error with a code, or a program."""
     from rm_abstract import _core
