@@ -10,6 +10,7 @@ Denies by default: a C function that user code calls and that is not known to be
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import random
@@ -19,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._higher_order_ops.map import map as control_map
 
 from rm_abstract.base.kinds import same_value
 from rm_abstract.base.profilers import profiling
@@ -40,7 +40,11 @@ _MODULE_CODE = frozenset(
 )
 # Outside of a capture torch compiles their branches: it reads source files and caches of its own,
 # and refuses branches with effects itself.
-_COMPILED_BY_TORCH = frozenset({torch.cond.__code__, control_map.__code__})
+_COMPILED_BY_TORCH = {torch.cond.__code__}
+with contextlib.suppress(ImportError, AttributeError):  # a private name of torch
+    from torch._higher_order_ops.map import map as control_map
+
+    _COMPILED_BY_TORCH.add(control_map.__code__)
 _MODULE_SETATTR = torch.nn.Module.__setattr__.__code__
 
 
