@@ -62,7 +62,8 @@ def without_operators() -> None:
 
     try:
         import torchvision  # noqa: F401
-    except Exception:  # its operators are for another torch: what it misses is declared below
+    except (ImportError, OSError, RuntimeError):
+        # Its operators are for another torch: what it misses is declared below.
         sys.modules.pop("torchvision", None)
     else:
         return

@@ -1,19 +1,13 @@
 // Rows of scan: one running value a line, in f64 or i64, rounded at every store.
 #include "ops/scan/rows.hpp"
 
-#include "common/lines.hpp"
-#include "common/parallel.hpp"
+#include <cmath>
+
 #include "common/plain_vec.hpp"
-#include "common/row.hpp"
+#include "common/running_lines.hpp"
 
 namespace rm::cpu {
 namespace {
-
-struct Line {
-  const void* x;
-  void* y;
-  int64_t n, x_stride, y_stride;
-};
 
 struct Product {
   static double next(double a, double b) { return a * b; }
@@ -43,7 +37,7 @@ struct LogSumExp {
 };
 
 template <class How, class T, class Y>
-void run_line(const Line& l) {
+void run_line(const RunningLines::Line& l) {
   const auto* x = static_cast<const T*>(l.x);
   auto* y = static_cast<Y*>(l.y);
   if (l.n == 0) return;
@@ -57,7 +51,7 @@ void run_line(const Line& l) {
   }
 }
 
-using Run = void (*)(const Line&);
+using Run = RunningLines::Run;
 
 /// The result has x's type, or is i64 (a product of integers).
 template <class How>
@@ -71,7 +65,7 @@ Run run_of(DType from, DType to) {
   });
 }
 
-class Scan {
+class Scan : public RunningLines {
  public:
   static constexpr const char* kOp = "scan";
   static constexpr const char* kAlgorithm = "lines";
@@ -91,46 +85,18 @@ class Scan {
     return 100 + (logarithms ? 30 : 2) * static_cast<double>(p.input(0).numel());
   }
 
-  Scan(const Problem& p, Isa) {
-    View x = p.input(0), y = p.output(0);
-    at_least_one_axis(x);
-    at_least_one_axis(y);
-    const int axis = normal_axis(p.attr_int("axis", -1), x.rank());
-    line_ = {nullptr, nullptr, x.dim(axis), x.step(axis), y.step(axis)};
-    lines_ = lines_along(axis, x.shape, {x.stride, y.stride});
-    x_bytes_ = dtype_bytes(x.dtype);
-    y_bytes_ = dtype_bytes(y.dtype);
-    const std::string_view kind = p.attr_string("kind", "");
-    run_ = kind == "prod"  ? run_of<Product>(x.dtype, y.dtype)
-           : kind == "max" ? run_of<Maximum>(x.dtype, y.dtype)
-           : kind == "min" ? run_of<Minimum>(x.dtype, y.dtype)
-                           : run_of<LogSumExp>(x.dtype, y.dtype);
-    step_ns_ = kind == "logsumexp" ? 30 : 1.5;
-    threads_ = thread_limit();
-  }
-  uint64_t workspace_bytes() const { return 0; }
-
-  rm_status* launch(const rm_launch& l) const {
-    const double work = step_ns_ * static_cast<double>(line_.n * lines_.count());
-    parallel_ranges(lines_.count(), threads_for(work, lines_.count(), threads_), 1,
-                    [&](int64_t begin, int64_t end, int) {
-                      Line line = line_;
-                      for (int64_t i = begin; i < end; ++i) {
-                        line.x = at(l.inputs[0], lines_.offset(0, i), x_bytes_);
-                        line.y = at(l.outputs[0], lines_.offset(1, i), y_bytes_);
-                        run_(line);
-                      }
-                    });
-    return nullptr;
-  }
+  Scan(const Problem& p, Isa)
+      : RunningLines(p, run_of_kind(p), p.attr_string("kind", "") == "logsumexp" ? 30 : 1.5) {}
 
  private:
-  Line line_;
-  RowsIndex lines_;
-  Run run_;
-  double step_ns_;
-  int64_t x_bytes_, y_bytes_;
-  int threads_;
+  static Run run_of_kind(const Problem& p) {
+    const std::string_view kind = p.attr_string("kind", "");
+    const DType from = p.input(0).dtype, to = p.output(0).dtype;
+    if (kind == "prod") return run_of<Product>(from, to);
+    if (kind == "max") return run_of<Maximum>(from, to);
+    if (kind == "min") return run_of<Minimum>(from, to);
+    return run_of<LogSumExp>(from, to);
+  }
 };
 
 }  // namespace
