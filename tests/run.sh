@@ -13,6 +13,11 @@ setup_environment test
 RM_TEST_HOME="$(mktemp -d)" # no test may read or write the user's own cache
 trap 'rm -rf "$RM_TEST_HOME"' EXIT
 export RM_CACHE_DIR="$RM_TEST_HOME/cache"
+# What random tests draw follows from the sources: a tree that passed here draws the same in CI. A changed
+# tree draws anew, and so does a run of pytest alone; RM_SEED=n repeats one.
+sources() { find include src python backends tests -type f ! -path '*/__pycache__/*' -print0; }
+RM_SEED="${RM_SEED:-$((0x$(sources | LC_ALL=C sort -z | xargs -0 cat | sha256sum | cut -c1-7)))}"
+export RM_SEED
 failures=()
 
 # step NAME COMMAND...: runs it, remembers a failure and goes on.
