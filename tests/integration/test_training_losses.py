@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import rm_abstract as rm
 
 _CLASSES = 5
+_HEAVY = torch.tensor([0.5, 2.0, 0.0, 1.5, 3.0])  # weights of the classes
 
 
 def _classes(rows: int, g: torch.Generator) -> torch.Tensor:
@@ -57,6 +58,26 @@ LOSSES: dict[str, tuple[Loss, Loss]] = {
     ),
     "module": (nn.CrossEntropyLoss(label_smoothing=0.05), _classes),
     "nll": (lambda o, t: F.nll_loss(F.log_softmax(o, 1), t), _classes),
+    "weights": (lambda o, t: F.cross_entropy(o, t, weight=_HEAVY), _some_ignored),
+    "weights, smoothed": (
+        lambda o, t: F.cross_entropy(o, t, weight=_HEAVY, label_smoothing=0.1),
+        _some_ignored,
+    ),
+    "weights, sum": (lambda o, t: F.cross_entropy(o, t, _HEAVY, reduction="sum"), _classes),
+    "weights, none": (
+        lambda o, t: F.cross_entropy(o, t, _HEAVY, reduction="none").square().mean(),
+        _some_ignored,
+    ),
+    "weights, chances": (
+        lambda o, t: F.cross_entropy(o, t, _HEAVY, label_smoothing=0.2),
+        _chances,
+    ),
+    "weights, pixels": (
+        lambda o, t: F.cross_entropy(o.view(2, -1, _CLASSES).mT, t.view(2, -1), _HEAVY),
+        _some_ignored,
+    ),
+    "weights, module": (nn.CrossEntropyLoss(weight=_HEAVY), _classes),
+    "weights, nll": (lambda o, t: F.nll_loss(F.log_softmax(o, 1), t, _HEAVY), _some_ignored),
     "mse": (F.mse_loss, _numbers),
     "l1": (F.l1_loss, _numbers),
     "huber": (lambda o, t: F.huber_loss(o, t, delta=0.7), _numbers),
@@ -126,3 +147,30 @@ def test_a_label_outside_is_eagers_error_and_changes_nothing() -> None:
     with pytest.raises(IndexError):
         step(x, torch.tensor([0, 1, 2, 5]))
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
+
+
+@pytest.mark.parametrize("how", ["in place", "another tensor", "through numpy"])
+def test_weights_of_classes_that_change_are_seen(how: str) -> None:
+    losses = [nn.CrossEntropyLoss(weight=_HEAVY.clone()) for _ in range(2)]
+    ours, theirs = _model(), _model()
+    a, b = (torch.optim.SGD(m.parameters(), lr=0.05) for m in (ours, theirs))
+    step = rm.compile_step(ours, losses[0], a, options={"fallback": "allow"})
+    for number in range(8):
+        x, y = torch.randn(8, 6), torch.randint(0, _CLASSES, (8,))
+        if number in (3, 5):
+            for loss in losses:
+                assert loss.weight is not None
+                if how == "in place":
+                    loss.weight.mul_(torch.tensor([1.0, 3.0, 1.0, 0.2, 1.0]))
+                elif how == "another tensor":
+                    loss.weight = loss.weight.flip(0) + number
+                else:
+                    loss.weight.numpy()[number - 3] = 7.0
+        loss = step(x, y)
+        b.zero_grad()
+        wanted = losses[1](theirs(x), y)
+        wanted.backward()
+        b.step()
+        assert float(loss) == pytest.approx(float(wanted.detach()), rel=1e-4), number
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5)

@@ -102,18 +102,25 @@ def _rows(c: Call, x: Value) -> Value:
     return c.b.reshape(last, [product(last.dims[:-1]), last.dims[-1]])
 
 
+def _supported(c: Call, x: Value) -> bool:
+    weight = c["weight"]
+    return x.dtype in ("f32", "f64") and (weight is None or weight.dtype == x.dtype)
+
+
 def _of_classes(c: Call, log_p: Value, smoothing: float) -> Value:
-    """The loss for class numbers; `log_p` [rows, classes]."""
-    b, dtype = c.b, log_p.dtype
+    """The loss for class numbers; `log_p` [rows, classes]. Its mean is weighted by the rows'
+    classes, as torch's is; without weights each row counts as one."""
+    b, dtype, weight = c.b, log_p.dtype, c["weight"]
     target = b.cast(c.value("target"), "i64")
     ids = b.reshape(target, [log_p.dims[0], 1])
     zero = b.scalar(dtype, 0.0)
     counts = b.binary("ne", ids, b.scalar("i64", int(c["ignore_index"])), "bool")
     safe = b.where(counts, ids, b.scalar("i64", 0))
-    picked = b.op("gather", [log_p, safe], dtype, ids.dims, axis=1)
+    weighed = log_p if weight is None else b.binary("mul", log_p, weight)
+    picked = b.op("gather", [weighed, safe], dtype, ids.dims, axis=1)
     loss = b.unary("neg", picked)
     if smoothing:
-        even = b.unary("neg", b.reduce("mean", log_p, [1], True, dtype))
+        even = b.unary("neg", b.reduce("mean", weighed, [1], True, dtype))
         loss = b.binary("add", _scaled(c, loss, 1.0 - smoothing), _scaled(c, even, smoothing))
     loss = b.where(counts, loss, zero)
     if c["reduction"] == _NONE:
@@ -121,13 +128,16 @@ def _of_classes(c: Call, log_p: Value, smoothing: float) -> Value:
     total = b.reduce("sum", loss, [0, 1], False, dtype)
     if c["reduction"] == _SUM:
         return total
-    number = b.reduce("sum", b.cast(counts, dtype), [0, 1], False, dtype)
-    return b.binary("div", total, number)
+    shares = b.cast(counts, dtype)
+    if weight is not None:
+        own = b.op("gather", [b.reshape(weight, [log_p.dims[1], 1]), safe], dtype, ids.dims, axis=0)
+        shares = b.where(counts, own, zero)
+    return b.binary("div", total, b.reduce("sum", shares, [0, 1], False, dtype))
 
 
 def _cross_entropy(c: Call) -> Value | None:
     x, target = c.value("self"), c.value("target")
-    if x.dtype not in ("f32", "f64") or c["weight"] is not None:
+    if not _supported(c, x):
         return None
     rows = _rows(c, x)
     log_p = c.b.op("softmax", [rows], x.dtype, rows.dims, axis=1, log=1)
@@ -141,6 +151,8 @@ def _cross_entropy(c: Call) -> Value | None:
             return None
         even = c.b.scalar(x.dtype, smoothing / classes)
         chosen = c.b.binary("add", _scaled(c, chosen, 1.0 - smoothing), even)
+    if c["weight"] is not None:
+        chosen = c.b.binary("mul", chosen, c.value("weight"))
     product_ = c.b.binary("mul", chosen, log_p)
     loss = c.b.unary("neg", c.b.reduce("sum", product_, [1], False, x.dtype))
     return c.b.reshape(loss, c.dims) if c["reduction"] == _NONE else _reduced(c, loss)
@@ -148,7 +160,7 @@ def _cross_entropy(c: Call) -> Value | None:
 
 def _nll(c: Call) -> Value | None:
     x = c.value("self")
-    if x.dtype not in ("f32", "f64") or c["weight"] is not None:
+    if not _supported(c, x):
         return None
     return _of_classes(c, _rows(c, x), 0.0)
 
