@@ -271,7 +271,12 @@ def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     # Not sitecustomize.py: some systems' Python has one of its own, found first.
     note = f"import sys; open({str(seen)!r}, 'a').write(sys.executable + '\\n')"
     (site / "rm_abstract_here.pth").write_text("\n".join([PACKAGE, *sys.path[1:], note]))
-    found = serve("mine:0", settings=STRICT, RM_MINE_PYTHON=str(python))
+    # What lies on the user's path is for the user's Python: a torch there may be another one.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os; 'RM_WORKER' in os.environ and os._exit(3)"
+    )
+    path = os.pathsep.join([PACKAGE, str(tmp_path)])
+    found = serve("mine:0", settings=STRICT, RM_MINE_PYTHON=str(python), PYTHONPATH=path)
     assert found["right"] and found["routed"] == 2
     assert set(seen.read_text().split()) == {str(python)}
 

@@ -200,7 +200,7 @@ def served(
 ) -> tuple[list[list[str]], str]:
     """The reasons of a script of its own that wants the card, and its stderr."""
     env = {**os.environ, "RM_HARDWARE_ROOT": str(root), **more}
-    env.pop("PYTHONPATH", None)  # this Python's packages would hide those of the worker's
+    env["PYTHONPATH"] = PACKAGE  # with another torch than the worker's
     env |= {"RM_CACHE_DIR": str(cache), "RM_VERBOSE": "1", "RM_FURIOSA_PYTHON": SDK}
     done = subprocess.run(
         [sys.executable, "-c", START + model + SCRIPT],

@@ -1,5 +1,6 @@
-"""The backend `rbln` on a stand-in for Rebellions' `rebel` (tests/vendor/rebel), in this Python:
-what it finds without the vendor's software, models on it, and everything that can go wrong."""
+"""The backend `rbln` on a stand-in for Rebellions' `rebel` (tests/vendor/rebel):
+what it finds without the vendor's software, models on it, and everything that can go wrong.
+RM_TEST_RBLN_PYTHON (rm-abstract env create rbln) runs the workers in that environment."""
 
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from rm_abstract.vendors.rbln import artefact, description, messages, scratch
 
 TESTS = Path(__file__).resolve().parents[1]
 VENDOR = TESTS / "vendor"
+PYTHON = os.environ.get("RM_TEST_RBLN_PYTHON") or sys.executable
 sys.path.insert(0, str(TESTS / "fault"))
 from npu_support import Encoder, alive, call_of, python_environment, run, worker_pids  # noqa: E402
 
@@ -46,8 +48,9 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two NPUs, and a vendor's software that sees them."""
     root = machine(tmp_path / "root", 2)
     monkeypatch.setenv("RM_HARDWARE_ROOT", str(root))
-    monkeypatch.setenv("RM_RBLN_PYTHON", sys.executable)
-    monkeypatch.setenv("PYTHONPATH", str(VENDOR))
+    monkeypatch.setenv("RM_RBLN_PYTHON", PYTHON)
+    for name in ("PYTHONPATH", "RM_RBLN_PYTHONPATH"):  # this Python's workers, and another's
+        monkeypatch.setenv(name, str(VENDOR))
     monkeypatch.setenv("REBEL_NPUS", "RBLN-CA22,RBLN-CA22")
     monkeypatch.setenv("RBLN_TARGET_SOC", "RBLN-CA22")
     monkeypatch.syspath_prepend(str(VENDOR))  # the distribution's version, as the worker sees it
@@ -483,7 +486,8 @@ def test_another_version_in_the_workers_environment_is_refused(
     (folder / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: rebel-compiler\nVersion: 0.13.0\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), str(VENDOR))))
+    for name in ("PYTHONPATH", "RM_RBLN_PYTHONPATH"):
+        monkeypatch.setenv(name, os.pathsep.join((str(tmp_path), str(VENDOR))))
     with rm.init("rbln:0", fallback=STRICT):
         (error,) = run(calls=1).errors
     assert error.code == "RM403" and "rebel-compiler=0.13.0" in str(error)

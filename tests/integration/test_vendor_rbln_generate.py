@@ -33,8 +33,7 @@ def standin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "root" / "dev" / "rbln0").touch()
     monkeypatch.setenv("RM_HARDWARE_ROOT", str(tmp_path / "root"))
     monkeypatch.setenv("RM_RBLN_PYTHON", PYTHON)
-    # Not this Python's packages, which would hide those of that environment.
-    monkeypatch.setenv("PYTHONPATH", str(VENDOR))
+    monkeypatch.setenv("RM_RBLN_PYTHONPATH", str(VENDOR))
     monkeypatch.setenv("REBEL_NPUS", "RBLN-CA22")
     monkeypatch.setenv("RBLN_TARGET_SOC", "RBLN-CA22")
     yield

@@ -68,3 +68,47 @@ def test_optimums_own_generate_gives_transformers_tokens() -> None:
 
 def test_an_older_compilers_name_of_a_keyword_is_found() -> None:
     assert answers(["GPT2"], [1], REBEL_OLD_NAMES="1") == ["GPT2LMHeadModel True"]
+
+
+ENCODERS = """
+import sys, torch, optimum.rbln, transformers as hf
+torch.manual_seed(0)
+ids = torch.arange(33).reshape(3, 11) % 90 + 5
+mask = torch.ones_like(ids)
+mask[-1, -4:] = 0
+small = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+text = dict(max_seq_len=11)
+given = dict(input_ids=ids, attention_mask=mask)
+positions = dict(vocab_size=100, max_position_embeddings=64)
+rows = [
+    (hf.BertForMaskedLM(hf.BertConfig(**positions, **small)), text,
+     dict(given, token_type_ids=mask * 0)),
+    (hf.RobertaForSequenceClassification(hf.RobertaConfig(**positions, **small)), text, given),
+    (hf.ViTForImageClassification(hf.ViTConfig(image_size=32, patch_size=8, **small)),
+     dict(image_size=32), dict(pixel_values=torch.randn(3, 3, 32, 32))),
+    (hf.AutoModel.from_pretrained(sys.argv[1]), text, given),
+]
+for model, sizes, inputs in rows:
+    model.eval()
+    made = getattr(optimum.rbln, "RBLN" + type(model).__name__)
+    config = dict(batch_size=3, npu="RBLN-CA22", device=0, **sizes)
+    compiled = made.from_model(model, rbln_config=config)
+    with torch.no_grad():
+        expected, got = model(**inputs)[0], compiled(**inputs)[0]
+    keep = inputs["attention_mask"].bool() if got.dim() == 3 else slice(None)
+    print(type(model).__name__, torch.allclose(got[keep], expected[keep], atol=1e-5, rtol=1e-4))
+"""
+
+
+def test_optimums_own_encoders_give_transformers_results(minilm: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(VENDOR), "REBEL_NPUS": "RBLN-CA22"}
+    done = subprocess.run(
+        [PYTHON, "-c", ENCODERS, str(minilm)], capture_output=True, text=True, env=env, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "BertForMaskedLM True",
+        "RobertaForSequenceClassification True",
+        "ViTForImageClassification True",
+        "BertModel True",
+    ]

@@ -81,10 +81,10 @@ def _own_generation(device: str) -> dict[str, str]:
 
 
 def _has_its_software(name: str, properties: dict[str, str]) -> bool:
-    from rm_abstract.worker.interpreter import has_packages, interpreter
+    from rm_abstract.worker.interpreter import has_packages
 
     needed = properties.get("generator_packages", "").split()
-    return not needed or has_packages(interpreter(name), *needed)
+    return not needed or has_packages(name, *needed)
 
 
 def _plugins(
@@ -116,9 +116,9 @@ def _rebellions(
     """optimum-rbln, where the environment of Rebellions' software has it."""
     from rm_abstract.generation.rbln import engine
     from rm_abstract.generation.remote.engine import RemoteEngine
-    from rm_abstract.worker.interpreter import has_packages, interpreter
+    from rm_abstract.worker.interpreter import has_packages
 
-    if not has_packages(interpreter("rbln"), "optimum-rbln"):
+    if not has_packages("rbln", "optimum-rbln"):
         return None
     kind = engine.OptimumRbln(settings, device)
     return RemoteEngine(

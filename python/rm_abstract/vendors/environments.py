@@ -13,12 +13,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rm_abstract.base.errors import ConfigError, DeviceUnavailableError
+from rm_abstract.worker.interpreter import of_another
 
 
 @dataclass(frozen=True)
@@ -160,12 +161,13 @@ def create(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Path:
     python = folder / "bin" / "python"
     try:
         say(f"making {folder}")
-        _run([sys.executable, "-m", "venv", str(folder)])
+        environment = of_another(recipe.name)
+        _run([sys.executable, "-m", "venv", str(folder)], environment)
         pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
         say(f"installing {len(recipe.pinned)} pinned packages; this may be gigabytes")
         for packages in (["--no-deps", *recipe.pinned] if recipe.pinned else [], recipe.others):
             if packages:
-                _run([*pip, *packages])
+                _run([*pip, *packages], environment)
         link_this_package(folder)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -173,8 +175,8 @@ def create(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Path:
     return python
 
 
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
         raise DeviceUnavailableError(
@@ -211,8 +213,9 @@ def examine(recipe: Recipe, python: str) -> list[Finding]:
     )
     try:
         done = subprocess.run(
-            [python, "-c", code, *names], capture_output=True, text=True, timeout=120, check=False
-        )
+            [python, "-c", code, *names], capture_output=True, text=True, timeout=120, check=False,
+            env=of_another(recipe.name),
+        )  # fmt: skip
         found = json.loads(done.stdout) if done.returncode == 0 else None
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return [Finding(f"{python} does not run: {error}", remedy)]

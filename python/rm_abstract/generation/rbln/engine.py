@@ -6,7 +6,6 @@ Serves greedy generations; others are declined by the name of what they ask for.
 from __future__ import annotations
 
 import itertools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.generation.request import GenerationRequest
 from rm_abstract.generation.vllm import mapping
-from rm_abstract.worker.interpreter import interpreter
+from rm_abstract.worker.interpreter import inherited, interpreter
 
 _PROGRAM = Path(__file__).resolve().parent / "serving.py"
 _LONGEST = 32768  # tokens of a row, in optimum-rbln's attention without partitions
@@ -67,7 +66,8 @@ class OptimumRbln:
         return [interpreter("rbln"), str(_PROGRAM)]
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "RM_DISABLE": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
+        values = inherited("rbln")
+        return {**values, "RM_DISABLE": "1", "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
     def batch(self, rows: int) -> int:
         """The next of batch_size, else the next power of two."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rm_abstract.worker.interpreter import inherited
+
 PACKAGE = "furiosa-llm"
 LONGEST = 4096  # tokens of a row where nobody says more: more are more programs to build
 LEVELS = ("O0", "O1", "O2", "O3")
@@ -105,7 +107,7 @@ def _run(
         "--no-enable-sampler", *more, folder, out,
     ]  # fmt: skip
     path = os.pathsep.join((str(Path(python).parent), os.environ.get("PATH", os.defpath)))
-    env = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    env = {**inherited("furiosa"), "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     try:
         done = subprocess.run(
             command, cwd=folder, env=env, stdin=subprocess.DEVNULL, capture_output=True,
