@@ -25,7 +25,7 @@ from rm_abstract.engines.call_parts import unfold
 from rm_abstract.engines.call_text import call_key
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.native import create_engine
-from rm_abstract.guards import identity
+from rm_abstract.guards import identity, sources
 
 IR = 'rmir 1\nsym s0 [2,100]\ninput %0 "x" : f32[s0,3]\n%1 = relu(%0) : f32[s0,3]\nreturn %1\n'
 SIZES = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -58,6 +58,8 @@ class Unheard:
     def uncount(self, calls: int) -> None: ...
 
     def detach(self) -> None: ...
+
+    def sources(self) -> None: ...
 
 
 def context(session) -> EngineContext:
@@ -293,9 +295,11 @@ def test_another_build_of_a_backend_is_another_plan(
 def test_another_capability_of_a_backend_is_another_plan_and_another_verdict(
     session, monkeypatch: pytest.MonkeyPatch, name: str
 ):
-    weights = {"w": torch.ones(3)}
-    made = artefacts_module.Artefacts(context(session))
-    before = plan_key(session), made._verdict_key("p", weights).hex
+    def verdict_key() -> str:  # an engine asks for the fingerprints once
+        made = artefacts_module.Artefacts(context(session))
+        return made._verdict_key("p", {"w": torch.ones(3)}).hex
+
+    before = plan_key(session), verdict_key()
     original = _core.backend.fingerprint
 
     def other(asked: str, *rest: int) -> bytes:
@@ -303,7 +307,7 @@ def test_another_capability_of_a_backend_is_another_plan_and_another_verdict(
         return found + b" avx1024" if asked == name else found
 
     monkeypatch.setattr(_core.backend, "fingerprint", other)
-    after = plan_key(session), made._verdict_key("p", weights).hex
+    after = plan_key(session), verdict_key()
     assert before[0] != after[0] and before[1] != after[1]
 
 
@@ -408,6 +412,30 @@ class Applies(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x * self.weight)
+
+
+def test_a_first_call_searches_for_its_sources_once(session, monkeypatch: pytest.MonkeyPatch):
+    searched, stock = [], sources.of_module
+    monkeypatch.setattr(sources, "of_module", lambda m: searched.append(m) or stock(m))
+    model = rm_abstract.accelerate(Applies(torch.relu).eval())
+    described, keys = [], identity.describe
+    monkeypatch.setattr(
+        artefacts_module, "describe", lambda *given: described.append(given) or keys(*given)
+    )
+    taken, snapshot = [], type(vars(model)["_compiled_call_impl"])._snapshot
+
+    def watched(router):
+        result = snapshot(router)
+        taken.append((len(searched), router.found))
+        return result
+
+    monkeypatch.setattr(type(vars(model)["_compiled_call_impl"]), "_snapshot", watched)
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+    ((before, found),) = taken
+    assert before == 1 and found is not None
+    assert [given[2] for given in described] == [found]
+    assert vars(model)["_compiled_call_impl"].found is None  # it holds what forward reads
 
 
 def test_functions_of_one_name_in_an_attribute_make_two_identities():

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+import dis
+import inspect
 import os
+import subprocess
 import sys
+import tarfile
+import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rm_abstract.guards import code
 from rm_abstract.guards.code import reads_of
 
 package: Any = None
@@ -91,3 +99,17 @@ def test_a_builtin_with_effects_that_is_passed_on_is_named() -> None:
     assert reads_of(passes.__code__).passed_on == ("print",)
     if sys.version_info >= (3, 11):  # before, the interpreter does not tell the two apart
         assert reads_of(calls.__code__).passed_on == ()
+
+
+def test_names_are_read_as_dis_reads_them() -> None:
+    kinds = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD", "IMPORT_NAME"}
+    seen = 0
+    for module in (argparse, inspect, subprocess, tarfile, typing):  # long ones: extended arguments
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text()
+        for inner in code._codes(compile(source, module.__file__, "exec")):
+            found = [row for row in code._named(inner) if row[0]]
+            expected = [(i.opname, i.argval) for i in dis.get_instructions(inner)]
+            assert found == [row for row in expected if row[0] in kinds]
+            seen += len(found)
+    assert seen > 5_000

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import pytest
 import torch
 
 import rm_abstract as rm
+from rm_abstract.engines import weight_digests
 from rm_abstract.engines.weight_digests import WeightDigests
 
 Weights = dict[str, torch.Tensor]
@@ -72,6 +74,42 @@ def test_so_is_what_a_write_through_data_changes(session: None) -> None:
     before = digests.of(weights)
     model.weight.data.mul_(2)
     assert digests.of(weights) == now(weights) != before
+
+
+def test_a_share_is_read_once_by_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Hashable] = []
+    stock, begun, go_on = weight_digests._contents, threading.Event(), threading.Event()
+    mine = threading.get_ident()
+
+    def counted(tensors: dict[Hashable, torch.Tensor], names: Iterable[Hashable]) -> object:
+        if threading.get_ident() != mine:
+            begun.set()
+            assert go_on.wait(30)
+        read.extend(names)
+        if threading.get_ident() == mine:
+            go_on.set()  # the other thread had one share, this one read all the rest
+        return stock(tensors, names)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    weights, digests = some(), WeightDigests()
+    expected = now(weights)
+    monkeypatch.setattr(weight_digests, "_contents", counted)
+    digests.begin(weights.values())
+    assert begun.wait(30)
+    assert digests.of(weights) == digests.of(weights) == expected
+    assert len(read) == len(set(read)) == len({id(t) for t in weights.values()})
+
+
+def test_what_reading_ahead_raises_reaches_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, digests = some(), WeightDigests()
+
+    def broken(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(weight_digests, "_contents", broken)
+    digests.begin(weights.values())
+    with pytest.raises(MemoryError):
+        digests.of(weights)
 
 
 def test_a_fork_does_not_wait_for_its_parents_threads(monkeypatch: pytest.MonkeyPatch) -> None:

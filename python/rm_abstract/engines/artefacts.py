@@ -38,6 +38,7 @@ class Artefacts:
         self.digests = WeightDigests()
         self._identity: str | None = None
         self._bypass = ""
+        self._kernels: dict[str, tuple[str, bytes]] | None = None  # `kernel_backends`, once asked
         self._passed: set[str] = set()  # programs of which such a verdict was stored
 
     def forget_module(self) -> None:
@@ -65,12 +66,24 @@ class Artefacts:
     def backends(self) -> list[str]:
         """The session's backend and on the host the torch bridge: their kernel rows are tried in
         this order."""
-        rows = _core.backend.backends()
-        usable = {row["name"]: row["devices"] for row in rows if row["available"]}
-        wanted = [self._backend]
-        if all(device["dl_device"][0] == _KDL_CPU for device in usable.get(self._backend, ())):
-            wanted.append(BRIDGE)
-        return [name for name in wanted if name in usable]
+        return list(self._kernel_backends())
+
+    def _kernel_backends(self) -> dict[str, tuple[str, bytes]]:
+        """Their builds and fingerprints (ISA, libraries, vendor compiler). Asked for once: plugins
+        are loaded before an engine is made, and never unloaded."""
+        if self._kernels is None:
+            rows = {r["name"]: r for r in _core.backend.backends() if r["available"]}
+            wanted, own = [self._backend], rows.get(self._backend)
+            if all(d["dl_device"][0] == _KDL_CPU for d in (own["devices"] if own else ())):
+                wanted.append(BRIDGE)
+            found = {}
+            for name in wanted:
+                if name in rows:
+                    device = self._device_index if name == self._backend else 0
+                    fingerprint = bytes(_core.backend.fingerprint(name, device))
+                    found[name] = (str(rows[name]["build_id"]), fingerprint)
+            self._kernels = found
+        return self._kernels
 
     # ---- front records -----------------------------------------------------------------------
 
@@ -203,19 +216,15 @@ class Artefacts:
         }
 
     def _backend_identity(self) -> dict[str, bytes]:
-        """Build and fingerprint (ISA, libraries, vendor compiler) of what the kernels come from."""
-        rows = {row["name"]: row for row in _core.backend.backends()}
+        """Of what the kernels come from."""
         identity = {}
-        for name in self.backends():
-            device = self._device_index if name == self._backend else 0
-            identity[f"{name} build"] = str(rows[name]["build_id"]).encode()
-            identity[f"{name} fingerprint"] = bytes(_core.backend.fingerprint(name, device))
+        for name, (build, fingerprint) in self._kernel_backends().items():
+            identity[f"{name} build"] = build.encode()
+            identity[f"{name} fingerprint"] = fingerprint
         return identity
 
     def _fingerprints(self) -> dict[str, str]:
-        index = {self._backend: self._device_index}
-        names = self.backends()
-        return {n: _core.backend.fingerprint(n, index.get(n, 0)).hex() for n in names}
+        return {name: print_.hex() for name, (_, print_) in self._kernel_backends().items()}
 
     # ---- verdicts ----------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rm_abstract.base.config import Settings
 from rm_abstract.device import Resolved
+from rm_abstract.guards.found import Sources
 
 
 class Events(Protocol):
@@ -29,6 +30,10 @@ class Events(Protocol):
 
     def detach(self) -> None:
         """The original alone is faster: the model's calls need not come here any more."""
+
+    def sources(self) -> Sources | None:
+        """What the module's forward may read, where that was found out for the call that is
+        served just now."""
 
 
 class Captures(Protocol):

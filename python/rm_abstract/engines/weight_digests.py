@@ -6,6 +6,7 @@ A warm first call reads its record and makes its program while other threads rea
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from rm_abstract import _core
 from rm_abstract.guards import writes
 
 _MOST_THREADS = 8
+_SHARES = 4  # for each thread that reads ahead; who needs the digest reads what was not begun
 
 
 class WeightDigests:
@@ -30,13 +32,13 @@ class WeightDigests:
         found = {_stamp(t): t.detach() for t in tensors if t.device.type == "cpu"}
         found.pop(None, None)
         clock = writes.registry().clock
-        # This thread goes on meanwhile.
-        shares = _shares(found, found, max(1, _threads() - 1))
-        pool = ThreadPoolExecutor(max(1, len(shares)))
+        threads = max(1, _threads() - 1)  # this one goes on meanwhile
+        pool = ThreadPoolExecutor(threads)
         read = {}
-        for share in shares:
-            future = pool.submit(_contents, found, share)
-            read.update(dict.fromkeys(share, future))
+        for stamps in _shares(found, found, _SHARES * threads):
+            share = _Share({stamp: found[stamp] for stamp in stamps})
+            pool.submit(share.run)
+            read.update(dict.fromkeys(stamps, share))
         pool.shutdown(wait=False)
         self._ahead = _Ahead(read, list(found.values()), clock, os.getpid())
 
@@ -46,7 +48,7 @@ class WeightDigests:
 
     def of(self, weights: dict[str, torch.Tensor]) -> bytes:
         """One digest over names, types and contents."""
-        read: dict[Hashable, Future[dict[Hashable, bytes]]] = {}
+        read: dict[Hashable, _Share] = {}
         if self._ahead is not None and self._ahead.holds():
             read = self._ahead.read
         stamps = {name: _stamp(tensor) for name, tensor in weights.items()}
@@ -59,15 +61,37 @@ class WeightDigests:
             with ThreadPoolExecutor(len(shares)) as pool:
                 for part in pool.map(lambda share: _contents(weights, share), shares):
                     contents.update(part)
-        for name, stamp in stamps.items():
-            if name not in contents:
-                contents[name] = read[stamp].result()[stamp]
+        ahead = {name: read[stamps[name]] for name in weights if name not in contents}
+        for share in reversed(dict.fromkeys(ahead.values())):  # the threads begin at the front
+            share.run()
+        contents.update({name: share.contents()[stamps[name]] for name, share in ahead.items()})
         heads = {n: f"{n}|{t.dtype}|{list(t.shape)}|".encode() for n, t in weights.items()}
         return bytes(_core.cache.digest(b"".join(heads[n] + contents[n] for n in sorted(weights))))
 
 
+class _Share:
+    """Some of the tensors, read by the first thread that comes to it."""
+
+    def __init__(self, tensors: dict[Hashable, torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._begun = threading.Lock()
+        self._read: Future[dict[Hashable, bytes]] = Future()
+
+    def run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            return
+        try:
+            self._read.set_result(_contents(self._tensors, self._tensors))
+        except BaseException as error:  # for whoever asks for the contents
+            self._read.set_exception(error)
+
+    def contents(self) -> dict[Hashable, bytes]:
+        """By stamp, once it is read."""
+        return self._read.result()
+
+
 class _Ahead(NamedTuple):
-    read: dict[Hashable, Future[dict[Hashable, bytes]]]  # by stamp: what reads the tensor
+    read: dict[Hashable, _Share]  # by stamp: what reads the tensor
     held: list[torch.Tensor]  # else their memory could become another tensor's
     clock: int
     pid: int

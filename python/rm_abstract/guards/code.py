@@ -24,6 +24,17 @@ _SKIPPED = frozenset({"CACHE", "EXTENDED_ARG", "NOP", "RESUME"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _OUTSIDE = frozenset({"print", "open", "input", "exec", "eval", "breakpoint"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+# Opcodes whose argument is a name, and by how many bits it is shifted there.
+_SHIFTS = {
+    "LOAD_GLOBAL": int(sys.version_info >= (3, 11)),
+    "LOAD_NAME": 0,
+    "LOAD_ATTR": int(sys.version_info >= (3, 12)),
+    "LOAD_METHOD": 0,
+    "IMPORT_NAME": 0,
+}
+_NAMING = {dis.opmap[name]: (name, bits) for name, bits in _SHIFTS.items() if name in dis.opmap}
+_SKIPPED_OPCODES = frozenset(dis.opmap[name] for name in _SKIPPED if name in dis.opmap)
+_EXTENDED = dis.EXTENDED_ARG
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,13 @@ def reads_of(code: types.CodeType) -> Reads:
     for inner in _codes(code):
         names.update(inner.co_names)
         names.update(_strings(inner.co_consts))
-        instructions = [i for i in dis.get_instructions(inner) if i.opname not in _SKIPPED]
-        chains.update(dict.fromkeys(_chains(instructions)))
-        imports.update(dict.fromkeys(i.argval for i in instructions if i.opname == "IMPORT_NAME"))
+        found = _named(inner)
+        chains.update(dict.fromkeys(_chains(found)))
+        imports.update(dict.fromkeys(name for kind, name in found if kind == "IMPORT_NAME"))
         dynamic = dynamic or not _ANY_NAME.isdisjoint(inner.co_names)
+        if (_NAMED | _OUTSIDE).isdisjoint(inner.co_names):
+            continue  # dis takes ten times as long as the above
+        instructions = [i for i in dis.get_instructions(inner) if i.opname not in _SKIPPED]
         computed = (_computes_a_name(instructions, i) for i in range(len(instructions)))
         dynamic = dynamic or any(computed)
         passed_on.update(dict.fromkeys(_passed_on(instructions)))
@@ -72,15 +86,34 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _chains(instructions: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+def _named(code: types.CodeType) -> list[tuple[str, str]]:
+    """(operation, name) of what loads or imports by name; ("", "") for any other instruction."""
+    found = []
+    names, extended = code.co_names, 0
+    operations = iter(code.co_code)
+    for opcode, low in zip(operations, operations, strict=True):
+        argument = extended | low
+        if opcode == _EXTENDED:
+            extended = argument << 8
+            continue
+        extended = 0
+        if opcode in _NAMING:
+            kind, bits = _NAMING[opcode]
+            found.append((kind, names[argument >> bits]))
+        elif opcode not in _SKIPPED_OPCODES:
+            found.append(("", ""))
+    return found
+
+
+def _chains(found: list[tuple[str, str]]) -> Iterator[tuple[str, ...]]:
     chain: tuple[str, ...] = ()
-    for instruction in instructions:
-        if chain and instruction.opname in _ATTRIBUTES:
-            chain = (*chain, str(instruction.argval))
+    for kind, name in found:
+        if chain and kind in _ATTRIBUTES:
+            chain = (*chain, name)
             continue
         if chain:
             yield chain
-        chain = (str(instruction.argval),) if instruction.opname in _GLOBALS else ()
+        chain = (name,) if kind in _GLOBALS else ()
     if chain:
         yield chain
 

@@ -20,6 +20,12 @@ import torch
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _MAX_REGISTRY = 512
+# What Python functions are found in.
+_METHODS = (staticmethod, classmethod, types.MethodType)
+_HOLDERS = (
+    *(types.FunctionType, *_METHODS, property),
+    *(functools.partial, functools.cached_property),
+)
 
 Installed = Callable[[str], bool]
 
@@ -57,10 +63,17 @@ class _Finder:
 
     def namespace(self, owner: str, values: Mapping[str, Any], home: str) -> None:
         """Functions among `values` that do not lie in `home`, a file or (ending in /) a folder."""
-        for name in sorted(values):
-            for function in _functions(values[name]):
-                if not _lies_in(function.__code__.co_filename, home):
-                    self.rows.append([owner, name, self._describe(function)])
+        inside: dict[str, bool] = {}  # by file: a namespace has thousands of functions of a few
+        found = []
+        for name, value in values.items():
+            for function in _functions(value) if isinstance(value, _HOLDERS) else ():
+                file = function.__code__.co_filename
+                if file not in inside:
+                    inside[file] = _lies_in(file, home)
+                if not inside[file]:
+                    found.append((name, function))
+        for name, function in sorted(found, key=lambda pair: pair[0]):
+            self.rows.append([owner, name, self._describe(function)])
 
     def registries(self, owner: str, module: types.ModuleType) -> None:
         """Tables of functions that modules look things up in, such as attention by name."""
@@ -122,7 +135,7 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
     """The Python functions an attribute consists of."""
     if isinstance(value, types.FunctionType):
         yield value
-    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+    elif isinstance(value, _METHODS):
         yield from _functions(value.__func__)
     elif isinstance(value, property):
         yield from _functions(value.fget)

@@ -35,6 +35,7 @@ from rm_abstract.hooks.route import RouteFailure, new_route
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
+    from rm_abstract.guards.found import Sources
     from rm_abstract.hooks.gradients import GradientCalls
 
 _MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
@@ -78,6 +79,10 @@ class RouterEvents:
         if router is not None:
             router.detach()
 
+    def sources(self) -> Sources | None:
+        router = self._router()
+        return None if router is None else router.found
+
 
 class Router:
     """The router of one root module. The module's slot holds the only lasting strong reference."""
@@ -100,6 +105,7 @@ class Router:
         "compile_seconds",
         "events",
         "first_calls",
+        "found",
         "label",
         "loop_tokens",
         "module_ref",
@@ -131,6 +137,7 @@ class Router:
         self._guarding = threading.RLock()
         self._guarded = False  # a snapshot was taken, and no change of it was followed
         self._snapshots = 0  # taken and dropped so far
+        self.found: Sources | None = None  # the latest snapshot's, until the call that took it ends
         self._pending: set[bytes] = set()
         self._refused: dict[str, str] = {}
         self._streak = 0
@@ -294,7 +301,14 @@ class Router:
     # ---- slow path --------------------------------------------------------------------------
 
     def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An eligible call that no entry serves yet: look closer, compile once, or run eager."""
+        """An eligible call that no entry serves yet."""
+        try:
+            return self._look_closer(args, kwargs)
+        finally:
+            self.found = None
+
+    def _look_closer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compiles such a call once, or runs it eager."""
         gradients = self._gradient_calls() if torch.is_grad_enabled() else None
         if gradients is not None and gradients.needed(args, kwargs):
             output = gradients.serve(self, args, kwargs)
@@ -368,6 +382,7 @@ class Router:
         """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
         with self._guarding:
             self._guarded, self._snapshots = False, self._snapshots + 1
+            self.found = None
             try:
                 found = sources.of_module(self.module_ref())  # type: ignore[arg-type]
                 self._user_code = found.user_code
@@ -377,6 +392,8 @@ class Router:
             except (AttributeError, KeyError, TypeError, RuntimeError) as error:
                 return "RM113", f"the module tree cannot be read: {error}"
             self._guarded = not code
+            if self._guarded:
+                self.found = found
             return code or "", detail
 
     def _changed(self) -> tuple[str, str]:
@@ -421,7 +438,7 @@ class Router:
 
     def _drop(self) -> None:
         with self._guarding:
-            self._guarded, self._snapshots = False, self._snapshots + 1
+            self._guarded, self._snapshots, self.found = False, self._snapshots + 1, None
             self.route.drop()
 
     def _forget(self, what: str, where: str) -> None:
