@@ -3,11 +3,13 @@ input serves a wrong answer, and one with too many never hits."""
 
 from __future__ import annotations
 
+import cProfile
 import json
 import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -447,3 +449,40 @@ def test_functions_of_one_name_in_an_attribute_make_two_identities():
     assert identity_of(same[0]) == identity_of(same[1])
     assert len({identity_of(f) for f in (same[0], other)}) == 2
     assert len({identity_of(f) for f in (two, three)}) == 2
+
+
+OWN_CLASS = """
+import torch
+
+class Own(torch.nn.Module):
+    shared = [1.0]
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.weight * self.shared[0]
+"""
+
+
+def test_who_runs_a_script_makes_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`python -m cProfile` runs a script in a dictionary, and is the module `__main__` itself."""
+    script = tmp_path / "script.py"
+    script.write_text(OWN_CLASS)
+    code = compile(OWN_CLASS, str(script), "exec")
+    names = {"__name__": "__main__", "__file__": str(script)}
+
+    module = types.ModuleType("__main__")
+    vars(module).update(names)
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    exec(code, vars(module))
+    alone = identity.describe(module.Own().eval(), _core.cache.digest)
+
+    runner = types.ModuleType("__main__")
+    runner.__file__ = cProfile.__file__
+    monkeypatch.setitem(sys.modules, "__main__", runner)
+    exec(code, names)
+    profiled = names["Own"]().eval()
+    assert identity.describe(profiled, _core.cache.digest) == alone
+    assert any(value is names["Own"].shared for value, _ in sources.of_module(profiled).held)

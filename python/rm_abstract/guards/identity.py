@@ -21,7 +21,7 @@ from rm_abstract.base.kinds import kind_of
 from rm_abstract.guards import sources
 from rm_abstract.guards.found import BOOKKEEPING, Sources, contents
 from rm_abstract.guards.kinds import is_buffer
-from rm_abstract.guards.packages import installed, is_user_code
+from rm_abstract.guards.packages import installed, is_user_code, namespace_of
 from rm_abstract.guards.replaced_code import Unstable, code_digest, replaced_code
 
 __all__ = ["Unstable", "describe"]
@@ -204,8 +204,7 @@ def _sources(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         if base.__module__.split(".")[0] in ("torch", "builtins", "collections", "abc"):
             continue
-        module = sys.modules.get(base.__module__)
-        file = getattr(module, "__file__", None)
+        file = namespace_of(base).get("__file__")
         if file is None:
             try:
                 file = inspect.getsourcefile(base)

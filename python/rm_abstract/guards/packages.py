@@ -11,6 +11,7 @@ import os
 import sys
 import sysconfig
 import types
+from typing import Any
 
 _PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
 
@@ -45,10 +46,25 @@ def is_user_code(function: types.FunctionType) -> bool:
     return is_user_file(file)
 
 
+def namespace_of(kind: type) -> dict[str, Any]:
+    """The namespace in which a class was made; empty when its module is gone."""
+    module = sys.modules.get(kind.__module__)
+    if kind.__module__ == "__main__":
+        # Who runs a script (`python -m cProfile`) may do it beside the module of that name.
+        for value in vars(kind).values():
+            if isinstance(value, types.FunctionType):
+                inside = value.__globals__
+                if inside.get("__name__") == "__main__":
+                    return inside
+    return {} if module is None else vars(module)
+
+
 def is_user_class(kind: type) -> bool:
     """Whether the user wrote a class."""
     if kind.__module__ == "builtins" or not _is_heap_type(kind):
         return False
+    if kind.__module__ == "__main__" and (inside := namespace_of(kind)):
+        return is_user_file(inside.get("__file__"))
     module = sys.modules.get(kind.__module__)
     if module is None:  # a type of generated C code, or a class made by hand
         methods = [v for v in vars(kind).values() if isinstance(v, types.FunctionType)]

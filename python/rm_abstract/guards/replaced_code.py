@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+
+from rm_abstract.guards.packages import namespace_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -37,17 +38,18 @@ class Unstable(Exception):
 def replaced_code(kinds: set[type], files: set[str], installed: Installed) -> list[Any]:
     """Rows that change whenever other code would run. Adds to `files`. Raises Unstable."""
     finder = _Finder(files, installed)
-    owners: dict[str, types.ModuleType] = {}
+    owners: dict[str, Mapping[str, Any]] = {}
     for base in sorted({b for kind in kinds for b in kind.__mro__}, key=_name_of):
-        module = sys.modules.get(base.__module__)
-        if base is object or module is None:
+        inside = namespace_of(base)
+        if base is object or not inside:
             continue
-        finder.namespace(_name_of(base), vars(base), _home(module))
-        if not _is_torch(module):
-            owners[module.__name__] = module
-    for name, module in sorted(owners.items()):
-        finder.namespace(name, vars(module), _home(module))
-        finder.registries(name, module)
+        name = str(inside.get("__name__", ""))
+        finder.namespace(_name_of(base), vars(base), _home(name, inside))
+        if not _is_torch(name):
+            owners[name] = inside
+    for name, values in sorted(owners.items()):
+        finder.namespace(name, values, _home(name, values))
+        finder.registries(name, values)
     for where in (torch.nn.functional, torch, torch.Tensor):
         finder.namespace(where.__name__, vars(where), _TORCH_ROOT)
     return finder.rows
@@ -75,9 +77,9 @@ class _Finder:
         for name, function in sorted(found, key=lambda pair: pair[0]):
             self.rows.append([owner, name, self._describe(function)])
 
-    def registries(self, owner: str, module: types.ModuleType) -> None:
+    def registries(self, owner: str, values: Mapping[str, Any]) -> None:
         """Tables of functions that modules look things up in, such as attention by name."""
-        for name, value in sorted(vars(module).items()):
+        for name, value in sorted(values.items()):
             for key, item in _table(value):
                 for function in _functions(item):
                     self.rows.append([owner, name, key, self._describe(function)])
@@ -187,12 +189,12 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_torch(module: types.ModuleType) -> bool:
-    return module.__name__.split(".")[0] == "torch"
+def _is_torch(module: str) -> bool:
+    return module.split(".")[0] == "torch"
 
 
-def _home(module: types.ModuleType) -> str:
-    return _TORCH_ROOT if _is_torch(module) else str(getattr(module, "__file__", "") or "")
+def _home(module: str, inside: Mapping[str, Any]) -> str:
+    return _TORCH_ROOT if _is_torch(module) else str(inside.get("__file__") or "")
 
 
 def _lies_in(file: str, home: str) -> bool:

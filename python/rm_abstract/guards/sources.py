@@ -34,7 +34,7 @@ from rm_abstract.guards.kinds import (
     members_of,
     slots_of,
 )
-from rm_abstract.guards.packages import is_user_class, is_user_code
+from rm_abstract.guards.packages import is_user_class, is_user_code, namespace_of
 
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
@@ -329,7 +329,7 @@ class _Search:
         if self._classes.get(kind, False) >= constructed and kind in self._classes:
             return
         self._classes[kind] = constructed
-        self._followed.add(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+        self._followed.add(namespace_of(kind).get("__file__") or "")
         user = is_user_class(kind)
         self.found.user_code |= user
         if is_user_class(type(kind)):  # a metaclass: its attributes are read through the class
