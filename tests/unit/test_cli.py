@@ -43,14 +43,21 @@ def test_an_unknown_command_is_an_error():
     assert invoke("nonsense").exit_code == 2
 
 
-def doctor(tmp_path, *, broken=None, **environment):
-    """Runs the doctor in a child; ``broken`` is a module that raises when it is imported."""
+MISSING = "raise ImportError('libfoo.so: not found')\n"
+CRASH = """
+import os, signal, sys
+if "rm_abstract._core" in sys.modules:
+    os.kill(os.getpid(), signal.SIGSEGV)
+__version__ = "2.10.0"
+"""
+
+
+def doctor(tmp_path, *, broken=None, how=MISSING, **environment):
+    """Runs the doctor in a child; ``broken`` is a module that does ``how`` when it is imported."""
     path = os.environ.get("PYTHONPATH", "")
     if broken:
         (tmp_path / broken).mkdir()
-        (tmp_path / broken / "__init__.py").write_text(
-            "raise ImportError('libfoo.so: not found')\n"
-        )
+        (tmp_path / broken / "__init__.py").write_text(how)
         path = f"{tmp_path}{os.pathsep}{path}"
     done = subprocess.run(
         [sys.executable, "-m", "rm_abstract.cli.main", "doctor", "--json"],
@@ -76,6 +83,15 @@ def test_the_doctor_survives_a_broken_torch_and_names_the_fix(tmp_path):
     assert checks["torch"]["status"] == "fail" and "libfoo.so" in checks["torch"]["detail"]
     assert checks["torch"]["remedy"].startswith("pip install")
     assert checks["devices"]["status"] == "ok"
+
+
+def test_the_doctor_survives_a_torch_that_dies_beside_the_core(tmp_path):
+    status, checks = doctor(tmp_path, broken="torch", how=CRASH)
+    assert status == 1 and checks["torch"]["status"] == "ok"
+    assert checks["devices"]["status"] == "fail" and "SIGSEGV" in checks["devices"]["detail"]
+    assert "torch/__init__.py" in checks["devices"]["detail"]
+    assert "before rm_abstract" in checks["devices"]["remedy"]
+    assert checks["cache"]["status"] == "ok"
 
 
 def test_the_doctor_reports_a_bad_setting_and_an_unwritable_cache(tmp_path):

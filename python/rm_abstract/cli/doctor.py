@@ -1,7 +1,7 @@
 """`rm-abstract doctor`: is everything there, and if not, the command that fixes it.
 
-Invariant: it never fails because of what it examines. Every check runs on its own, torch and
-transformers are imported in a child process (a broken one may kill it).
+Invariant: it never fails because of what it examines. Every check runs on its own; torch,
+transformers and the backend plugins are loaded in child processes (a broken one may kill them).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -119,11 +120,26 @@ def _settings() -> list[Finding]:
     return [Finding("settings", "ok", "; ".join(changed) or "all defaults")]
 
 
-def _devices() -> list[Finding]:
-    from rm_abstract import device
+# Prints what the plugins say as JSON, after torch, which the bridge needs, came to the core.
+_LIST_DEVICES = """
+import json
+from rm_abstract import device
+there = device.import_torch_if_installed()
+print(json.dumps([there, device.backends(), device.devices()], default=str))
+"""
 
-    torch_imported = device.import_torch_if_installed()
-    rows = device.backends()
+
+def _devices() -> list[Finding]:
+    child = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", _LIST_DEVICES],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    if child.returncode != 0:
+        return [_died(child)]
+    torch_imported, rows, usable = json.loads(child.stdout.strip().splitlines()[-1])
     findings = []
     if not torch_imported:
         findings.append(Finding("backend torch", "warn", "torch is not there: no bridge"))
@@ -134,13 +150,25 @@ def _devices() -> list[Finding]:
         else:
             detail = f"{row['code']} {row['reason']}".strip()
             findings.append(Finding(f"backend {row['name']}", "warn", detail))
-    usable = device.devices()
     if usable:
         findings.append(Finding("devices", "ok", ", ".join(usable)))
     else:
         remedy = "pip install --force-reinstall rm_abstract"
         findings.append(Finding("devices", "fail", "no usable device, not even cpu", remedy))
     return findings
+
+
+def _died(child: subprocess.CompletedProcess[str]) -> Finding:
+    """A process that loads the core, then torch, then the plugins, and did not end well."""
+    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
+    if child.returncode > 0:
+        last = lines[-1] if lines else f"exit status {child.returncode}"
+        return Finding("devices", "fail", f"they cannot be listed: {last}")
+    name = signal.Signals(-child.returncode).name
+    place = next((line for line in lines if line.startswith("File ")), "an unknown place")
+    detail = f"a process with the core, then torch, then the plugins ended by {name}: {place}"
+    remedy = "import torch before rm_abstract, and report this with `rm-abstract doctor --json`"
+    return Finding("devices", "fail", detail, remedy)
 
 
 def _vendors() -> list[Finding]:
