@@ -81,7 +81,7 @@ def entries(model: Any) -> list[dict[str, Any]]:
 
 
 def traffic(model: Any) -> Any:
-    return copy.copy(router_of(model).engine._compiler._device.traffic)
+    return copy.copy(router_of(model).engine.compiler.device.traffic)
 
 
 @pytest.mark.sampled(2)

@@ -20,6 +20,7 @@ from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import Pattern, snapshot, unfold
 from rm_abstract.engines.call_state import CallState
 from rm_abstract.engines.first_call import FirstCall
+from rm_abstract.engines.gate import Comparison
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
 
@@ -100,7 +101,7 @@ class CompiledCall(CallState):
             expected = (output, after)
             if again is not None:
                 expected = engine.gate.on_quantised_weights(variant, again)
-            verdict = engine.gate.compare(variant, call, shown, expected, comparable)
+            verdict = engine.gate.compare(Comparison(variant, call, shown, expected, comparable))
         except Decline:
             return output  # this call is none for the program
         except Exception as error:

@@ -6,6 +6,7 @@ The verdict is kept in the compile cache under program, weights and machine.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from rm_abstract.calls.call import FlatCall, call_module
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import snapshot
 from rm_abstract.engines.engine_module import EngineModule
+from rm_abstract.engines.gate import Comparison
 from rm_abstract.engines.module_weights import WeightsChanged, WeightVersions
 from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.guards import torch_state
@@ -56,29 +58,14 @@ class EagerGate:
         variant.report.parity = "stored verdict"
         return True
 
-    def check(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-        versions: WeightVersions,
-    ) -> None:
-        verdict = self.compare(variant, call, tensors, expected, comparable)
-        self.note(variant, variant.report.artefact, verdict, versions)
+    def check(self, shown: Comparison, versions: WeightVersions) -> None:
+        verdict = self.compare(shown)
+        self.note(shown.variant, shown.variant.report.artefact, verdict, versions)
         if not verdict.passed:
             raise self._module.parity_error(verdict.detail)
-        self.accept_kernels(variant, tensors, verdict)
+        self.accept_kernels(shown.variant, shown.tensors, verdict)
 
-    def compare(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-    ) -> parity.Verdict:
+    def compare(self, shown: Comparison) -> parity.Verdict:
         """As the protocol says.
 
         What a quantised variant is expected to give comes from `on_quantised_weights`: rounding
@@ -87,22 +74,20 @@ class EagerGate:
         same program on the same quantised weights without that rounding, and the variant must be as
         near to it as rounding allows.
         """
-        bits = 16
+        variant, call, bits = shown.variant, shown.call, 16
         try:
             exact = self._unrounded(variant, call)
             if exact is not None:
                 trial = snapshot(call.spec, tuple(call.leaves))
                 output = exact.run(call_tensors(trial), trial.leaves)
-                verdict = self.verdict(
-                    exact, trial, tensors, comparable(expected), output, comparable
-                )
+                verdict = self.verdict(replace(shown, variant=exact, call=trial), output)
                 if not verdict.passed:
                     return verdict
-                expected, bits = (output, _caches(trial)), 8
-            output = variant.run(tensors, call.leaves)
+                shown, bits = replace(shown, expected=(output, _caches(trial))), 8
+            output = variant.run(shown.tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        return self.verdict(variant, call, tensors, comparable(expected), output, comparable, bits)
+        return self.verdict(shown, output, bits)
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         weights = [t for t in self._module.weights.of(record).values() if t.is_floating_point()]
@@ -148,23 +133,15 @@ class EagerGate:
 
     # ---- what gates share ---------------------------------------------------------------------
 
-    def verdict(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        output: Any,
-        comparable: Callable[[Any], Any],
-        activation_bits: int = 16,
-    ) -> parity.Verdict:
-        """What the run that gave `output` and left the caches of `call` is worth."""
-        precision = self.working_precision(variant.record, tensors)
+    def verdict(self, shown: Comparison, output: Any, activation_bits: int = 16) -> parity.Verdict:
+        """What the run that gave `output` and left the caches of the call is worth."""
+        variant = shown.variant
+        precision = self.working_precision(variant.record, shown.tensors)
         if precision is torch.float32 and variant.record.torch_state.get(torch_state.TF32):
             precision = torch.float16  # products of as many bits, here and in the original
         return parity.compare(
-            expected,
-            comparable((output, _caches(call))),
+            shown.comparable(shown.expected),
+            shown.comparable((output, _caches(shown.call))),
             precision,
             activation_bits if variant.quantised else 0,
         )

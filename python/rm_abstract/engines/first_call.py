@@ -17,6 +17,7 @@ from rm_abstract.calls.call import FlatCall
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import Pattern, snapshot, unfold, wants_gradients
 from rm_abstract.engines.call_state import CallState
+from rm_abstract.engines.gate import Comparison
 from rm_abstract.engines.module_weights import WeightsChanged, WeightVersions
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
@@ -126,7 +127,8 @@ class FirstCall:
             if again is not None and variant.quantised:
                 expected = self._engine.gate.on_quantised_weights(variant, again)
             try:
-                self._engine.gate.check(variant, before, shown, expected, comparable, versions)
+                seen = Comparison(variant, before, shown, expected, comparable)
+                self._engine.gate.check(seen, versions)
             except ParityError:
                 if spare is None or variant is not known:
                     raise
@@ -134,7 +136,8 @@ class FirstCall:
                 # names.
                 variant = self._engine.make_variant(spare, self._pattern, self._past)
                 shown = call_tensors(spare)
-                self._engine.gate.check(variant, spare, shown, expected, comparable, versions)
+                seen = Comparison(variant, spare, shown, expected, comparable)
+                self._engine.gate.check(seen, versions)
         except WeightsChanged as change:  # the next call tries again
             if self._raises:
                 raise

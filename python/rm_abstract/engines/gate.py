@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,17 @@ from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.verification.parity import Verdict
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """What one call shows of a variant: the call, and what the original gave for it."""
+
+    variant: Variant
+    call: FlatCall  # as it was before the original ran
+    tensors: list[torch.Tensor]  # of `call`
+    expected: Any  # the original's output, and the caches it left
+    comparable: Callable[[Any], Any]  # takes out of results what may differ: what nothing reads
+
+
 class Gate(Protocol):
     """The gate of one module's programs. `eager_gate.py` has the usual one."""
 
@@ -21,31 +33,15 @@ class Gate(Protocol):
         """Whether the variant passed before, on these weights. Raises ParityError when it
         failed."""
 
-    def check(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-        versions: WeightVersions,
-    ) -> None:
+    def check(self, shown: Comparison, versions: WeightVersions) -> None:
         """Compares a new variant's run with what the original gave, and stores the verdict.
 
         `versions` are the weights' before anything read them. Raises ParityError when the results
         differ, and WeightsChanged instead when the weights changed meanwhile.
         """
 
-    def compare(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-    ) -> Verdict:
-        """Runs the variant on `call`, whose caches it writes, and says whether it is right.
-        `comparable` takes out of results what may differ: values nothing ever reads."""
+    def compare(self, shown: Comparison) -> Verdict:
+        """Runs the variant on the call, whose caches it writes, and says whether it is right."""
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         """The lowest one the model computes in."""

@@ -6,8 +6,7 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import torch
 
@@ -19,6 +18,7 @@ from rm_abstract.engines.device_call import DeviceVariant, device_cache
 from rm_abstract.engines.device_program import DeviceProgram
 from rm_abstract.engines.eager_gate import EagerGate
 from rm_abstract.engines.engine_module import EngineModule
+from rm_abstract.engines.gate import Comparison
 from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.resident_program import ResidentProgram
 from rm_abstract.engines.variant import Record, Variant
@@ -55,48 +55,33 @@ class PaddingGate(EagerGate):
             return False  # the gate takes this very shape instead
         raise self._module.parity_error(f"{failed} (stored verdict)")
 
-    def check(
-        self,
-        variant: Variant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-        versions: WeightVersions,
-    ) -> None:
-        assert isinstance(variant, DeviceVariant)
-        program = variant.program
+    def check(self, shown: Comparison, versions: WeightVersions) -> None:
+        program = _device_variant(shown).program
         detail = program.compared = ""
         for side in program.sides:
             program.side = side
-            detail = self._difference(variant, call, tensors, expected, comparable, versions)
+            detail = self._difference(shown, program, versions)
             if not detail:
                 program.compared = program.artefact
                 return
         if program.is_short:
-            self.no_padding.add(variant.record.ir)
-            sizes = program.sizes_of([t.shape for t in tensors])
+            self.no_padding.add(shown.variant.record.ir)
+            sizes = program.sizes_of([t.shape for t in shown.tensors])
             try:
                 program.become_exact(sizes)
             except _core.CoreError as error:
                 raise from_core(error, CompileError) from error
-            detail = self._difference(variant, call, tensors, expected, comparable, versions)
+            detail = self._difference(shown, program, versions)
             if not detail:
                 program.compared = program.artefact
                 return
         raise self._module.parity_error(detail)
 
     def _difference(
-        self,
-        variant: DeviceVariant,
-        call: FlatCall,
-        tensors: list[torch.Tensor],
-        expected: Any,
-        comparable: Callable[[Any], Any],
-        versions: WeightVersions,
+        self, shown: Comparison, program: DeviceProgram, versions: WeightVersions
     ) -> str:
         """Why the variant as it is padded now differs from eager; empty when it does not."""
-        program = variant.program
+        variant, call, tensors = _device_variant(shown), shown.call, shown.tensors
         weights = self._module.weights.of(variant.record)
         stored = self._artefacts.verdict(program.artefact, weights)
         if stored is not None and stored.get("passed") is not True:  # quarantined
@@ -108,7 +93,7 @@ class PaddingGate(EagerGate):
             inert = not program.is_short or _padding_is_inert(program, call, tensors)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        verdict = self.verdict(variant, trial, tensors, comparable(expected), output, comparable)
+        verdict = self.verdict(replace(shown, call=trial), output)
         if verdict.passed and not inert:
             verdict.fail("the values of padding reach the results")
         if verdict.passed and program.artefact != ran:
@@ -123,6 +108,11 @@ class PaddingGate(EagerGate):
         if self._rounds_to_bf16:
             return torch.bfloat16
         return super().working_precision(record, tensors)
+
+
+def _device_variant(shown: Comparison) -> DeviceVariant:
+    assert isinstance(shown.variant, DeviceVariant)
+    return shown.variant
 
 
 def _padding_is_inert(program: DeviceProgram, call: FlatCall, tensors: list[torch.Tensor]) -> bool:

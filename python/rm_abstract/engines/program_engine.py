@@ -42,7 +42,7 @@ class ProgramEngine:
     """Implements base.Engine, base.Traceable and specializer.Specializer."""
 
     def __init__(self, module: EngineModule, compiler: ProgramCompiler) -> None:
-        self._own, self._compiler = module, compiler
+        self._own, self.compiler = module, compiler
         settings = module.context.settings
         self.name = compiler.name
         self.gate = compiler.gate
@@ -85,8 +85,8 @@ class ProgramEngine:
         call = flatten_call(self.parameters, args, kwargs)
         if isinstance(call, Decline):
             raise call
-        self._compiler.admit(call)
-        entry = self._stale.get(call.spec) or self._compiler.new_call(self, call.spec)
+        self.compiler.admit(call)
+        entry = self._stale.get(call.spec) or self.compiler.new_call(self, call.spec)
         change = self._changes
 
         def original() -> Any:
@@ -129,7 +129,7 @@ class ProgramEngine:
 
     def _waiting(self, spec: CallSpec, entry: CompiledCall) -> CompiledCall:
         """An entry whose variants wait for new weights."""
-        fresh = self._compiler.new_call(self, spec)
+        fresh = self.compiler.new_call(self, spec)
         for pattern in {*entry.variants, *entry.waiting}:
             kept = entry.variants.get(pattern, []) + entry.waiting.get(pattern, [])
             for variant in kept:  # the entry that ran it directly is gone
@@ -142,7 +142,7 @@ class ProgramEngine:
 
     def programs(self) -> list[tuple[str, Any]]:
         """None of a compiler whose programs have no steps of ours."""
-        if not self._compiler.uses_core:
+        if not self.compiler.uses_core:
             return []
         return [(variant.report.signature, variant.program) for variant in self.variants()]
 
@@ -200,7 +200,7 @@ class ProgramEngine:
     def _compile(
         self, record: Record, call: FlatCall, past: Sequence[bool], started: float
     ) -> Variant:
-        variant = self._compiler.compile(record, call, past)
+        variant = self.compiler.compile(record, call, past)
         variant.report.engine = self.name
         variant.report.device = self._own.context.device.name
         variant.report.compile_ms = (time.perf_counter() - started) * 1e3

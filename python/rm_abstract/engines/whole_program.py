@@ -46,10 +46,10 @@ class BucketCompiler:
     def __init__(self, module: EngineModule) -> None:
         self._module, settings = module, module.context.settings
         label = type(module.get()).__name__
-        self._device = DeviceCompiler(module.context, module.artefacts, label)
+        self.device = DeviceCompiler(module.context, module.artefacts, label)
         self._batches = settings.integers("batch_size")
         self._lengths = settings.integers("sequence_length")
-        rounds = self._device.properties.get("numerics") == "bf16"
+        rounds = self.device.properties.get("numerics") == "bf16"
         self.gate = PaddingGate(module, rounds and settings.text("precision") == "bf16")
 
     def new_call(self, engine: Specializer, spec: CallSpec) -> CompiledCall:
@@ -62,7 +62,7 @@ class BucketCompiler:
 
     def compile(self, record: Record, call: FlatCall, past: Sequence[bool]) -> Variant:
         steps = any(map(kv_cache.is_device, call.leaves))
-        if steps and not self._device.keeps_states:
+        if steps and not self.device.keeps_states:
             raise Decline("RM114", "a cache that this device cannot keep")
         shapes = [t.shape for t in call_tensors(call)]
         roles = _roles(call)
@@ -73,7 +73,7 @@ class BucketCompiler:
         weights = self._module.weights.of(record)
         try:
             kind = ResidentProgram if steps else DeviceProgram
-            program = kind(self._device, record, buckets, sizes, weights, bucket)
+            program = kind(self.device, record, buckets, sizes, weights, bucket)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         variant = DeviceVariant(record, program, past)
