@@ -40,6 +40,7 @@ class Node:
     results: Sequence[TensorType]
 
 
+MOST_EXECUTIONS = 8  # Lanes::kMost of src/worker/lanes.hpp
 SAMPLES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -62,7 +63,8 @@ class PythonPlugin:
     and programs may keep tensors on the device between runs (keys and values). ``generator`` is
     the "module:Class" (`Generator`) of a runtime that runs whole generations; ``samples`` are the
     fields of GenerationConfig it can do besides greedy decoding, of `SAMPLES`. Where the worker's
-    interpreter lacks one of ``generator_packages``, the core runs the loop.
+    interpreter lacks one of ``generator_packages``, the core runs the loop. ``executions``: how
+    many programs of a worker may run at once, each in a thread of its own (1 to 8).
     """
 
     name: str
@@ -82,6 +84,7 @@ class PythonPlugin:
     samples: Sequence[str] = ()
     generator_packages: Sequence[str] = ()
     why_not_node: Callable[[Node], str] | None = None
+    executions: int = 1
 
     def __post_init__(self) -> None:
         if not (self.name.isidentifier() and self.name == self.name.lower()):
@@ -93,6 +96,10 @@ class PythonPlugin:
         if self.states and self.program_format != "rm.ir/1":
             raise ValueError(
                 f"[plugin] expected rm.ir/1 with states, got {self.program_format}: ONNX has none"
+            )
+        if not 1 <= self.executions <= MOST_EXECUTIONS:
+            raise ValueError(
+                f"[plugin] expected executions of 1 to {MOST_EXECUTIONS}, got {self.executions}"
             )
         if wrong := [name for name in self.samples if name not in SAMPLES]:
             raise ValueError(f"[plugin] expected samples of {', '.join(SAMPLES)}, got {wrong}")
@@ -123,7 +130,8 @@ class Failure(Exception):
 
 class Executable(Protocol):
     """A loaded program; ``inputs`` and ``outputs`` are `worker.tensors.Tensor`s in order. One that
-    has states is also given those, in the order of `Program.states`, and updates them in place."""
+    has states is also given those, in the order of `Program.states`, and updates them in place. It
+    is not called while it runs; others are where the plugin has several ``executions``."""
 
     def execute(self, inputs: Sequence[Any], outputs: Sequence[Any], states: Any = ...) -> None: ...
 
@@ -171,7 +179,8 @@ class Generator(Protocol):
 
 class Worker(Protocol):
     """The class a vendor writes: made once a device, ``Worker(index)``, called from one thread at
-    a time. ``progress(fraction, stage)`` is called often: it raises when the user gave up."""
+    a time (programs run beside it). ``progress(fraction, stage)`` is called often: it raises when
+    the user gave up."""
 
     def compile(
         self,

@@ -110,6 +110,10 @@ class PythonService final : public worker::Service {
     });
   }
 
+  size_t executions() override {
+    return in_python("RM401", [&] { return service_.attr("executions").cast<size_t>(); });
+  }
+
   worker::Bytes compile(const worker::CompileJob& job) override {
     return in_python(device::kCompiling, [&]() -> worker::Bytes {
       const auto progress = [&](double fraction, const std::string& stage) {

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <new>
 
 namespace rm::worker {
@@ -28,8 +29,8 @@ Worker::Worker(const Options& options, std::pair<Fd, Fd> ends)
       owner_(getpid()),
       process_(options.process, ends.second),
       channel_(std::move(ends.first)),
-      page_(sizeof(Doorbell)) {
-  bell_ = new (page_.data()) Doorbell{};
+      page_(Lanes::kMost * sizeof(Doorbell)) {
+  bell_ = new (page_.data()) Doorbell[Lanes::kMost]{};
   bell_->magic = Doorbell::kMagic;
   bell_->version = kProtocolVersion;
 }
@@ -46,6 +47,7 @@ void Worker::greet(const Interrupt& interrupt) {
   const Bytes body = request({MessageType::kHello, "start", {}, {&page_.file()}}, {},
                                    {options_.start_timeout_s, interrupt, options_.start_stall_s});
   ready_ = Ready::decode(body);
+  lanes_.open(std::clamp<size_t>(bell_->lanes, 1, Lanes::kMost));
 }
 
 void Worker::check_owner() const {

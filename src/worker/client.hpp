@@ -6,6 +6,7 @@
 // which covers the waits for other threads' calls too. All functions may be called by any thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -16,6 +17,7 @@
 
 #include "worker/channel.hpp"
 #include "worker/doorbell.hpp"
+#include "worker/lanes.hpp"
 #include "worker/patient_mutex.hpp"
 #include "worker/process.hpp"
 #include "worker/protocol.hpp"
@@ -73,8 +75,8 @@ class LoadedProgram {
   SharedMemory& memory() noexcept { return memory_; }
   const Slots& inputs() const noexcept { return inputs_; }
   const Slots& outputs() const noexcept { return outputs_; }
-  /// Runs it on what the inputs hold. One at a time in a worker; callers keep the memory to
-  /// themselves meanwhile.
+  /// Runs it on what the inputs hold; callers keep the memory to themselves meanwhile. As many
+  /// programs run at once as the worker takes, the others wait for their turn.
   /// `states` (of the same worker, or nullptr) are what its donated inputs are.
   void execute(const WaitLimits& limits, const StateSet* states = nullptr);
 
@@ -142,7 +144,7 @@ class Worker : public std::enable_shared_from_this<Worker> {
   Bytes wait_for_answer(uint64_t id, const OnProgress& progress, Call& call);
   void cancel(uint64_t id) noexcept;
   void execute(uint64_t handle, uint64_t states, const WaitLimits& limits);
-  void ring_and_wait(uint64_t handle, uint64_t states, Call& call);
+  void ring_and_wait(size_t lane, uint64_t handle, uint64_t states, Call& call);
   void copy_states(const CopyStatesRequest& request, const Fd* host, const WaitLimits& limits);
   void release(MessageType type, uint64_t handle) noexcept;
   bool send_released();
@@ -154,16 +156,19 @@ class Worker : public std::enable_shared_from_this<Worker> {
   ChildProcess process_;
   Channel channel_;
   SharedMemory page_;
-  Doorbell* bell_ = nullptr;
+  Doorbell* bell_ = nullptr;  // of every lane
   Ready ready_;  // written before start() returns
   // Locked in this order. Messages are sent and received by the holder of `requests_`.
-  PatientMutex requests_;    // one control request at a time
-  PatientMutex executions_;  // one execution at a time
+  PatientMutex requests_;  // one control request at a time
+  Lanes lanes_;            // of executions
   uint64_t next_request_ = 1;  // guarded by requests_
   std::mutex releases_;        // guards released_
   std::vector<std::pair<MessageType, uint64_t>> released_;
-  uint32_t next_number_ = 1;  // guarded by executions_
-  SpinBudget spin_;           // guarded by executions_
+  struct Lane {  // the holder's
+    uint32_t next_number = 1;
+    SpinBudget spin;
+  };
+  std::array<Lane, Lanes::kMost> lane_;
   std::atomic<WaitClock::duration> next_log_look_{};
 };
 

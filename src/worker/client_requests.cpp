@@ -129,8 +129,7 @@ Bytes Worker::request(const Request& request, const OnProgress& progress,
   const std::lock_guard requests(requests_, std::adopt_lock);
   if (request.beside == Beside::kRuns) return exchange(request, progress, call);
   // Only now: a run must not wait for the requests this one waited for.
-  executions_.lock(kWaitSlice, look);
-  const std::lock_guard executions(executions_, std::adopt_lock);
+  const AllLanes nothing_runs(lanes_, kWaitSlice, look);
   return exchange(request, progress, call);
 }
 
@@ -269,23 +268,24 @@ bool Worker::send_released() {
 void Worker::execute(uint64_t handle, uint64_t states, const WaitLimits& limits) {
   check_owner();
   Call call(*this, limits, "execute");
-  executions_.lock(kWaitSlice, [&call] { call.look_while_queued(); });
-  const std::lock_guard lock(executions_, std::adopt_lock);
-  ring_and_wait(handle, states, call);
+  const HeldLane held(lanes_, kWaitSlice, [&call] { call.look_while_queued(); });
+  ring_and_wait(held.number(), handle, states, call);
   look_after_log();
-  if (bell_->code != RM_OK) {
-    throw Failure{bell_->code, bell_->answered_reason(), bell_->answered_message()}.error(
+  const Doorbell& bell = bell_[held.number()];
+  if (bell.code != RM_OK) {
+    throw Failure{bell.code, bell.answered_reason(), bell.answered_message()}.error(
         "worker execute", process_.log_named());
   }
 }
 
-void Worker::ring_and_wait(uint64_t handle, uint64_t states, Call& call) {
-  const uint32_t seen = bell_->response.number.load(std::memory_order_acquire);
-  const uint32_t number = next_number_++;
-  bell_->handle = handle;
-  bell_->states = states;
-  bell_->request.ring(number);
-  while (!bell_->response.wait_change(seen, kWaitSlice, spin_)) {
+void Worker::ring_and_wait(size_t lane, uint64_t handle, uint64_t states, Call& call) {
+  Doorbell& bell = bell_[lane];
+  const uint32_t seen = bell.response.number.load(std::memory_order_acquire);
+  const uint32_t number = lane_[lane].next_number++;
+  bell.handle = handle;
+  bell.states = states;
+  bell.request.ring(number);
+  while (!bell.response.wait_change(seen, kWaitSlice, lane_[lane].spin)) {
     call.check_worker();
     look_after_log();
     if (call.is_late()) {
@@ -299,7 +299,7 @@ void Worker::ring_and_wait(uint64_t handle, uint64_t states, Call& call) {
       throw;
     }
   }
-  if (bell_->response.number.load(std::memory_order_acquire) == number) return;
+  if (bell.response.number.load(std::memory_order_acquire) == number) return;
   process_.kill();
   throw Error(RM_DATA_LOSS, "[worker execute] expected the answer to this request, got another",
               "RM303");

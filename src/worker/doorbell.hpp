@@ -1,5 +1,5 @@
-// The page both processes ring: one execution request at a time, without a system call while the
-// other side is still spinning.
+// The page both processes ring: a lane for each run that may be under way at once, with one request
+// at a time, without a system call while the other side is still spinning.
 //
 // Invariant: what the worker writes is only read with bounds; a worker that scribbles over the page
 // gives a wrong status or message, never a bad access in the user's process.
@@ -41,7 +41,8 @@ struct alignas(64) Signal {
 struct Doorbell {
   static constexpr uint32_t kMagic = 0x424d5244;  // "DRMB"
   static constexpr size_t kMessageBytes = 3072;
-  uint32_t magic, version;
+  uint32_t magic, version;  // these and the next: of the first lane
+  uint32_t lanes;           // how many the worker serves; it writes it before it is ready
   Signal request, response;
   alignas(64) uint64_t handle;  // which program, written before the request rings
   uint64_t states;              // which set of states it updates; 0: none
@@ -49,7 +50,8 @@ struct Doorbell {
   uint32_t reason_bytes, message_bytes;
   char reason[8];
   char message[kMessageBytes];
-  alignas(64) std::atomic<uint64_t> heartbeat;  // counts while the worker's process is scheduled
+  // Of the first lane: counts while the worker's process is scheduled.
+  alignas(64) std::atomic<uint64_t> heartbeat;
 
   void answer(uint32_t code, const std::string& reason, const std::string& message);
   std::string answered_reason() const;

@@ -11,15 +11,17 @@
 
 namespace rm::worker {
 
-class PatientMutex {
+/// Waiters in a row for something that its owner describes: whether it is there, and taking it.
+class PatientQueue {
  public:
-  /// Calls `look` once every `slice` of waiting; what it throws ends the wait without the lock.
-  template <class Look>
-  void lock(std::chrono::milliseconds slice, Look&& look) {
+  /// Waits until it is this caller's turn and `is_there`, then calls `take`. Calls `look` once
+  /// every `slice` of waiting; what it throws ends the wait with nothing taken.
+  template <class Look, class IsThere, class Take>
+  void wait(std::chrono::milliseconds slice, Look&& look, IsThere&& is_there, Take&& take) {
     std::unique_lock guard(state_);
     const uint64_t ticket = next_ticket_++;
     waiting_.push_back(ticket);
-    const auto is_my_turn = [&] { return !locked_ && waiting_.front() == ticket; };
+    const auto is_my_turn = [&] { return waiting_.front() == ticket && is_there(); };
     try {
       while (!turn_.wait_for(guard, slice, is_my_turn)) {
         guard.unlock();  // `look` may take locks of its own, the interpreter's for one
@@ -33,32 +35,56 @@ class PatientMutex {
       throw;
     }
     waiting_.pop_front();
-    locked_ = true;
+    take();
+    const bool is_awaited = !waiting_.empty();  // there may be some left for the next
+    guard.unlock();
+    if (is_awaited) turn_.notify_all();
   }
 
-  /// False when it is locked or others wait for it.
-  bool try_lock() {
+  /// True when nobody waits and `take` took it.
+  template <class Take>
+  bool try_take(Take&& take) {
     const std::lock_guard guard(state_);
-    if (locked_ || !waiting_.empty()) return false;
-    return locked_ = true;
+    return waiting_.empty() && take();
   }
 
-  void unlock() {
+  template <class Change>
+  void change(Change&& change) {
     bool is_awaited = false;
     {
       const std::lock_guard guard(state_);
-      locked_ = false;
+      change();
       is_awaited = !waiting_.empty();
     }
     if (is_awaited) turn_.notify_all();
   }
 
  private:
-  std::mutex state_;  // guards what follows
+  std::mutex state_;  // guards what follows and what the owner describes
   std::condition_variable turn_;
   std::deque<uint64_t> waiting_;
   uint64_t next_ticket_ = 0;
-  bool locked_ = false;
+};
+
+class PatientMutex {
+ public:
+  template <class Look>
+  void lock(std::chrono::milliseconds slice, Look&& look) {
+    queue_.wait(slice, look, [&] { return !locked_; }, [&] { locked_ = true; });
+  }
+
+  /// False when it is locked or others wait for it.
+  bool try_lock() {
+    return queue_.try_take([&] { return locked_ ? false : (locked_ = true); });
+  }
+
+  void unlock() {
+    queue_.change([&] { locked_ = false; });
+  }
+
+ private:
+  PatientQueue queue_;
+  bool locked_ = false;  // guarded by queue_
 };
 
 }  // namespace rm::worker

@@ -1,5 +1,5 @@
-// Three threads: control (compile, load), execution (the doorbell), and one that watches the parent
-// and beats. Only the first and second call the service.
+// Threads: control (compile, load), one for each run that may be under way (a lane of the
+// doorbell), and one that watches the parent and beats. All but the last call the service.
 #include "worker/server.hpp"
 
 #include <poll.h>
@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <limits>
@@ -17,6 +18,7 @@
 
 #include "worker/channel.hpp"
 #include "worker/doorbell.hpp"
+#include "worker/lanes.hpp"
 #include "worker/shared_memory.hpp"
 
 namespace rm::worker {
@@ -59,8 +61,10 @@ class Server {
   Server(Fd socket, Service& service) : channel_(std::move(socket)), service_(service) {}
   ~Server() {
     quit_ = true;
-    if (bell_ != nullptr) bell_->request.ring(bell_->request.number.load() + 1);  // wakes it
-    if (executor_.joinable()) executor_.join();
+    for (size_t lane = 0; lane < executors_.size(); ++lane) {
+      bell_[lane].request.ring(bell_[lane].request.number.load() + 1);  // wakes it
+    }
+    for (std::thread& executor : executors_) executor.join();
     if (watcher_.joinable()) watcher_.join();
   }
 
@@ -128,7 +132,7 @@ class Server {
     }
     page_ = SharedMemory(std::move(packet.files[0]), true);
     bell_ = reinterpret_cast<Doorbell*>(page_.data());
-    if (page_.size() < sizeof(Doorbell) || bell_->magic != Doorbell::kMagic ||
+    if (page_.size() < Lanes::kMost * sizeof(Doorbell) || bell_->magic != Doorbell::kMagic ||
         bell_->version != kProtocolVersion) {
       bell_ = nullptr;
       throw Error(RM_FAILED_PRECONDITION,
@@ -138,7 +142,11 @@ class Server {
     }
     watcher_ = std::thread([this, parent = getppid()] { watch(parent); });
     const std::string ready = service_.describe().encode();
-    executor_ = std::thread([this] { execute_loop(); });
+    const size_t lanes = std::clamp<size_t>(service_.executions(), 1, Lanes::kMost);
+    bell_->lanes = static_cast<uint32_t>(lanes);
+    for (size_t lane = 0; lane < lanes; ++lane) {
+      executors_.emplace_back([this, lane] { execute_loop(bell_[lane]); });
+    }
     return ready;
   }
 
@@ -249,21 +257,21 @@ class Server {
                 "RM303");
   }
 
-  void execute_loop() {
+  void execute_loop(Doorbell& bell) {
     uint32_t seen = 0;
     SpinBudget spin;
     while (!quit_) {
-      bell_->request.wait_change(seen, kForever, spin);
+      bell.request.wait_change(seen, kForever, spin);
       if (quit_) return;
-      seen = bell_->request.number.load(std::memory_order_acquire);
+      seen = bell.request.number.load(std::memory_order_acquire);
       try {
-        execute(bell_->handle, bell_->states);
-        bell_->answer(RM_OK, {}, {});
+        execute(bell.handle, bell.states);
+        bell.answer(RM_OK, {}, {});
       } catch (...) {
         const Failure failure = failure_of(std::current_exception());
-        bell_->answer(failure.code, failure.reason, failure.message);
+        bell.answer(failure.code, failure.reason, failure.message);
       }
-      bell_->response.ring(seen);
+      bell.response.ring(seen);
     }
   }
 
@@ -297,7 +305,8 @@ class Server {
   Handles<Loaded> programs_;
   Handles<States> states_;
   uint64_t next_handle_ = 1;
-  std::thread executor_, watcher_;
+  std::vector<std::thread> executors_;
+  std::thread watcher_;
 };
 
 }  // namespace

@@ -58,12 +58,15 @@ struct LoadJob {
   const Slots& states;
 };
 
-/// What a backend does in its worker. Runs come from one thread, everything else from another; the
-/// client makes and copies states only while nothing runs.
+/// What a backend does in its worker. Runs come from `executions()` threads, never two of one
+/// Runnable at once; everything else comes from another thread. The client makes and copies states
+/// only while nothing runs.
 class Service {
  public:
   virtual ~Service() = default;
   virtual Ready describe() = 0;
+  /// How many runs may be under way at once. Asked after describe().
+  virtual size_t executions() { return 1; }
   virtual Bytes compile(const CompileJob& job) = 0;
   virtual std::unique_ptr<Runnable> load(const LoadJob& job) = 0;
   /// Zeros of these types. `slots` may go after the call.

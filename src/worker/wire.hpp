@@ -12,7 +12,7 @@
 namespace rm::worker {
 
 /// Raised when a message changes its meaning; both sides refuse another number.
-inline constexpr uint16_t kProtocolVersion = 3;
+inline constexpr uint16_t kProtocolVersion = 4;
 
 /// Numbers are never reused. Below 64: client to worker; above: worker to client.
 enum class MessageType : uint16_t {

@@ -144,6 +144,7 @@ class Service:
         self._found, self._plugin = found, found.plugin
         self._fingerprint = fingerprint(found)
         self._targets = [device.arch for device in found.plugin.devices()]
+        self.executions = found.plugin.executions
         self._workers: dict[int, public.Worker] = {}
         if found.folder:
             sys.path.insert(0, found.folder)

@@ -66,6 +66,49 @@ TEST_CASE("a worker compiles for one thread while it executes for another") {
   CHECK(compiled);
 }
 
+TEST_CASE("as many programs run at once as the worker takes") {
+  const auto worker = start("2");
+  const auto one = load(*worker, "meet"), two = load(*worker, "meet");
+  Thread other([&] {
+    for (int i = 0; i < 50; ++i) two->execute({60, {}});
+  });
+  for (int i = 0; i < 50; ++i) one->execute({60, {}});
+  other.join();
+  CHECK(worker->alive());
+}
+
+TEST_CASE("states are made while nothing runs, however many programs run at once") {
+  for (const char* executions : {"0", "3", "100"}) {  // beyond the limits: the nearest
+    const auto worker = start(executions);
+    std::atomic<int> wrong{0};
+    std::vector<Thread> threads;
+    for (int i = 0; i < 4; ++i) {
+      threads.emplace_back([&worker, &wrong, i] {
+        const auto program = load(*worker, "copy");
+        auto* in = reinterpret_cast<float*>(program->memory().data());
+        const auto* out = reinterpret_cast<const float*>(program->memory().data() +
+                                                         program->outputs().at(0).offset);
+        for (int run = 0; run < 100; ++run) {
+          in[0] = static_cast<float>(100 * i + run);
+          program->execute({60, {}});
+          if (out[0] != in[0]) ++wrong;
+        }
+      });
+    }
+    for (int i = 0; i < 50; ++i) CHECK(worker->make_states(0, {kState}, {60, {}})->alive());
+    threads.clear();
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("a run that is late ends the process, and what runs beside it is told") {
+  const auto worker = start("2");
+  const auto late = load(*worker, "hang"), beside = load(*worker, "hang");
+  Thread other([&] { CHECK(failure_of([&] { beside->execute({60, {}}); }).reason() == "RM303"); });
+  CHECK(failure_of([&] { late->execute({0.3, {}}); }).reason() == "RM308");
+  other.join();
+}
+
 TEST_CASE("a process is watched by one thread and killed by another") {
   for (int round = 0; round < 20; ++round) {
     auto [left, right] = Channel::make_pair();

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
@@ -19,7 +20,12 @@ namespace {
 
 constexpr int kMostStates = 700;
 std::atomic<int> live_states{0};
-std::atomic<bool> is_running{false};
+std::atomic<int> running{0};
+
+struct Running {
+  Running() { ++running; }
+  ~Running() { --running; }
+};
 
 /// Tensors in plain memory. Refused while a program runs: the client must not ask then.
 struct HostStates final : worker::States {
@@ -35,6 +41,11 @@ class Program final : public worker::Runnable {
   explicit Program(const worker::LoadJob& job)
       : what_(job.artefact), inputs_(job.inputs), outputs_(job.outputs) {}
   void run(worker::States* states) override {
+    const Running counted;
+    if (what_ == "meet") {
+      static std::barrier meeting(2);
+      meeting.arrive_and_wait();
+    }
     if (what_ == "sum") {
       auto& held = static_cast<HostStates&>(*states).tensors.at(0);
       for (size_t i = 0; i < held.size() / sizeof(float); ++i) {
@@ -49,11 +60,7 @@ class Program final : public worker::Runnable {
       std::raise(SIGSEGV);
     }
     if (what_ == "exit") _exit(3);
-    if (what_ == "nap") {
-      is_running = true;
-      std::this_thread::sleep_for(std::chrono::milliseconds(800));
-      is_running = false;
-    }
+    if (what_ == "nap") std::this_thread::sleep_for(std::chrono::milliseconds(800));
     if (what_ == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
     if (what_ == "error") throw Error(RM_INTERNAL, "device error 7", "RM301");
     for (size_t i = 0; i < std::min(inputs_.size(), outputs_.size()); ++i) {
@@ -67,7 +74,7 @@ class Program final : public worker::Runnable {
 };
 
 void must_not_run(const char* what) {
-  if (is_running) throw Error(RM_INTERNAL, std::string(what) + " while a program runs", "RM303");
+  if (running != 0) throw Error(RM_INTERNAL, std::string(what) + " while a program runs", "RM303");
 }
 
 [[noreturn]] void wait_for_ever() {
@@ -77,6 +84,8 @@ void must_not_run(const char* what) {
 
 class TestService final : public worker::Service {
  public:
+  explicit TestService(size_t executions) : executions_(executions) {}
+  size_t executions() override { return executions_; }
   worker::Ready describe() override {
     return {static_cast<uint64_t>(getpid()), "test", "1", "build", "print"};
   }
@@ -119,12 +128,15 @@ class TestService final : public worker::Service {
       std::memcpy(target, source, (from != nullptr ? from : to)->tensors[i].size());
     }
   }
+
+ private:
+  const size_t executions_;
 };
 
 }  // namespace
 
-void serve_for_tests(int descriptor) {
-  TestService service;
+void serve_for_tests(int descriptor, size_t executions) {
+  TestService service(executions);
   worker::serve(Fd(descriptor), service);
 }
 

@@ -25,6 +25,13 @@ inline worker::Worker::Options options() {
 
 inline std::shared_ptr<worker::Worker> start() { return worker::Worker::start(options(), {}); }
 
+/// One that runs several programs at once.
+inline std::shared_ptr<worker::Worker> start(const char* executions) {
+  worker::Worker::Options several = options();
+  several.process.command.emplace_back(executions);
+  return worker::Worker::start(several, {});
+}
+
 inline std::shared_ptr<worker::LoadedProgram> load(worker::Worker& worker,
                                                    const std::string& artefact, int64_t size = 4) {
   worker::TensorSlot slot{"", {kDLFloat, 32, 1}, {size}, 0, 0, ""};

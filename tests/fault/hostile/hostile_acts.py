@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = 3  # of a worker
-VERSION = 3  # kProtocolVersion
+VERSION = 4  # kProtocolVersion
 
 
 class NoError(BaseException):

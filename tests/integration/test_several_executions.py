@@ -1,0 +1,109 @@
+"""Several programs of one worker run at once where the plugin says so, and one at a time where it
+does not: each program waits inside the device's software until another one is there, too."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import rm_abstract as rm
+from rm_abstract.plugin import Device, PythonPlugin
+
+PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
+STRICT = "error:capture,compile,device,correctness,cache"
+
+PLUGIN = """
+import sys; sys.path.append({plugins!r})
+from rm_backend_small import why_not
+from rm_abstract.plugin import Device, PythonPlugin
+plugin = PythonPlugin(
+    name={name!r}, version="1.0", worker="meeting_worker:Worker", executions={executions},
+    devices=lambda: [Device("NumPy", arch="meeting-1"), Device("NumPy", arch="meeting-1")],
+    why_not=why_not,
+)
+"""
+WORKER = """
+import os, sys, threading; sys.path.append({plugins!r})
+import small_worker
+MEETING = threading.Barrier(2)
+class Loaded(small_worker.Loaded):
+    def execute(self, inputs, outputs):
+        if os.path.exists({switch!r}):
+            MEETING.wait({wait_s})
+        super().execute(inputs, outputs)
+class Worker(small_worker.Worker):
+    def load(self, artefact, weights):
+        made = super().load(artefact, weights)
+        made.__class__ = Loaded
+        return made
+"""
+
+
+def model(width: int) -> torch.nn.Module:
+    layers = (torch.nn.Linear(width, 16), torch.nn.ReLU(), torch.nn.Linear(16, width))
+    return torch.nn.Sequential(*layers, torch.nn.Tanh()).eval()
+
+
+def both(
+    name: str, executions: int, wait_s: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[object]:
+    """What the calls of two models in two threads gave: whether it is right, or the error."""
+    switch = folder / "meet"
+    given = {"plugins": str(PLUGINS), "switch": str(switch), "wait_s": wait_s}
+    (folder / "meeting_worker.py").write_text(WORKER.format(**given))
+    source = PLUGIN.format(name=name, executions=executions, **given)
+    (folder / f"rm_backend_{name}.py").write_text(source)
+    monkeypatch.setenv("RM_BACKEND_PATH", str(folder))
+    torch.manual_seed(7)
+    found: list[object] = [None, None]
+    with rm.init(f"{name}:0", fallback=STRICT), torch.no_grad():
+        models = [model(8), model(24)]
+        inputs = [torch.randn(3, 8), torch.randn(3, 24)]
+        expected = [one(x) for one, x in zip(models, inputs, strict=True)]
+        for one, x in zip(models, inputs, strict=True):
+            rm.accelerate(one)
+            for _ in range(2):  # captured, compiled, compared; then served
+                one(x)
+        switch.touch()
+
+        def call(i: int) -> None:
+            with torch.no_grad():
+                try:
+                    got = models[i](inputs[i])
+                    found[i] = torch.allclose(got, expected[i], atol=1e-5)
+                except rm.Error as error:
+                    found[i] = error
+
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return found
+
+
+def test_programs_of_two_models_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert both("meeting", 2, 100, tmp_path, monkeypatch) == [True, True]
+
+
+def test_without_the_plugins_word_one_runs_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = both("alone", 1, 1, tmp_path, monkeypatch)
+    for error in (first, second):  # it waited for the other one, which cannot come
+        assert isinstance(error, rm.ExecutionError) and error.code == "RM307", error
+        assert "BrokenBarrier" in str(error)
+
+
+@pytest.mark.parametrize("executions", [0, 9])
+def test_a_number_that_no_worker_serves_is_refused(executions: int) -> None:
+    with pytest.raises(ValueError, match="executions of 1 to 8"):
+        PythonPlugin(
+            name="zeta", version="1", worker="a:B", devices=lambda: [Device("a", "b")],
+            why_not=lambda operator, dtypes: "", executions=executions,
+        )  # fmt: skip
