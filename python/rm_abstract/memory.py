@@ -25,7 +25,8 @@ def stats() -> dict[str, Any]:
     """
     rows = []
     for router in _routers(None):
-        row = {"model": router.label, "weights": _weights(router.module_ref())}
+        owner = None if router.name else router.module_ref()  # a part's are its model's
+        row = {"model": router.label, "weights": _weights(owner)}
         row |= {"packed": 0, "derived": 0, "scratch": 0, "processes": {}}
         for program in _programs(router):
             report = program.report()

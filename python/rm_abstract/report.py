@@ -53,6 +53,11 @@ class Report:
         return sum(model["routed"] for model in self.models)
 
     @property
+    def routed_in_parts(self) -> int:
+        """Calls of parts of models, served by compiled entries while the model ran in PyTorch."""
+        return sum(part["routed"] for model in self.models for part in model.get("parts", ()))
+
+    @property
     def eager(self) -> int:
         """Calls served by the original, the first call of each entry included."""
         return sum(model["eager"] for model in self.models)
@@ -60,7 +65,8 @@ class Report:
     @property
     def native_share(self) -> float:
         """Share of compute nodes run by kernels of our registry, over all entries."""
-        entries = [entry for model in self.models for entry in model["entries"]]
+        rows = [row for model in self.models for row in (model, *model.get("parts", ()))]
+        entries = [entry for row in rows for entry in row["entries"]]
         nodes = sum(entry["nodes"] for entry in entries)
         return sum(entry["native_nodes"] for entry in entries) / nodes if nodes else 0.0
 
@@ -75,6 +81,7 @@ class Report:
         return {
             "device": self.device,
             "routed": self.routed,
+            "routed_in_parts": self.routed_in_parts,
             "eager": self.eager,
             "native_share": self.native_share,
             "models": self.models,
@@ -116,7 +123,9 @@ def build(session: Session, model: Any = None) -> Report:
         kernel_checks=session.kernel_check_report(),
     )
     routers = [] if session.closed else session.routers()
-    if model is not None:
+    if model is None:
+        routers = [found for found in routers if not found.name]  # parts are in their model's
+    else:
         routers = [found for found in routers if found.module_ref() is model]
         report.models = [found.record() for found in routers]
         if not routers:
@@ -135,7 +144,8 @@ def never_served(models: list[dict[str, Any]], calls: int = 20) -> list[str]:
     for model in models:
         kept = [r for r in model["reasons"] if r["code"] not in reasons.ASKED_FOR]
         declined = sum(reason["calls"] for reason in kept)
-        if model["routed"] or model["loop_tokens"] or declined < calls:
+        served = model["routed"] + sum(part["routed"] for part in model.get("parts", ()))
+        if served or model["loop_tokens"] or declined < calls:
             continue
         most = max(kept, key=lambda reason: int(reason["calls"]))
         detail = most["detail"] or most["text"]
@@ -209,6 +219,30 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         lines.append(f"    remedy: {reason['remedy']}")
     for entry in model["entries"]:
         lines += _entry_lines(entry)
+    return lines + _part_lines(model.get("parts", []))
+
+
+def _part_lines(parts: list[dict[str, Any]]) -> list[str]:
+    """The modules that serve a model which runs in PyTorch itself."""
+    if not parts:
+        return []
+    served = [part for part in parts if part["routed"]]
+    lines = [
+        f"  served in parts: {len(served)} of {_count(len(parts), 'module')} tried; a name's share "
+        "is that of a call's time in PyTorch"
+    ]
+    for part in parts:
+        lines.append(
+            f"    {part['part']} ({part['share']:.1%}): {_count(part['routed'], 'call')} ran "
+            f"compiled, {part['eager']} in PyTorch"
+        )
+        lines += [
+            f"      {reason['calls']} x {reason['code']} {reason['text']}"
+            + (f" ({reason['detail']})" if reason["detail"] else "")
+            for reason in part["reasons"]
+        ]
+        for entry in part["entries"]:
+            lines += [f"    {line}" for line in _entry_lines(entry)]
     return lines
 
 

@@ -107,7 +107,8 @@ class Session:
             router.reset()
         detached, self.detached = self.detached, {}
         for router in detached.values():
-            router.step_back()
+            if not router.name:  # parts are chosen anew
+                router.step_back()
         self.close_workers()
 
     @property
@@ -154,7 +155,8 @@ class Session:
 
         What happened stays readable: `records()` has every model that was caught.
         """
-        self._final_records = [*self._records, *(router.record() for router in self.routers())]
+        roots = [router for router in self.routers() if not router.name]
+        self._final_records = [*self._records, *(router.record() for router in roots)]
         self.remove_routers()
         self.close_workers()
         self._end_captures()

@@ -37,6 +37,8 @@ constexpr OptionSpec kTable[] = {
      "which modules are accelerated without being named: default means models of transformers and sentence-transformers when they are loaded, and other modules at their eval() or to(); all means every other module in evaluation mode as well, when it is called, such as one that was unpickled"},
     {"serve_gradients", "RM_SERVE_GRADIENTS", kSession, kBool, "true", "", false,
      "true also accelerates calls that are made without torch.no_grad(), of models in evaluation mode; if the outputs are differentiated, PyTorch runs the original forward again to compute the gradients"},
+    {"serve_parts", "RM_SERVE_PARTS", kSession, kBool, "true", "", false,
+     "true accelerates the parts of a model that cannot be captured as a whole: its largest modules that can; the rest of the model runs in PyTorch"},
     {"verbose", "RM_VERBOSE", kSession, kInt, "0", "0..1", false,
      "1 prints to stderr which programs are compiled for a device and which are loaded from the cache"},
     {"backend_path", "RM_BACKEND_PATH", kSession, kText, "", "absolute paths separated by ':'", false,

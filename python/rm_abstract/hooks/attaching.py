@@ -1,14 +1,15 @@
 """Which modules are routed, and how. Never inside or around a root that is routed already.
 
-The exception: a transformers model or an explicit ``accelerate`` takes over from routed parts below
-it, because the larger program is the one the user calls.
+The exceptions: a transformers model or an explicit ``accelerate`` takes over from routed modules
+below it, because the larger program is the one the user calls; and a root that cannot be captured
+has routers of its parts (parts.py), which this file does not make.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
+from rm_abstract.hooks.fitness import why_unfit
 from rm_abstract.hooks.host import RouterHost
 
 if TYPE_CHECKING:
@@ -45,49 +46,29 @@ def attach(host: RouterHost, module: Any, source: str) -> Router | None:
         host.skipped[type(module).__qualname__] = ("RM113", "not an nn.Module")
         return None
     existing = router_of(module)
-    if existing is not None and existing.session is host:
+    takes_over = source in _TAKES_OVER
+    if existing is not None and existing.session is host and not (existing.name and takes_over):
         return existing
     left: Router | None = host.detached.get(id(module))
-    if left is not None and left.module_ref() is module:
+    if left is not None and left.module_ref() is module and not (left.name and takes_over):
         return left
-    why = _unfit(module, nn)
+    why = why_unfit(module)
     if why is not None:
         host.skipped[type(module).__qualname__] = why
         return None
     below = [found for part in module.modules() if (found := router_of(part)) is not None]
-    if below and source not in _TAKES_OVER:
+    if not takes_over and any(not found.name for found in below):
         return None
-    if source not in _TAKES_OVER and _inside_routed(host, module):
+    if not takes_over and _inside_routed(host, module):
         return None
+    if not takes_over:
+        below = []  # parts of a root elsewhere, which shares modules with this one
     for part in below:
         part.remove()
     router = Router(module, host, source)
     vars(module)[SLOT] = router
     host.adopt(router)
     return router
-
-
-def _unfit(module: Any, nn: Any) -> tuple[str, str] | None:
-    from rm_abstract.hooks.host import SLOT
-    from rm_abstract.hooks.router import Router
-
-    if type(module).__hash__ is None:
-        why = "the class compares by value and has no hash: torch cannot list its parts; "
-        return "RM113", why + "with @dataclass(eq=False) it is compiled"
-    slot = vars(module).get(SLOT)
-    if slot is not None and not isinstance(slot, Router):
-        return "RM109", "the module was compiled by the user"
-    script = sys.modules.get("torch.jit")
-    if script is not None and isinstance(module, script.ScriptModule):
-        return "RM109", "a TorchScript module: it was compiled by the user"
-    if type(module).__call__ is not nn.Module.__call__:
-        return (
-            "RM113",
-            "the class has a __call__ of its own: calls do not reach the router",
-        )
-    if next(module.parameters(), None) is None:
-        return "RM113", "no parameters"
-    return None
 
 
 def _inside_routed(host: RouterHost, module: Any) -> bool:

@@ -31,6 +31,7 @@ from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources
 from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
+from rm_abstract.hooks.parts import Parts, may_help
 from rm_abstract.hooks.route import RouteFailure, new_route
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ class RouterEvents:
         if router is None:
             return
         try:
+            if isinstance(error, (Error, Decline)):
+                router.refused_while_serving(error.code, str(error))
             if isinstance(error, Error):
-                router.session.failed(router.label, error)
+                router.failed(error)
             elif isinstance(error, Decline):
                 router.declined(error)
         except Error as raised:  # the policy; the original ran, once is enough
@@ -85,16 +88,19 @@ class RouterEvents:
 
 
 class Router:
-    """The router of one root module. The module's slot holds the only lasting strong reference."""
+    """The router of one root module, or of a part of one that cannot be captured (``name``: the
+    part's). The module's slot holds the only lasting strong reference."""
 
     __slots__ = (
         "__weakref__",
+        "_due",
         "_engine",
         "_generation",
         "_gradients",
         "_guarded",
         "_guarding",
         "_lock",
+        "_parts",
         "_pending",
         "_refused",
         "_serves_gradients",
@@ -109,25 +115,42 @@ class Router:
         "label",
         "loop_tokens",
         "module_ref",
+        "name",
         "route",
         "routed_at_change",
         "session",
         "source",
     )
 
-    def __init__(self, module: Any, session: RouterHost, source: str) -> None:
+    def __init__(
+        self,
+        module: Any,
+        session: RouterHost,
+        source: str,
+        parts: Parts | None = None,
+        name: str = "",
+    ) -> None:
         self.route = new_route(module, session.facts(), session.settings)
         strict = session.settings.fallback_for("routing") == "error"
         self.route.strict(strict)
         self._try = self.route.try_route
         self._gradients: GradientCalls | None = None  # made by the first call with gradients
-        self._serves_gradients = session.settings.flag("serve_gradients") and not strict
+        # A part gives none: what surrounds it may run it again and compare what autograd saved.
+        wanted = session.settings.flag("serve_gradients") and not name
+        self._serves_gradients = wanted and not strict
         if self._serves_gradients:
             self.route.gradients(True)
         self.module_ref = weakref.ref(module)
         self.session = session
         self.source = source
         self.label = type(module).__name__
+        self.name = name
+        if name:
+            self.label = f"{name} ({self.label})"
+        self._parts = parts  # of the root that it is a part of; a root's own, once it was refused
+        # Calls refused with (code, detail) for a snapshot, of which the next one is measured. By
+        # key; None of those that an entry refused itself.
+        self._due: dict[bytes | None, tuple[str, str, int]] = {}
         self.events = RouterEvents(self)
         self._engine: Engine | None = None
         self._generation: GenerationState | None = None
@@ -167,8 +190,12 @@ class Router:
 
     def __del__(self, _finalizing: Any = sys.is_finalizing) -> None:  # `sys` may be gone by then
         session = getattr(self, "session", None)
-        if session is not None and not _finalizing():
+        if session is None or _finalizing():
+            return
+        if not self.name:
             session.keep_record(self.record())
+        elif self._parts is not None:
+            self._parts.keep(self.record(), self.name)
 
     # ---- state ------------------------------------------------------------------------------
 
@@ -245,6 +272,7 @@ class Router:
             "compile_seconds": round(self.compile_seconds, 4),
             "weights_guarded": stats["weights"],
             "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
+            "parts": [] if self._parts is None or self.name else self._parts.records(),
         }
 
     def remove(self) -> None:
@@ -254,6 +282,8 @@ class Router:
             del vars(module)[SLOT]
         self.route.retire("RM108")
         self.reset()
+        if module is not None and self.name:
+            self.session.detached.pop(id(module), None)
 
     def detach(self) -> None:
         """Leaves the slot: PyTorch alone is faster. The session keeps what was measured."""
@@ -275,7 +305,11 @@ class Router:
             engine, self._engine = self._engine, None
             generation, self._generation = self._generation, None
             self._refused.clear()
+            self._due.clear()
             self._drop()
+        if self._parts is not None and not self.name:
+            self._parts.remove()
+            self.route.pause("RM205", 0)  # what is refused again is measured again
         if engine is not None:
             engine.close()
         if generation is not None:
@@ -340,6 +374,15 @@ class Router:
         if not self._callable_with(args, kwargs):
             return self._eager("RM104", "forward does not take these arguments", args, kwargs)
         key: bytes = described[1]
+        keyed = self._due.pop(key, None)
+        due = keyed or self._due.pop(None, None)
+        if due is not None:
+            code, detail, refused = due
+            if keyed and refused == taken:  # else it is another model by now, and is tried again
+                self.route.refuse(key, code, detail)
+            if code == "RM205":  # as in declined()
+                self.route.pause(code, _MAX_PAUSE)
+            return self._eager(code, detail, args, kwargs)
         with self._lock:
             busy = key in self._pending
             if not busy:
@@ -445,6 +488,8 @@ class Router:
         """What was compiled is for another state of the module."""
         if self._gradients is not None:
             self._gradients.weights_changed(structure=what != "weights")
+        if self._parts is not None and not self.name and what != "weights":
+            self._parts.structure_changed()
         self._drop()
         if self._engine is not None:
             self._engine.invalidate(what, where)
@@ -484,6 +529,8 @@ class Router:
                 return self._eager("RM108", "inference_engine='torch'", args, kwargs)
             for home in devices:  # before seconds are spent on a capture
                 placement_of(self.session.resolved).check(home)
+            if self.name and self._parts is not None:
+                self._parts.admit(self.route.describe(args, kwargs)[2])
             signature = engine.signature_of(args, kwargs)
             if isinstance(signature, Decline):
                 raise signature
@@ -493,11 +540,15 @@ class Router:
             if entry is None and known is None and snapshot == self._snapshots:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
+            if self._measures_next(key, decline.code, decline.detail):
+                self._note(decline.code, decline.detail)
+                return eager()
             if decline.code != "RM107":  # a change while it was compared: the next call tries again
                 self.route.refuse(key, decline.code, decline.detail)
             if isinstance(decline, Deferred):
                 decline.pending.then(functools.partial(self.route.forget, key))
             self.declined(decline)
+            self._leave_to_parts(decline.code)
             return eager()
         except Exception as error:
             if eager.error is not None:
@@ -527,8 +578,14 @@ class Router:
 
     def _eager(self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.route.count(code, detail)
-        self.session.notice(self.label, code, detail)
-        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        self._notice(code, detail)
+        module = self.module_ref()
+        if not self.name and self._in_parts(code):
+            parts = self._parts_of_its_own()
+            if parts.to_be_measured:
+                return parts.measure(module, args, kwargs)
+        self._leave_to_parts(code)
+        return module._call_impl(*args, **kwargs)  # type: ignore[union-attr]
 
     def _refuse(
         self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -540,13 +597,57 @@ class Router:
     def _note(self, code: str, detail: str) -> None:
         self.route.count(code, detail)
         self._refused[code] = detail
-        self.session.notice(self.label, code, detail)
+        self._notice(code, detail)
+
+    def _notice(self, code: str, detail: str) -> None:
+        if self._tells(code):
+            self.session.notice(self.label, code, detail)
+
+    def _tells(self, code: str) -> bool:
+        """A part that cannot be captured is no news: the router of its model said so."""
+        return not self.name or reasons.group_of(code) != "capture"
 
     def declined(self, decline: Decline) -> None:
         """The engine leaves a call to the original."""
-        if decline.code == "RM205":  # it changes what the guard watches: no use in looking again
+        # It changes what the guard watches: no use in looking again, but once to measure.
+        if decline.code == "RM205" and not self._due:
             self.route.pause(decline.code, _MAX_PAUSE)
         self._note(decline.code, decline.detail)
+
+    # ---- parts of what cannot be captured whole ----------------------------------------------
+
+    def _in_parts(self, code: str) -> bool:
+        """Whether calls refused for this reason may be served by routers of parts: nothing of the
+        module is served otherwise, so no weight lies in two programs."""
+        if not may_help(self.session, code, bool(self.name)):
+            return False
+        return self._engine is None or not self._engine.reports()
+
+    def _parts_of_its_own(self) -> Parts:
+        """Of a root."""
+        with self._lock:
+            if self._parts is None:
+                self._parts = Parts(self, _part)
+            return self._parts
+
+    def _measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
+        """Whether the next call of this kind tells which parts are worth it: the original ran for
+        this one, and nothing runs it twice. Until then the kind is not refused for good."""
+        if self.name or not self._in_parts(code) or not self._parts_of_its_own().to_be_measured:
+            return False
+        self._due[key] = code, detail, self._snapshots
+        return True
+
+    def refused_while_serving(self, code: str, detail: str) -> None:
+        """An entry leaves its call and those like it to the original, which ran."""
+        if self._measures_next(None, code, detail):
+            self._drop()  # so that the next call comes to the slow path
+        self._leave_to_parts(code)
+
+    def _leave_to_parts(self, code: str) -> None:
+        """A part was refused: what it holds may be served."""
+        if self.name and self._parts is not None and self._in_parts(code):
+            self._parts.below(self.module_ref(), self.name)
 
     def _report(self, key: bytes, error: Exception) -> None:
         """An error of ours: refuse this key from now on; raise it when the policy says so."""
@@ -555,10 +656,16 @@ class Router:
         else:
             failure = error if isinstance(error, Error) else internal(error, "route")
         code = failure.code = failure.code or "RM306"
-        self.route.refuse(key, code, str(failure))
+        if not self._measures_next(key, code, str(failure)):
+            self.route.refuse(key, code, str(failure))
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
-        self.session.failed(self.label, failure)
+        self._leave_to_parts(code)
+        self.failed(failure)
+
+    def failed(self, failure: Error) -> None:
+        if self._tells(failure.code):
+            self.session.failed(self.label, failure)
 
     def _failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An entry failed while serving. Replayed on the original only when nothing was changed."""
@@ -572,6 +679,11 @@ class Router:
         if len(described) == 3:
             self._report(described[1], error)
         return output
+
+
+def _part(module: Any, root: Router, name: str) -> Router:
+    """The router of a part; the root's object of all of them chooses which."""
+    return Router(module, root.session, "part", root._parts, name)
 
 
 def _change_reason(what: str) -> str:
