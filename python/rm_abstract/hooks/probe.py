@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rm_abstract.hooks.fitness import why_unfit
 from rm_abstract.hooks.host import SLOT
+from rm_abstract.hooks.slot import Ours
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Times:
     seconds: float
 
 
-class Probe:
+class Probe(Ours):
     """What sits in the slot of one module meanwhile."""
 
     __slots__ = ("_module", "calls", "seconds")

@@ -33,6 +33,7 @@ from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
 from rm_abstract.hooks.parts import Parts, may_help
 from rm_abstract.hooks.route import RouteFailure, new_route
+from rm_abstract.hooks.slot import Ours
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
@@ -87,7 +88,7 @@ class RouterEvents:
         return None if router is None else router.found
 
 
-class Router:
+class Router(Ours):
     """The router of one root module, or of a part of one that cannot be captured (``name``: the
     part's). The module's slot holds the only lasting strong reference."""
 

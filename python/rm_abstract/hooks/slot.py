@@ -6,12 +6,16 @@ from typing import Any
 
 from rm_abstract.hooks.host import SLOT
 
-_OURS = frozenset({"rm_abstract.hooks.router", "rm_abstract.hooks.probe"})
+
+class Ours:
+    """The base of what we put into slots: routers and probes."""
+
+    __slots__ = ()
 
 
 def is_ours(slot: Any) -> bool:
     """Whether what sits in a slot is a router or a probe of ours."""
-    return type(slot).__module__ in _OURS
+    return isinstance(slot, Ours)
 
 
 def drop_slot(module: Any) -> Any:

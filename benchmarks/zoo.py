@@ -1,0 +1,300 @@
+"""What people bring: models of other packages with random weights, each in a process of its own.
+
+    python benchmarks/zoo.py OUT.jsonl --package timm,torchvision,transformers --seconds 1500
+
+Of every model: served (whole, in parts, or not, with the code), the share of nodes and of FLOPs
+by our kernels, the largest difference from eager (relative to the largest value), and eager's time
+over ours, best of interleaved calls. Lines of OUT are not computed again, so a run that was ended
+goes on; with --seconds it ends itself. The summary at the end is about all lines of OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+TOLERANCE = 1e-4
+LIMIT_S = 240  # a model
+CALLS = 8  # before anything is timed: captured, measured, parts captured
+TIMM = (
+    "resnet18 resnet26 resnet50 resnext26ts seresnet33ts wide_resnet50_2 resnetv2_50 "
+    "regnetx_002 regnety_002 regnetz_b16 densenet121 dla34 vgg11_bn mobilenetv2_100 "
+    "mobilenetv3_small_100 mobilenetv3_large_100 mobilenetv4_conv_small mnasnet_100 "
+    "efficientnet_b0 efficientnet_lite0 tf_efficientnetv2_b0 fbnetc_100 ghostnet_100 "
+    "ghostnetv2_100 lcnet_050 tinynet_e spnasnet_100 rexnet_100 hardcorenas_a mixnet_s "
+    "selecsls42b repvgg_a0 mobileone_s0 repghostnet_050 fastvit_t8 convnext_atto "
+    "convnextv2_atto edgenext_xx_small efficientformer_l1 efficientvit_b0 efficientvit_m0 "
+    "levit_128s mobilevit_xxs mobilevitv2_050 poolformer_s12 pvt_v2_b0 xcit_nano_12_p16_224 "
+    "vit_tiny_patch16_224 deit_tiny_patch16_224 cait_xxs24_224 beit_base_patch16_224 "
+    "swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 coat_lite_tiny convit_tiny "
+    "crossvit_tiny_240 davit_tiny focalnet_tiny_srf gcvit_xxtiny maxvit_rmlp_pico_rw_256 "
+    "mixer_s32_224 gmlp_ti16_224 resmlp_12_224 nest_tiny pit_ti_224 sequencer2d_s "
+    "tnt_s_legacy_patch16_224 twins_pcpvt_small visformer_tiny volo_d1_224 hrnet_w18_small "
+    "inception_v3 inception_next_atto nfnet_l0 dm_nfnet_f0 cspresnet50 darknet53 dpn48b "
+    "res2net50_14w_8s skresnet18 resnest14d starnet_s1 shvit_s1 tiny_vit_5m_224 repvit_m0_9 "
+    "hiera_tiny_224 eva02_tiny_patch14_224 hgnet_tiny"
+).split()
+TORCHVISION = (
+    "alexnet squeezenet1_1 shufflenet_v2_x0_5 googlenet mobilenet_v3_small mnasnet0_5 "
+    "regnet_y_400mf vit_b_16 swin_v2_t maxvit_t convnext_tiny deeplabv3_mobilenet_v3_large "
+    "lraspp_mobilenet_v3_large fcn_resnet50 r3d_18 s3d mvit_v2_s raft_small "
+    "ssdlite320_mobilenet_v3_large fasterrcnn_mobilenet_v3_large_320_fpn"
+).split()
+SIZES = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "encoder_attention_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "decoder_attention_heads"), 4),
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 128),
+    **dict.fromkeys(("embedding_size", "head_dim"), 16),
+    "vocab_size": 128,
+}
+TRANSFORMERS = (
+    "Albert Bert BertGeneration BigBird BioGpt Bloom Camembert CodeGen Cohere ConvBert CTRL "
+    "Data2VecText Deberta DebertaV2 DistilBert Electra Ernie Esm Falcon FNet Funnel Gemma "
+    "Gemma2 Glm GPT2 GPTBigCode GPTNeo GPTNeoX GPTJ Granite Helium Ibert LayoutLM Lilt Llama "
+    "Longformer Luke Mamba MarkupLM MegatronBert Mistral Mixtral MobileBert ModernBert MPNet "
+    "Mpt MRA Nezha Nystromformer Olmo Olmo2 OpenAIGPT OPT Persimmon Phi Phi3 Qwen2 Qwen3 "
+    "RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer SqueezeBert StableLm Starcoder2 "
+    "T5Encoder XGLM XLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso"
+).split()
+
+
+class Ranking(nn.Module):
+    """A model of clicks: bags of sparse features, pairwise products, a tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList([nn.EmbeddingBag(1000, 32, mode="sum") for _ in range(8)])
+        self.dense = nn.Sequential(nn.Linear(13, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
+        self.tower = nn.Sequential(nn.Linear(32 + 36, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, dense: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+        x = self.dense(dense)
+        rows = torch.stack([x, *(bag(sparse[:, i]) for i, bag in enumerate(self.bags))], 1)
+        below = torch.tril_indices(9, 9, -1)
+        pairs = (rows @ rows.transpose(1, 2))[:, below[0], below[1]]
+        return self.tower(torch.cat([x, pairs], 1)).sigmoid()
+
+
+class Speech(nn.Module):
+    """A recogniser of words: a spectrogram, convolutions, a recurrent layer both ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv1d(80, 96, 5, 2, 2), nn.BatchNorm1d(96), nn.GELU(), nn.Conv1d(96, 96, 5, 1, 2)
+        )
+        self.recurrent = nn.GRU(96, 64, 2, batch_first=True, bidirectional=True)
+        self.words = nn.Linear(128, 32)
+
+    def forward(self, spectrum: torch.Tensor) -> torch.Tensor:
+        x = self.convolutions(spectrum).transpose(1, 2)
+        return self.words(self.recurrent(x)[0]).log_softmax(-1)
+
+
+OWN = {
+    "ranking": lambda: (Ranking(), (torch.randn(64, 13), torch.randint(0, 1000, (64, 8, 4)))),
+    "speech": lambda: (Speech(), (torch.randn(2, 80, 400),)),
+}
+PACKAGES = {
+    "timm": TIMM,
+    "torchvision": TORCHVISION,
+    "transformers": TRANSFORMERS,
+    "own": [*OWN],
+}
+
+
+def build(package: str, name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(5)
+    if package == "own":
+        model, args = OWN[name]()
+        return model, args, {}
+    if package == "timm":
+        from vision_zoo import build as image_model
+
+        model, args = image_model(name, 1)
+        return model, args, {}
+    if package == "transformers":
+        return _transformer(name)
+    from vision_zoo import stub_torchvision
+
+    stub_torchvision()
+    import torchvision
+
+    model = torchvision.models.get_model(name, weights=None, weights_backbone=None)
+    image = torch.rand(3, 224, 224)
+    if name in ("r3d_18", "s3d", "mvit_v2_s"):
+        return model, (torch.rand(1, 3, 16, 224 if name != "r3d_18" else 112, 112 * 2),), {}
+    if name.startswith("raft"):
+        return model, (torch.rand(1, 3, 128, 128), torch.rand(1, 3, 128, 128)), {}
+    if "320" in name:
+        return model, ([image],), {}
+    return model, (image[None],), {}
+
+
+def _transformer(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    import transformers
+
+    if name == "T5Encoder":
+        config = transformers.T5Config(vocab_size=128, d_model=64, d_kv=16, d_ff=128, num_layers=2)
+        model: Any = transformers.T5EncoderModel(config)
+    else:
+        kind = getattr(transformers, f"{name}Config")
+        plain = kind()
+        sizes = {
+            key: size for key, size in SIZES.items() if isinstance(getattr(plain, key, None), int)
+        }
+        config = kind(**sizes)
+        for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(config, token, 1)
+        model = getattr(transformers, f"{name}Model")(config)
+    return model, (), {"input_ids": torch.randint(3, 100, (2, 24))}
+
+
+def flat(output: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(
+        dict(output) if hasattr(output, "to_tuple") else output
+    )
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def difference(found: Any, expected: Any) -> float:
+    """Relative to the largest value; infinite where shapes differ."""
+    worst, pairs = 0.0, (flat(found), flat(expected))
+    if [t.shape for t in pairs[0]] != [t.shape for t in pairs[1]]:
+        return float("inf")
+    for a, b in zip(*pairs, strict=True):
+        if b.numel():
+            scale = max(float(b.double().abs().max()), 1e-6)
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst
+
+
+def measure(package: str, name: str) -> dict[str, Any]:
+    """One line."""
+    import rm_abstract as rm
+
+    model, args, kwargs = build(package, name)
+    model.eval()
+    rm.init("cpu")
+    rm.accelerate(model)
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        with rm.disabled():
+            expected = model(*args, **kwargs)
+            repeats = difference(model(*args, **kwargs), expected) == 0.0
+        worst = max(difference(model(*args, **kwargs), expected) for _ in range(CALLS))
+        ours, theirs = [], []
+        while len(ours) < 5 or (len(ours) < 40 and sum(ours) + sum(theirs) < 4):
+            ours.append(_timed(model, args, kwargs))
+            with rm.disabled():
+                theirs.append(_timed(model, args, kwargs))
+    record = rm.explain(model).to_dict()["models"][0]
+    rows = [record, *record["parts"]] if not record["routed"] else [record]
+    entries = [entry for row in rows if row["routed"] for entry in row["entries"]]
+    nodes = sum(entry["nodes"] for entry in entries)
+    flops = sum(entry["flops"] for entry in entries)
+    return {
+        "served": "whole" if record["routed"] else "parts" if entries else "no",
+        "why": [reason["code"] for reason in record["reasons"]],
+        "detail": record["reasons"][0]["detail"][:300] if record["reasons"] else "",
+        "parts": {p["part"]: p["share"] for p in record["parts"] if p["routed"]},
+        "native_nodes": sum(e["native_nodes"] for e in entries) / nodes if nodes else 0.0,
+        "native_flops": sum(e["native_flops"] for e in entries) / flops if flops else 0.0,
+        "kept": sorted({op for entry in entries for op in entry["kept"]}),
+        "difference": worst if repeats else None,
+        "eager_ms": min(theirs) * 1e3,
+        "speedup": min(theirs) / min(ours),
+        "compile_s": record["compile_seconds"],
+    }
+
+
+def _timed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    started = time.perf_counter()
+    model(*args, **kwargs)
+    return time.perf_counter() - started
+
+
+def child(package: str, name: str) -> dict[str, Any]:
+    try:
+        run = subprocess.run(
+            [sys.executable, __file__, "--one", package, name],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {LIMIT_S} s"}
+    with contextlib.suppress(IndexError, json.JSONDecodeError):
+        return dict(json.loads(run.stdout.splitlines()[-1]))
+    return {"error": (run.stderr.strip().splitlines() or ["ended without a line"])[-1][:300]}
+
+
+def summary(lines: list[dict[str, Any]]) -> str:
+    built = [line for line in lines if "error" not in line]
+    count = {
+        kind: sum(line["served"] == kind for line in built) for kind in ("whole", "parts", "no")
+    }
+    wrong = [line["model"] for line in built if (line["difference"] or 0.0) > TOLERANCE]
+    speeds = [line["speedup"] for line in built]
+    text = (
+        f"{len(built)} of {len(lines)} models ran: {count['whole']} served whole, "
+        f"{count['parts']} in parts, {count['no']} not; {len(wrong)} wrong {wrong}"
+    )
+    if speeds:
+        served = [line for line in built if line["served"] != "no"]
+        native = statistics.mean(line["native_flops"] for line in served) if served else 0.0
+        slow = [line["model"] for line in built if line["speedup"] < 0.97]
+        text += (
+            f"; native FLOPs of the served {native:.3f}; speed-up median "
+            f"{statistics.median(speeds):.2f}, least {min(speeds):.2f}; below 0.97: {slow}"
+        )
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--one", nargs=2, metavar=("PACKAGE", "MODEL"), help=argparse.SUPPRESS)
+    parser.add_argument("--package", default=",".join(PACKAGES))
+    parser.add_argument("--every", type=int, default=1, help="only every n-th model of the lists")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    chosen = parser.parse_args()
+    if chosen.one:
+        warnings.simplefilter("ignore")
+        print(json.dumps(measure(*chosen.one)))
+        return
+    if chosen.out is None:
+        parser.error("OUT is missing")
+    text = chosen.out.read_text() if chosen.out.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines()]
+    known = {line["model"] for line in lines}
+    end = time.monotonic() + chosen.seconds
+    for package in chosen.package.split(","):
+        for name in PACKAGES[package][:: chosen.every]:
+            model = f"{package}/{name}"
+            if model in known or time.monotonic() > end:
+                continue
+            line = {"model": model, **child(package, name)}
+            lines.append(line)
+            with chosen.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(json.dumps(line), flush=True)
+    print(summary(lines))
+
+
+if __name__ == "__main__":
+    main()
