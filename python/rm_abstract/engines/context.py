@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_abstract.base.config import Settings
 from rm_abstract.device import Resolved
-from rm_abstract.guards.found import Sources
+
+if TYPE_CHECKING:  # it imports torch, which init() does not
+    from rm_abstract.guards.found import Sources
 
 
 class Events(Protocol):

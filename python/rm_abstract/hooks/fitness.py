@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch import nn
-
 from rm_abstract.hooks.host import SLOT
 from rm_abstract.hooks.slot import is_ours
 
 
 def why_unfit(module: Any) -> tuple[str, str] | None:
     """(code, why) where a router must not or cannot sit in the module's slot."""
+    from torch import nn  # the session imports this file, and init() imports no torch
+
     if type(module).__hash__ is None:
         why = "the class compares by value and has no hash: torch cannot list its parts; "
         return "RM113", why + "with @dataclass(eq=False) it is compiled"

@@ -157,6 +157,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"when_slower", "compiled"},
                                                     {"hook", "all"},
                                                     {"serve_gradients", "false"},
+                                                    {"serve_parts", "false"},
                                                     {"force_kernel", "gemm:x"},
                                                     {"self_check", "off"},
                                                     {"cpu_isa", "avx2"},
