@@ -26,11 +26,17 @@ PATCHED = [
     (nn.Module, "train"),
     (nn.Module, "to"),
     (nn.Module, "_replicate_for_data_parallel"),
+    (torch.jit._recursive, "ignored_attributes"),
     (transformers.generation.GenerationMixin, "_prepare_cache_for_generation"),
     (transformers.generation.GenerationMixin, "_sample"),
 ]
 WATCHED = [transformers.PreTrainedModel, nn.Module, nn.Parameter, torch.Tensor, torch.compiler]
-WATCHED += [transformers.generation.GenerationMixin, nn.modules.module, transformers.modeling_utils]
+WATCHED += [
+    torch.jit._recursive,
+    transformers.generation.GenerationMixin,
+    nn.modules.module,
+    transformers.modeling_utils,
+]
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +105,9 @@ def test_init_changes_exactly_the_listed_attributes_and_shutdown_restores_every_
     # sentence-transformers: its import is watched, or its class patched (its own test file)
     optional = {"sys.meta_path", "Transformer.forward"}
     optional.add("optimizer._global_optimizer_post_hooks")  # torch's own registration
-    assert listed - optional == {f"{owner.__name__}.{name}" for owner, name in PATCHED}
-    assert len(rm.patches()) <= 10 and all(row["why"] for row in rm.patches())
+    expected = {f"{owner.__name__.split('.')[-1]}.{name}" for owner, name in PATCHED}
+    assert listed - optional == expected
+    assert len(rm.patches()) <= 12 and all(row["why"] for row in rm.patches())
     rm.shutdown()
     assert differences(before, snapshot()) == set()
     assert snapshot()[("sys", "meta_path")] == before[("sys", "meta_path")]

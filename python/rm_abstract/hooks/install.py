@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rm_abstract.base.stay_out import staying_out
-from rm_abstract.hooks.host import HookHost
+from rm_abstract.hooks.host import SLOT, HookHost
 from rm_abstract.hooks.imports import ImportWatch
 from rm_abstract.hooks.patches import PatchSet
 from rm_abstract.hooks.weight_writes import WeightWrites, weight_writes
@@ -33,6 +33,7 @@ class Installation:
         self.watch = ImportWatch(
             {
                 "torch.nn.modules.module": _quiet(self._patch_module),
+                "torch.jit._recursive": _quiet(self._patch_script),
                 "transformers.modeling_utils": _quiet(self._patch_transformers),
                 "transformers.generation.utils": _quiet(self._patch_generation),
                 "sentence_transformers.base.modules.transformer": _quiet(
@@ -97,6 +98,14 @@ class Installation:
             "_replicate_for_data_parallel",
             _replicating_without_slot,
             "a replica copies the slot, and a router there would serve the original's weights",
+        )
+
+    def _patch_script(self, recursive: ModuleType) -> None:
+        self.patches.replace(
+            recursive,
+            "ignored_attributes",
+            lambda before: [*before, SLOT],
+            "torch.jit.script asks for a type of what a module holds, and a slot has none",
         )
 
     def _patch_transformers(self, modeling_utils: ModuleType) -> None:
