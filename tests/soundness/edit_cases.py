@@ -65,6 +65,10 @@ TIMINGS = (
     "both_shapes",
 )
 MODES = ("no_grad", "inference_mode", "grad")
+# Below a root that cannot be captured the model is served as a part: calls before the first step.
+# Two calls are PyTorch's (one is refused, one is measured), 70 bring the router's direct programs.
+WARM = (2, 5, 12, 70)
+PARTS = 1 / 3  # the share of such cases
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,15 @@ class Case:
     mode: str
     effect: bool
     control: bool  # should be served by a program
+    warm: int  # calls that choose and serve parts before the first step; 0: the model is the root
     source: str
     edit_source: str
     state: str
 
     @property
     def name(self) -> str:
-        return f"{self.number}:{self.holder}/{self.path}/{self.edit or 'none'}/{self.timing}/{self.mode}"
+        part = f"/part after {self.warm}" if self.warm else ""
+        return f"{self.number}:{self.holder}/{self.path}/{self.edit or 'none'}/{self.timing}/{self.mode}{part}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"name": self.name}
@@ -104,20 +110,26 @@ def script(holder: Holder, path: str) -> str:
     )
 
 
-def case_of(number: int, name: str, path: str, edit: str, timing: str, mode: str) -> Case:
+def case_of(
+    number: int, name: str, path: str, edit: str, timing: str, mode: str, warm: int = 0
+) -> Case:
     effect = name in EFFECTS
     holder = EFFECTS[name] if effect else HOLDERS[name]
     return Case(
         *(number, name, path, edit, timing, mode, effect),
-        control=holder.control and not effect and not edit,
+        # Parts leave calls with gradients to PyTorch.
+        control=holder.control and not effect and not edit and not (warm and mode == "grad"),
+        warm=warm,
         source=script(holder, path),
         edit_source=holder.edits[edit] if edit else "",
         state=holder.state,
     )
 
 
-def draw(seed: int, count: int) -> list[Case]:
-    """`count` cases, the same for the same seed; a sixth are controls, a sixth are effects."""
+def draw(seed: int, count: int, parts: float = PARTS) -> list[Case]:
+    """`count` cases, the same for the same seed; a sixth are controls, a sixth are effects. In
+    a share of `parts` the model is a part of a root that cannot be captured.
+    """
     rng = random.Random(seed)
     cases = []
     for number in range(count):
@@ -129,5 +141,6 @@ def draw(seed: int, count: int) -> list[Case]:
         edits = sorted(table[name].edits)
         edit = rng.choice([*edits, ""]) if effect else rng.choice(edits) if edited else ""
         timing, mode = rng.choice(TIMINGS), rng.choice(MODES)
-        cases.append(case_of(number, name, path, edit, timing, mode))
+        warm = rng.choice(WARM) if rng.random() < parts else 0
+        cases.append(case_of(number, name, path, edit, timing, mode, warm))
     return cases

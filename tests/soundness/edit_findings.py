@@ -1,6 +1,8 @@
 """Runs cases with PyTorch alone and served, and says where the two differ.
 
-python edit_findings.py [COUNT [SEED]]     prints every finding with its case
+python edit_findings.py [COUNT [SEED [PARTS]]]     prints every finding with its case
+
+PARTS is the share of cases whose model is a part of a root that cannot be captured (1/3).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edit_cases import Case, draw
+from edit_cases import PARTS, Case, draw
 
 RUNNER = Path(__file__).with_name("edit_runner.py")
 TOLERANCE = 1e-4
@@ -31,6 +33,9 @@ class Result:
     controls_routed: int = 0
     not_routed: list[str] = field(default_factory=list)
     routed_calls: int = 0
+    parts: int = 0  # controls served as parts of a root that cannot be captured
+    parts_routed: int = 0
+    part_calls: int = 0
 
     def add(self, other: Result) -> None:
         self.cases += other.cases
@@ -39,14 +44,17 @@ class Result:
         self.controls_routed += other.controls_routed
         self.not_routed += other.not_routed
         self.routed_calls += other.routed_calls
+        self.parts += other.parts
+        self.parts_routed += other.parts_routed
+        self.part_calls += other.part_calls
 
     def __str__(self) -> str:
         controls = f"{self.controls_routed} of {self.controls} controls routed"
         counts = f"{self.cases} cases, {len(self.findings)} findings; {controls}"
+        parts = f"{self.parts_routed} of {self.parts} controls served by parts"
+        calls = f"{self.routed_calls} calls by programs, {self.part_calls} of them in parts"
         missed = [f"control not routed: {name}" for name in self.not_routed]
-        return "\n".join(
-            [*self.findings, *missed, f"{counts}; {self.routed_calls} calls by programs"]
-        )
+        return "\n".join([*self.findings, *missed, f"{counts} ({parts}); {calls}"])
 
 
 def close(a: Any, b: Any) -> bool:
@@ -130,28 +138,36 @@ def check(cases: list[Case], second_process: bool) -> Result:
     for case in cases:
         found = served.get(case.number, {"routed": 0, "calls": 0})
         result.routed_calls += found["routed"]
+        result.part_calls += found["routed"] if case.warm else 0
         if case.control:
             result.controls += 1
             result.controls_routed += found["routed"] > 0
+            result.parts += case.warm > 0
+            result.parts_routed += case.warm > 0 and found["routed"] > 0
             if not found["routed"]:
                 result.not_routed.append(case.name)
     return result
 
 
 def check_all(
-    count: int, seed: int, second_process: bool, size: int = 20, jobs: int | None = None
+    count: int,
+    seed: int,
+    second_process: bool,
+    size: int = 20,
+    jobs: int | None = None,
+    parts: float = PARTS,
 ) -> Result:
     """Checks `count` drawn cases, `size` a process, in `jobs` processes at a time: one a core."""
-    cases = draw(seed, count)
-    parts = [cases[i : i + size] for i in range(0, count, size)]
+    cases = draw(seed, count, parts)
+    pieces = [cases[i : i + size] for i in range(0, count, size)]
     total = Result()
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
-        for part in pool.map(lambda p: check(p, second_process), parts):
-            total.add(part)
-            print(part, flush=True)
+        for piece in pool.map(lambda p: check(p, second_process), pieces):
+            total.add(piece)
+            print(piece, flush=True)
     return total
 
 
 if __name__ == "__main__":
-    arguments = [int(a) for a in sys.argv[1:]]
-    print(check_all(arguments[0] if arguments else 200, arguments[1] if arguments[1:] else 0, True))
+    wanted, drawn_by, share = (*sys.argv[1:], *("200", "0", str(PARTS))[len(sys.argv) - 1 :])
+    print(check_all(int(wanted), int(drawn_by), True, parts=float(share)))

@@ -53,11 +53,24 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
+class Root(torch.nn.Module):
+    """What nobody captures whole: it decides by a value. Its model is served as a part of it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if float(x.sum()) < -1e30:
+            return x
+        return self.model(x)
+
+
 def plan(case: dict[str, Any]) -> list[str]:
     """The steps: call, wide (another shape), there (a call in a thread), edit, edit_there."""
-    if first:
-        return ["edit", "call", "call"]
-    return {
+    if first:  # a part serves from the third call on
+        return ["edit", *["call"] * (5 if case["warm"] else 2)]
+    return ["call"] * case["warm"] + {
         "first": ["edit", "call", "call", "call"],
         "after_one": ["call", "edit", "call", "call"],
         "after_some": ["call"] * 4 + ["edit", "call", "call"],
@@ -80,7 +93,8 @@ def carry_out(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     importlib.invalidate_caches()
     random.seed(0), np.random.seed(0), torch.manual_seed(0)
     module = importlib.import_module(name)
-    model = module.Model().eval()
+    model = module.Model()
+    root = (Root(model) if case["warm"] else model).eval()  # what is made ready is the root
     mode = MODES[case["mode"]]
     wide = torch.arange(56.0).reshape(7, 8) / 56
     edit = compile(case["edit_source"] or "pass", f"<edit of {name}>", "exec")
@@ -91,7 +105,7 @@ def carry_out(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     def call(x: torch.Tensor) -> Any:
         with mode():
-            return numbers(model(x))
+            return numbers(root(x))
 
     def there() -> Any:
         return in_thread(lambda: call(module.X))
@@ -121,7 +135,11 @@ def carry_out(case: dict[str, Any], folder: Path) -> dict[str, Any]:
             undo()
     found = {"number": case["number"], "steps": steps}
     if served:
-        reports = rm.explain(model).to_dict()["models"]
+        reports = rm.explain(root).to_dict()["models"]
+        if case["warm"]:
+            reports = [part for report in reports for part in report["parts"]]
+            # Below a model that is refused its own parts are served: of a control the whole is.
+            reports = [r for r in reports if r["part"] == "model" or not case["control"]]
         found["routed"] = sum(r["routed"] for r in reports)
         found["calls"] = found["routed"] + sum(r["eager"] for r in reports)
     return found
@@ -132,7 +150,10 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if served:
         import rm_abstract as rm
+        from rm_abstract.hooks import parts
 
+        # The models are small: every part is worth it.
+        parts._WORTH_S = parts._WORTH_SHARE = 0.0
         rm.init("cpu")
     cases_file = Path(sys.argv[2])
     scripts = cases_file.parent / sys.argv[1]

@@ -22,6 +22,7 @@ def judge(result: Result) -> None:
     print(result)
     assert not result.findings, str(result)
     assert result.routed_calls, "nothing was served: the comparison says nothing"
+    assert result.part_calls, "nothing was served in parts: the comparison says nothing of them"
 
 
 def test_a_few_random_edits() -> None:
@@ -39,3 +40,4 @@ def test_two_thousand_random_edits(seed: int) -> None:
     result = check_all(2000, seed, second_process=True)
     judge(result)
     assert result.controls_routed >= 0.9 * result.controls, str(result)
+    assert result.parts_routed >= 0.9 * result.parts, str(result)
