@@ -76,6 +76,14 @@ class Worker::Call {
                 late());
   }
 
+  /// Which limit the caller may raise. What is neither compiled, loaded nor started touches states
+  /// and has an execution's limit.
+  const char* advice() const {
+    const std::string_view doing = what;
+    if (doing == "load") return "raise load_timeout_s";
+    return doing == "compile" || doing == "start" ? "raise timeout_s" : "raise execute_timeout_s";
+  }
+
   const char* const what;
 
  private:
@@ -188,7 +196,7 @@ Bytes Worker::wait_for_answer(uint64_t id, const OnProgress& progress, Call& cal
     call.check_progress();
     if (call.is_late()) {
       cancel(id);
-      call.give_up("raise timeout_s");
+      call.give_up(call.advice());
     }
     call.interrupt();
   }

@@ -139,6 +139,9 @@ class Kind:
     def start_timeout_s(self) -> float:
         return 60.0
 
+    def step_timeout_s(self) -> float:
+        return 60.0
+
 
 class Probed:
     """An engine's process that answers every request with the same message, for ever."""
@@ -149,7 +152,7 @@ class Probed:
     def submit(self, op: str, **fields: Any) -> Probed:
         return self
 
-    def next(self, deadline: float) -> dict[str, Any]:
+    def next(self, deadline: float, option: str = "") -> dict[str, Any]:
         return self._message
 
     def forget(self, tickets: Any, cancel: bool = False) -> None: ...

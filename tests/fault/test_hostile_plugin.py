@@ -16,7 +16,7 @@ import rm_abstract as rm
 
 HOSTILE = Path(__file__).parent / "hostile"
 HEAVY = os.environ.get("RM_HEAVY") == "1"
-LIMITS = {"timeout_s": 8, "execute_timeout_s": 3, "stall_timeout_s": 3}
+LIMITS = {"timeout_s": 8, "load_timeout_s": 8, "execute_timeout_s": 3, "stall_timeout_s": 3}
 CALLS = 8
 
 # What happens: the reason it is given; "" where the call is served all the same.
@@ -113,6 +113,16 @@ def test_whatever_it_does_the_model_answers(
     told = [line for line in result.warned if code in line]
     assert len(told) == 1 and RAISED.get(kind, "") in told[0], result.warned
     assert len(told[0]) < 20_000
+
+
+def test_loading_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RM_BACKEND_PATH", str(HOSTILE))
+    monkeypatch.setenv("HOSTILE", "load.progress")
+    limits = {**LIMITS, "timeout_s": 600, "load_timeout_s": 1}
+    with rm.init("hostile:0", compile_options=limits):
+        result = run(calls=2, model=Scale(), inputs={"x": torch.randn(2, 8)})
+    (told,) = [line for line in result.warned if "RM308" in line]
+    assert "within 1 s" in told and "raise load_timeout_s" in told and result.right
 
 
 UNIMPORTABLE = {

@@ -170,7 +170,8 @@ IN_CI = ("run_crash", "wrong_numbers")
 def deadlines(fault: str) -> dict[str, float]:
     """Short where the fault is to hang there, and long enough for the rest on a busy machine."""
     return {
-        "timeout_s": 15 if fault in ("compile_hang", "load_hang") else 250,
+        "timeout_s": 15 if fault == "compile_hang" else 250,
+        "load_timeout_s": 5 if fault == "load_hang" else 250,
         "execute_timeout_s": 5 if fault == "run_hang" else 100,
     }
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import rm_abstract as rm
+from rm_abstract.generation.vllm import options
 from rm_abstract.worker import interpreter
 
 
@@ -32,6 +34,30 @@ def test_another_interpreter_is_not_given_it(monkeypatch: pytest.MonkeyPatch) ->
     assert not {"PYTHONPATH", "PYTHONHOME"} & set(found) and found["RM_ZETA_LEVEL"] == "3"
     monkeypatch.setenv("RM_ZETA_PYTHONPATH", os.pathsep.join(["sdk", "/more"]))
     assert given("zeta")["PYTHONPATH"] == os.pathsep.join([os.path.abspath("sdk"), "/more"])
+
+
+def test_vllm_in_another_interpreter_is_not_given_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM's worker needs a folder of ours on its path; that must not bring the user's along."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONHOME", "/of/the/user")
+    (ours, *rest) = options.environment({}, "cpu")["PYTHONPATH"].split(os.pathsep)
+    assert Path(ours, "rm_vllm_reload.py").is_file() and rest == [str(tmp_path)]
+    (tmp_path / "vllm" / "engine").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    arguments = "class EngineArgs:\n    tensor_parallel_size: int = 1\n"
+    (tmp_path / "vllm" / "engine" / "arg_utils.py").write_text(arguments)
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    monkeypatch.setenv("RM_VLLM_PYTHON", str(python))
+    found = options.environment({}, "cpu")
+    assert found["PYTHONPATH"] == ours and "PYTHONHOME" not in found
+    with pytest.raises(rm.Error, match="RM_VLLM_PYTHON"):  # the worker would not find that one
+        options.names()
+    monkeypatch.setenv("RM_VLLM_PYTHONPATH", str(tmp_path))
+    assert options.environment({}, "cpu")["PYTHONPATH"] == os.pathsep.join([ours, str(tmp_path)])
+    assert "tensor_parallel_size" in options.names()
 
 
 def test_packages_are_looked_for_where_the_worker_finds_them(

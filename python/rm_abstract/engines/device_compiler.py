@@ -82,6 +82,10 @@ class DeviceCompiler:
         return float(self._settings.text("timeout_s"))
 
     @property
+    def load_timeout_s(self) -> float:
+        return float(self._settings.text("load_timeout_s"))
+
+    @property
     def stall_s(self) -> float:
         return float(self._settings.text("stall_timeout_s"))
 

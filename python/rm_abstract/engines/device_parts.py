@@ -127,7 +127,7 @@ class DevicePart:
         self._loaded = None
         loaded = worker.load(
             self._compiler.index, artefact, block, self._inputs, self._outputs,
-            self._compiler.timeout_s, self._states, self._compiler.stall_s,
+            self._compiler.load_timeout_s, self._states, self._compiler.stall_s,
         )  # fmt: skip
         mapping = loaded.memory
         self._in = tensors_in(mapping, loaded.inputs, [d for d, _ in self._inputs])

@@ -137,6 +137,7 @@ TEST_CASE("the key's bytes change exactly with the options that affect artefacts
                                                     {"batch_size", "1"},
                                                     {"sequence_length", "8"},
                                                     {"timeout_s", "1"},
+                                                    {"load_timeout_s", "7"},
                                                     {"execute_timeout_s", "7"},
                                                     {"stall_timeout_s", "7"},
                                                     {"cache_dir", "/x"},

@@ -81,6 +81,9 @@ class PluginGeneration:
     def start_timeout_s(self) -> float:
         return float(self._settings.text("timeout_s")) or float("inf")
 
+    def load_timeout_s(self) -> float:
+        return 0.0
+
     def step_timeout_s(self) -> float:
         return float(self._settings.text("execute_timeout_s")) or float("inf")
 

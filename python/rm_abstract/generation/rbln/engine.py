@@ -100,6 +100,9 @@ class OptimumRbln:
     def start_timeout_s(self) -> float:
         return float(self._settings.text("timeout_s")) or float("inf")
 
+    def load_timeout_s(self) -> float:
+        return float(self._settings.text("load_timeout_s")) or float("inf")
+
     def step_timeout_s(self) -> float:
         return float(self._settings.text("execute_timeout_s")) or float("inf")
 

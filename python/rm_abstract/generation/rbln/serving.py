@@ -50,6 +50,7 @@ class Optimum:
         self._device = 0
         self._weights: dict[str, str] = {}
         self._scratch = scratch
+        self._kept = Path()
         self._class: Any = None
         self._model: Any = None
 
@@ -64,7 +65,10 @@ class Optimum:
             yield item
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        raise ValueError(f"no operation {name!r}")  # the weights are in the programs
+        if name != "load":  # the weights are in the programs
+            raise ValueError(f"no operation {name!r}")
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+        return {}
 
     def is_dead(self) -> bool:
         return self._dead
@@ -83,7 +87,7 @@ class Optimum:
         self._device = int(device.partition(":")[2] or 0)
         self._weights = _digests(Path(model))
         self._sizes = sorted(given["batch_sizes"])
-        self._load()
+        self._prepare()
         return {
             "version": metadata.version("optimum-rbln"),
             "platform": rebel.get_npu_name(self._device),
@@ -91,30 +95,39 @@ class Optimum:
             "max_model_len": given["max_seq_len"],
         }
 
-    def _load(self) -> None:
+    def _prepare(self) -> None:
         """The programs for the batch sizes of now, from the cache or made."""
         import rebel
 
-        count = int(self._given["num_devices"])
-        devices = list(range(self._device, self._device + count))
-        there = all(rebel.get_npu_name(index) is not None for index in devices)
-        where = {"device": devices if count > 1 else devices[0], "create_runtimes": there}
+        devices = self._devices()
         folder = _private(Path(self._given["cache"])) if self._given["cache"] else None
-        kept = (folder or Path(self._scratch, "programs")) / self._key()
-        if _whole(kept):
-            print(f"rbln: found {kept.name}", file=sys.stderr, flush=True)
+        self._kept = (folder or Path(self._scratch, "programs")) / self._key()
+        if _whole(self._kept):
+            print(f"rbln: found {self._kept.name}", file=sys.stderr, flush=True)
         else:
-            self._compile(kept, {**where, "create_runtimes": False})
-        if not there:
+            self._compile(self._kept)
+        if any(rebel.get_npu_name(index) is None for index in devices):
             raise RuntimeError(
                 f"NPU {devices[-1]} is not there, {rebel.device_count()} are; the programs are "
                 "compiled and kept"
             )
-        self._model = self._class.from_pretrained(str(kept), export=False, rbln_config=where)
+
+    def _devices(self) -> list[int]:
+        return list(range(self._device, self._device + int(self._given["num_devices"])))
+
+    def _placed(self, create_runtimes: bool) -> dict[str, Any]:
+        devices = self._devices()
+        where = devices if len(devices) > 1 else devices[0]
+        return {"device": where, "create_runtimes": create_runtimes}
+
+    def _load(self) -> None:
+        self._model = self._class.from_pretrained(
+            str(self._kept), export=False, rbln_config=self._placed(True)
+        )
         # What a request does not say must not come from the checkpoint.
         self._model.generation_config = type(self._model.generation_config)()
 
-    def _compile(self, kept: Path, where: dict[str, Any]) -> None:
+    def _compile(self, kept: Path) -> None:
         """Compiles into a folder that gets its name when it is whole."""
         print(f"rbln: compiling for batches of {self._sizes}", file=sys.stderr, flush=True)
         made = self._class.from_pretrained(
@@ -126,7 +139,7 @@ class Optimum:
                 "max_seq_len": self._given["max_seq_len"],
                 "npu": self._given["npu"],
                 "num_devices": self._given["num_devices"],
-                **where,
+                **self._placed(False),
             },
         )
         kept.parent.mkdir(parents=True, exist_ok=True)

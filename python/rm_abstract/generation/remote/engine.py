@@ -69,6 +69,9 @@ class Kind(Protocol):
 
     def start_timeout_s(self) -> float: ...
 
+    def load_timeout_s(self) -> float:
+        """Of the operation "load", which follows a start that only compiles; 0: the start loads."""
+
     def step_timeout_s(self) -> float:
         """How long the next token of a row may take."""
 
@@ -283,6 +286,9 @@ class RemoteEngine:
                 device=self._kind.device(),
             )
             _check_facts(facts)
+            if limit_s := self._kind.load_timeout_s():
+                option = "load_timeout_s in compile_options"
+                process.request("call", limit_s, option, name="load", arguments={})
         except ExecutionError as error:
             tail = process.log_tail() if error.code != "RM303" else ""
             process.close()
@@ -366,13 +372,16 @@ class RemoteEngine:
             for prompt, sampling in zip(prompts, samplings, strict=True)
         ]
         answers: list[tuple[list[int], list[float]]] = []
+        limit_s, option = self._kind.start_timeout_s(), ""
+        if self._kind.step_timeout_s() < limit_s:
+            limit_s, option = self._kind.step_timeout_s(), "execute_timeout_s in compile_options"
         try:
             for ticket in tickets:
                 tokens: list[int] = []
                 chances: list[float] = []
                 done = False
                 while not done:
-                    message = ticket.next(time.monotonic() + self._kind.start_timeout_s())
+                    message = ticket.next(time.monotonic() + limit_s, option)
                     tokens += tokens_of(message, size)
                     chances += _chances_of(message)  # where it tells them
                     done = message["done"] or len(tokens) > _PROBE_TOKENS

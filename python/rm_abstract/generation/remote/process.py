@@ -59,8 +59,9 @@ class Ticket:
         self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self.put: Callable[[dict[str, Any]], None] = self.messages.put
 
-    def next(self, deadline: float = float("inf")) -> dict[str, Any]:
-        """The next message; ``deadline`` in seconds of time.monotonic().
+    def next(self, deadline: float = float("inf"), option: str = "") -> dict[str, Any]:
+        """The next message; ``deadline`` in seconds of time.monotonic(), which the user moves by
+        ``option`` (where it is empty, by the one of the start).
 
         Raises ExecutionError: RM303 when the process is gone or silent, RM308 at the deadline,
         RM309 when it does nothing at all any more, RM331 for what the engine reports.
@@ -74,7 +75,7 @@ class Ticket:
                 if time.monotonic() > deadline:
                     raise ExecutionError(
                         f"[{self._process.name}] expected an answer in time, got none; try a "
-                        f"larger {self._process.start_option}",
+                        f"larger {option or self._process.start_option}",
                         code="RM308",
                     ) from None
                 continue
@@ -194,11 +195,11 @@ class EngineProcess:
         self._send({"op": op, "id": ticket.number, **fields})
         return ticket
 
-    def request(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
-        """A request with one answer, its facts. Raises ExecutionError."""
+    def request(self, op: str, timeout_s: float, option: str = "", **fields: Any) -> dict[str, Any]:
+        """A request with one answer, its facts; ``option``: its limit. Raises ExecutionError."""
         ticket = self.submit(op, **fields)
         try:
-            facts = dict(ticket.next(time.monotonic() + timeout_s)["facts"])
+            facts = dict(ticket.next(time.monotonic() + timeout_s, option)["facts"])
         finally:
             self.forget([ticket])
         for pid in members(self._child.pid):  # known before anybody kills them

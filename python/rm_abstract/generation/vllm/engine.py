@@ -54,6 +54,9 @@ class Vllm:
     def start_timeout_s(self) -> float:
         return float(self._options.get("start_timeout_s", options.OURS["start_timeout_s"]))
 
+    def load_timeout_s(self) -> float:
+        return 0.0
+
     def step_timeout_s(self) -> float:
         return float("inf")  # others' requests may be before it
 

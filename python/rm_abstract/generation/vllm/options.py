@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rm_abstract.base.errors import ConfigError, Error
-from rm_abstract.worker.interpreter import interpreter
+from rm_abstract.worker.interpreter import inherited, interpreter
 
 # Of our own, beside vLLM's: seconds.
 OURS = {"start_timeout_s": 600.0, "idle_timeout_s": 0.0}
@@ -62,7 +62,7 @@ def check(options: Mapping[str, Any]) -> None:
 def names() -> list[str]:
     """Every option. Raises Error (RM330) when the worker's Python has no vLLM."""
     python = interpreter("vllm")
-    folder = _folder(python)
+    folder = _folder(python, inherited("vllm").get("PYTHONPATH", ""))
     if folder is None:
         raise Error(
             f"[inference_engine] expected {_MISSING}, got none in {python}; try pip install vllm "
@@ -74,8 +74,8 @@ def names() -> list[str]:
 
 
 @functools.cache
-def _folder(python: str) -> Path | None:
-    """Where that Python's vLLM lies; nothing is imported."""
+def _folder(python: str, search_path: str) -> Path | None:
+    """Where that Python's vLLM lies, looked for as the worker does; nothing is imported."""
     if python == sys.executable:
         spec = importlib.util.find_spec("vllm")
         origin = None if spec is None else spec.origin
@@ -83,8 +83,9 @@ def _folder(python: str) -> Path | None:
         code = "import importlib.util as u; s = u.find_spec('vllm'); print(s.origin if s else '')"
         try:
             ran = subprocess.run(
-                [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
-            )
+                [python, "-c", code], capture_output=True, text=True, timeout=60, check=False,
+                env={**inherited("vllm"), "PYTHONPATH": search_path},
+            )  # fmt: skip
         except OSError as error:
             raise Error(
                 f"[inference_engine] expected a Python in RM_VLLM_PYTHON, got {error}; try its "
@@ -134,7 +135,7 @@ def arguments(options: Mapping[str, Any], dtype: str, on_cpu: bool) -> dict[str,
 
 def environment(options: Mapping[str, Any], device: str) -> dict[str, str]:
     """The worker's environment for a device such as "cpu" or "cuda:1"."""
-    values = {k: v for k, v in os.environ.items() if not k.startswith("RM_")}
+    values = {k: v for k, v in inherited("vllm").items() if not k.startswith("RM_")}
     values.pop("PYTHONSTARTUP", None)
     values["RM_DISABLE"] = "1"
     values["PYTHONUNBUFFERED"] = "1"
