@@ -15,7 +15,7 @@ from rm_abstract.engines.eager_gate import EagerGate
 from rm_abstract.engines.module_weights import WeightVersions
 from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.guards import purity
-from rm_abstract.hooks.router import Router
+from rm_abstract.hooks.snapshots import Snapshots
 
 
 class Scaled(Base):
@@ -145,14 +145,14 @@ def test_an_edit_right_behind_the_original_is_in_the_program(
     model, edits = Scaled().eval(), [edit]
     if not watched:
         monkeypatch.setattr(purity, "_changed", lambda rows: "")
-    stock = Router._settled
+    stock = Snapshots.settled
 
-    def settled(router: Router) -> int:
+    def settled(snapshots: Snapshots) -> int:
         while edits:
             edits.pop()(model)
-        return stock(router)
+        return stock(snapshots)
 
-    monkeypatch.setattr(Router, "_settled", settled)
+    monkeypatch.setattr(Snapshots, "settled", settled)
     quiet(lambda: model(X))
     for _ in range(6):
         same_as_eager(model, X)

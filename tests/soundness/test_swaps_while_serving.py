@@ -15,7 +15,7 @@ from soundness import quiet, report, routed
 from torch import nn
 
 import rm_abstract as rm
-from rm_abstract.hooks.router import _MAX_PAUSE
+from rm_abstract.hooks.snapshots import MAX_PAUSE
 
 WIDTH, THREADS = 64, 3
 SWAPS = 2000 if os.environ.get("RM_HEAVY") == "1" else 60
@@ -146,7 +146,7 @@ def test_every_result_is_of_the_time_of_its_call(pack: str) -> None:
     history.append(history[-1] | {"shift": 3.0})
     begun, ended = begun + 1, ended + 1
     before, tries = routed(model), 0
-    while routed(model) == before and tries < 4 * _MAX_PAUSE and not wrong:
+    while routed(model) == before and tries < 4 * MAX_PAUSE and not wrong:
         check(quiet(lambda: model(X)), ended, ended)
         tries += 1
     assert routed(model) > before and not wrong, report(model)["reasons"]

@@ -42,7 +42,8 @@ class Owned(Protocol):
     def remove(self) -> None: ...
 
 
-MakePart = Callable[[Any, Any, str], Owned]  # (module, the router of the root, the part's name)
+# The class of routers: (module, session, who caught it, the parts it belongs to, the part's name)
+MakePart = Callable[[Any, RouterHost, str, "Parts", str], Owned]
 
 
 def may_help(session: RouterHost, code: str, in_a_part: bool) -> bool:
@@ -112,7 +113,7 @@ class Parts:
         for path, part, times in found[: max(0, _MOST - len(self._parts))]:
             if id(part) in root.session.detached:  # measured to be faster without
                 continue
-            router = self._make(part, root, path)
+            router = self._make(part, root.session, "part", self, path)
             part.__dict__[SLOT] = router
             root.session.adopt(router)
             self._parts[path] = weakref.ref(router), times.seconds / measured.whole

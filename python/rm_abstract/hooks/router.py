@@ -25,24 +25,24 @@ from rm_abstract.base import reasons
 from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
 from rm_abstract.base.scope import disabled_var
-from rm_abstract.engines.base import Engine, Entry
+from rm_abstract.engines.base import Engine
 from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources
 from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
-from rm_abstract.hooks.parts import Parts, may_help
+from rm_abstract.hooks.part_policy import PartPolicy
+from rm_abstract.hooks.parts import Parts
 from rm_abstract.hooks.route import RouteFailure, new_route
 from rm_abstract.hooks.slot import Ours
+from rm_abstract.hooks.snapshots import MAX_PAUSE, Snapshots, change_reason
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
     from rm_abstract.guards.found import Sources
     from rm_abstract.hooks.gradients import GradientCalls
 
-_MAX_PAUSE = 1024  # calls served by eager before a model that keeps changing is tried again
 _LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
-_FREE_CHANGES = 3  # changes in a row, without one routed call between, before pausing starts
 
 
 class RouterEvents:
@@ -85,7 +85,7 @@ class RouterEvents:
 
     def sources(self) -> Sources | None:
         router = self._router()
-        return None if router is None else router.found
+        return None if router is None else router.snapshots.found
 
 
 class Router(Ours):
@@ -94,32 +94,25 @@ class Router(Ours):
 
     __slots__ = (
         "__weakref__",
-        "_due",
         "_engine",
         "_generation",
         "_gradients",
-        "_guarded",
-        "_guarding",
         "_lock",
         "_parts",
         "_pending",
         "_refused",
         "_serves_gradients",
-        "_snapshots",
-        "_streak",
         "_try",
-        "_user_code",
         "compile_seconds",
         "events",
         "first_calls",
-        "found",
         "label",
         "loop_tokens",
         "module_ref",
         "name",
         "route",
-        "routed_at_change",
         "session",
+        "snapshots",
         "source",
     )
 
@@ -148,25 +141,14 @@ class Router(Ours):
         self.name = name
         if name:
             self.label = f"{name} ({self.label})"
-        self._parts = parts  # of the root that it is a part of; a root's own, once it was refused
-        # Calls refused with (code, detail) for a snapshot, of which the next one is measured. By
-        # key; None of those that an entry refused itself.
-        self._due: dict[bytes | None, tuple[str, str, int]] = {}
+        self._parts = PartPolicy(self, parts, Router)
         self.events = RouterEvents(self)
         self._engine: Engine | None = None
         self._generation: GenerationState | None = None
         self._lock = threading.Lock()
-        # What is compiled is compiled from the module as one snapshot of the guard knows it. Held
-        # where the guard's snapshot is taken, dropped, or what was compiled is bound to it.
-        self._guarding = threading.RLock()
-        self._guarded = False  # a snapshot was taken, and no change of it was followed
-        self._snapshots = 0  # taken and dropped so far
-        self.found: Sources | None = None  # the latest snapshot's, until the call that took it ends
+        self.snapshots = Snapshots(self)
         self._pending: set[bytes] = set()
         self._refused: dict[str, str] = {}
-        self._streak = 0
-        self._user_code = True
-        self.routed_at_change = 0
         self.compile_seconds = 0.0
         self.loop_tokens = 0  # generated without a call of the model each
         self.first_calls = 0  # served by the original while an entry was made
@@ -195,7 +177,7 @@ class Router(Ours):
             return
         if not self.name:
             session.keep_record(self.record())
-        elif self._parts is not None:
+        else:
             self._parts.keep(self.record(), self.name)
 
     # ---- state ------------------------------------------------------------------------------
@@ -273,7 +255,7 @@ class Router(Ours):
             "compile_seconds": round(self.compile_seconds, 4),
             "weights_guarded": stats["weights"],
             "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
-            "parts": [] if self._parts is None or self.name else self._parts.records(),
+            "parts": self._parts.records(),
         }
 
     def remove(self) -> None:
@@ -306,10 +288,9 @@ class Router(Ours):
             engine, self._engine = self._engine, None
             generation, self._generation = self._generation, None
             self._refused.clear()
-            self._due.clear()
-            self._drop()
-        if self._parts is not None and not self.name:
-            self._parts.remove()
+            self._parts.forget()
+            self.snapshots.drop()
+        if self._parts.remove():
             self.route.pause("RM205", 0)  # what is refused again is measured again
         if engine is not None:
             engine.close()
@@ -333,6 +314,16 @@ class Router(Ours):
     def refusals(self) -> dict[str, str]:
         return dict(self._refused)
 
+    def forgotten(self, what: str, where: str) -> None:
+        """What was compiled is for another state of the module."""
+        if self._gradients is not None:
+            self._gradients.weights_changed(structure=what != "weights")
+        if what != "weights":
+            self._parts.structure_changed()
+        self.snapshots.drop()
+        if self._engine is not None:
+            self._engine.invalidate(what, where)
+
     # ---- slow path --------------------------------------------------------------------------
 
     def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -340,7 +331,7 @@ class Router(Ours):
         try:
             return self._look_closer(args, kwargs)
         finally:
-            self.found = None
+            self.snapshots.found = None
 
     def _look_closer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compiles such a call once, or runs it eager."""
@@ -350,23 +341,24 @@ class Router(Ours):
             if output is NotImplemented:
                 return self._eager("RM117", gradients.why, args, kwargs)
             return output
-        with self._guarding:
+        snapshots = self.snapshots
+        with snapshots.lock:
             what, where = self.route.stale()
-            if not what and self._guarded:
-                what, where = self._changed()
-            if what and not self._follow_change(what, where):
-                return self._eager(_change_reason(what), where, args, kwargs)
+            if not what and snapshots.held:
+                what, where = snapshots.changed()
+            if what and not snapshots.follow_change(what, where):
+                return self._eager(change_reason(what), where, args, kwargs)
             # One that holds stays: what is bound was compiled for it, and a new one would take a
             # change that another thread makes just now for the state of old.
-            code, detail = ("", "") if self._guarded else self._snapshot()
-            taken = self._snapshots
+            code, detail = ("", "") if snapshots.held else snapshots.take()
+            taken = snapshots.number
         if code:
             if code in _LASTING and not self._is_lazy():
                 self.route.pause(code, 64)
             if code == "RM210":
-                self.route.pause(code, _MAX_PAUSE)
+                self.route.pause(code, MAX_PAUSE)
             return self._eager(code, detail, args, kwargs)
-        if self._user_code and not purity.can_watch():
+        if snapshots.user_code and not purity.can_watch():
             why = "a profiler is on: what the forward does cannot be watched"
             return self._eager("RM210", why, args, kwargs)
         described = self.route.describe(args, kwargs)
@@ -375,14 +367,13 @@ class Router(Ours):
         if not self._callable_with(args, kwargs):
             return self._eager("RM104", "forward does not take these arguments", args, kwargs)
         key: bytes = described[1]
-        keyed = self._due.pop(key, None)
-        due = keyed or self._due.pop(None, None)
+        due, keyed = self._parts.due(key)
         if due is not None:
             code, detail, refused = due
             if keyed and refused == taken:  # else it is another model by now, and is tried again
                 self.route.refuse(key, code, detail)
             if code == "RM205":  # as in declined()
-                self.route.pause(code, _MAX_PAUSE)
+                self.route.pause(code, MAX_PAUSE)
             return self._eager(code, detail, args, kwargs)
         with self._lock:
             busy = key in self._pending
@@ -422,90 +413,6 @@ class Router(Ours):
         module: Any = self.module_ref()
         return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
 
-    def _snapshot(self) -> tuple[str, str]:
-        """Takes the guard's snapshot; (code, detail) when the module cannot be routed now."""
-        with self._guarding:
-            self._guarded, self._snapshots = False, self._snapshots + 1
-            self.found = None
-            try:
-                found = sources.of_module(self.module_ref())  # type: ignore[arg-type]
-                self._user_code = found.user_code
-                if found.unseen:
-                    return "RM210", "; ".join(found.unseen[:3])
-                code, detail = self.route.snapshot(found.rows())
-            except (AttributeError, KeyError, TypeError, RuntimeError) as error:
-                return "RM113", f"the module tree cannot be read: {error}"
-            self._guarded = not code
-            if self._guarded:
-                self.found = found
-            return code or "", detail
-
-    def _changed(self) -> tuple[str, str]:
-        """("weights" or "structure", where) when the module differs from the snapshot, else ""."""
-        code, where = self.route.look()
-        if code not in (
-            "RM107",
-            "RM118",
-            "RM113",
-        ):  # RM113: another thread's call found it, and said so
-            return "", ""
-        return self.route.stale()[0] or "structure", where
-
-    def _settled(self) -> int:
-        """The number of a snapshot that the module agrees with, behind a run of the original: it
-        may have moved buffers or set up something. What was compiled before is not for that."""
-        with self._guarding:
-            if self._guarded:
-                what, where = self._changed()
-                if what:
-                    self._forget(what, where)
-            if not self._guarded:
-                self._snapshot()
-            return self._snapshots
-
-    def _bind(self, key: bytes, entry: Entry, taken: int) -> tuple[str, str]:
-        """Serves calls of a key by what was compiled for a snapshot; (code, detail) when the module
-        cannot be routed or something changed meanwhile. Then the next call compiles again."""
-        with self._guarding:
-            if taken != self._snapshots:
-                return "RM112", "another thread's call saw the module change meanwhile"
-            if not self._guarded:
-                return self._snapshot()
-            what, where = self._changed()
-            if what:
-                self._forget(what, where)
-                return "RM112", f"changed while it was compiled: {where}"
-            code, detail = self.route.look()
-            if not code:
-                self.route.bind(key, entry.run, entry.direct)
-            return code or "", detail
-
-    def _drop(self) -> None:
-        with self._guarding:
-            self._guarded, self._snapshots, self.found = False, self._snapshots + 1, None
-            self.route.drop()
-
-    def _forget(self, what: str, where: str) -> None:
-        """What was compiled is for another state of the module."""
-        if self._gradients is not None:
-            self._gradients.weights_changed(structure=what != "weights")
-        if self._parts is not None and not self.name and what != "weights":
-            self._parts.structure_changed()
-        self._drop()
-        if self._engine is not None:
-            self._engine.invalidate(what, where)
-
-    def _follow_change(self, what: str, where: str) -> bool:
-        """Weights or structure moved: drop the entries. False when it happens too often to help."""
-        routed = self.routed_calls
-        self._streak = self._streak + 1 if routed == self.routed_at_change else 0
-        self.routed_at_change = routed
-        self._forget(what, where)
-        if self._streak > _FREE_CHANGES:
-            self.route.pause(_change_reason(what), min(2**self._streak, _MAX_PAUSE))
-            return False
-        return True
-
     def _compile(
         self, key: bytes, taken: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -518,7 +425,7 @@ class Router(Ours):
 
         def settled() -> None:
             nonlocal snapshot
-            snapshot = self._settled()
+            snapshot = self.snapshots.settled()
 
         eager = EagerOnce(module, args, kwargs, settled)
         token = disabled_var.set("compiling")  # our own captures and gates stay on the original
@@ -530,15 +437,14 @@ class Router(Ours):
                 return self._eager("RM108", "inference_engine='torch'", args, kwargs)
             for home in devices:  # before seconds are spent on a capture
                 placement_of(self.session.resolved).check(home)
-            if self.name and self._parts is not None:
-                self._parts.admit(self.route.describe(args, kwargs)[2])
+            self._parts.admit(lambda: self.route.describe(args, kwargs)[2])
             signature = engine.signature_of(args, kwargs)
             if isinstance(signature, Decline):
                 raise signature
             known = engine.entry(signature)
             output = eager() if known else engine.first_call(args, kwargs, eager)
             entry = engine.entry(signature)  # none: gone since, or never made
-            if entry is None and known is None and snapshot == self._snapshots:
+            if entry is None and known is None and snapshot == self.snapshots.number:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
             if self._measures_next(key, decline.code, decline.detail):
@@ -549,7 +455,7 @@ class Router(Ours):
             if isinstance(decline, Deferred):
                 decline.pending.then(functools.partial(self.route.forget, key))
             self.declined(decline)
-            self._leave_to_parts(decline.code)
+            self._parts.leave(decline.code)
             return eager()
         except Exception as error:
             if eager.error is not None:
@@ -562,7 +468,7 @@ class Router(Ours):
         if entry is None:
             code, detail = "RM112", "another thread's call saw the module change meanwhile"
         else:
-            code, detail = self._bind(key, entry, snapshot)
+            code, detail = self.snapshots.bind(key, entry, snapshot)
         if code:
             self._note(code, detail)
         else:
@@ -581,11 +487,10 @@ class Router(Ours):
         self.route.count(code, detail)
         self._notice(code, detail)
         module = self.module_ref()
-        if not self.name and self._in_parts(code):
-            parts = self._parts_of_its_own()
-            if parts.to_be_measured:
-                return parts.measure(module, args, kwargs)
-        self._leave_to_parts(code)
+        parts = self._parts.to_be_measured(code)
+        if parts is not None:
+            return parts.measure(module, args, kwargs)
+        self._parts.leave(code)
         return module._call_impl(*args, **kwargs)  # type: ignore[union-attr]
 
     def _refuse(
@@ -611,44 +516,18 @@ class Router(Ours):
     def declined(self, decline: Decline) -> None:
         """The engine leaves a call to the original."""
         # It changes what the guard watches: no use in looking again, but once to measure.
-        if decline.code == "RM205" and not self._due:
-            self.route.pause(decline.code, _MAX_PAUSE)
+        if decline.code == "RM205" and not self._parts.waits:
+            self.route.pause(decline.code, MAX_PAUSE)
         self._note(decline.code, decline.detail)
-
-    # ---- parts of what cannot be captured whole ----------------------------------------------
-
-    def _in_parts(self, code: str) -> bool:
-        """Whether calls refused for this reason may be served by routers of parts: nothing of the
-        module is served otherwise, so no weight lies in two programs."""
-        if not may_help(self.session, code, bool(self.name)):
-            return False
-        return self._engine is None or not self._engine.reports()
-
-    def _parts_of_its_own(self) -> Parts:
-        """Of a root."""
-        with self._lock:
-            if self._parts is None:
-                self._parts = Parts(self, _part)
-            return self._parts
-
-    def _measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
-        """Whether the next call of this kind tells which parts are worth it: the original ran for
-        this one, and nothing runs it twice. Until then the kind is not refused for good."""
-        if self.name or not self._in_parts(code) or not self._parts_of_its_own().to_be_measured:
-            return False
-        self._due[key] = code, detail, self._snapshots
-        return True
 
     def refused_while_serving(self, code: str, detail: str) -> None:
         """An entry leaves its call and those like it to the original, which ran."""
         if self._measures_next(None, code, detail):
-            self._drop()  # so that the next call comes to the slow path
-        self._leave_to_parts(code)
+            self.snapshots.drop()  # so that the next call comes to the slow path
+        self._parts.leave(code)
 
-    def _leave_to_parts(self, code: str) -> None:
-        """A part was refused: what it holds may be served."""
-        if self.name and self._parts is not None and self._in_parts(code):
-            self._parts.below(self.module_ref(), self.name)
+    def _measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
+        return self._parts.measures_next(key, code, detail, self.snapshots.number)
 
     def _report(self, key: bytes, error: Exception) -> None:
         """An error of ours: refuse this key from now on; raise it when the policy says so."""
@@ -661,7 +540,7 @@ class Router(Ours):
             self.route.refuse(key, code, str(failure))
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
-        self._leave_to_parts(code)
+        self._parts.leave(code)
         self.failed(failure)
 
     def failed(self, failure: Error) -> None:
@@ -680,16 +559,6 @@ class Router(Ours):
         if len(described) == 3:
             self._report(described[1], error)
         return output
-
-
-def _part(module: Any, root: Router, name: str) -> Router:
-    """The router of a part; the root's object of all of them chooses which."""
-    return Router(module, root.session, "part", root._parts, name)
-
-
-def _change_reason(what: str) -> str:
-    """The reason for a change of this kind, as ``route.stale()`` names it."""
-    return "RM107" if what == "weights" else "RM118"
 
 
 def _for_engine(router: Router) -> tuple[Any, Any]:
