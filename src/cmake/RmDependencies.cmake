@@ -27,10 +27,10 @@ if(RM_BUILD_PYTHON)
   if(NOT pybind11_FOUND)
     message(FATAL_ERROR "pybind11 not found: pip install 'pybind11>=2.13'")
   endif()
-  # pybind11 shares its record of types and exceptions between all extensions of a process whose
-  # PYBIND11_COMPILER_TYPE and ABI are equal, torch's among them, and releases of pybind11 that call their
-  # ABI equal lay it out differently: whichever was imported second then reads the other's by a layout of
-  # its own. A name of our own keeps the record to this package's extensions.
+  # Extensions of one process whose PYBIND11_COMPILER_TYPE and ABI are equal, torch's among them, share
+  # pybind11's record of types and exceptions. Releases that call their ABI equal changed its members, so
+  # sharing is suspected, not proved, of a crash in `import torch` (docs/decisions/0155). A name of our own
+  # keeps the record to this package's extensions.
   set_property(TARGET pybind11::headers APPEND PROPERTY
     INTERFACE_COMPILE_DEFINITIONS "PYBIND11_COMPILER_TYPE=\"_rm_abstract\"")
 endif()

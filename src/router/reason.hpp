@@ -30,4 +30,8 @@ constexpr std::array<const char*, static_cast<std::size_t>(Reason::kCount)> kRea
     "",      "RM101", "RM102", "RM103", "RM104", "RM105",
     "RM106", "RM107", "RM108", "RM109", "RM110", "RM118", "RM117", "RM112", "RM113"};
 
+constexpr const char* code_of(Reason reason) {
+  return kReasonCodes[static_cast<std::size_t>(reason)];
+}
+
 }  // namespace rm::router

@@ -10,5 +10,8 @@
 namespace rm::router {
 
 void bind_router(pybind11::module_& module);
+// Its parts, each beside what it binds.
+void bind_routes(pybind11::module_& router);
+void bind_trained_tree(pybind11::module_& router);
 
 }  // namespace rm::router

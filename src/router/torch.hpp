@@ -47,6 +47,18 @@ class PyRef {
   PyObject* object_ = nullptr;
 };
 
+/// What a weak reference refers to; empty when that is gone. `weak` is one: nothing is raised.
+inline PyRef referent(PyObject* weak) noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  if (PyWeakref_GetRef(weak, &object) < 0) PyErr_Clear();
+  return PyRef::steal(object);
+#else
+  PyObject* object = PyWeakref_GetObject(weak);
+  return object == Py_None ? PyRef() : PyRef::borrow(object);
+#endif
+}
+
 /// A tensor's own fields, byte for byte, with its memory address and version.  Equal states are
 /// equal tensors; states that differ are only a reason to look closer.
 struct RawTensor {

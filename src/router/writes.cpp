@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "router/torch.hpp"
+
 namespace py = pybind11;
 
 namespace rm::router {
@@ -77,7 +79,7 @@ bool WriteTracker::has_alias(PyObject* tensor) noexcept {
 
 void WriteTracker::drop_dead(Row& row) noexcept {
   std::erase_if(row.aliases, [](PyObject* weak) {
-    if (PyWeakref_GetObject(weak) != Py_None) return false;
+    if (referent(weak)) return false;
     Py_DECREF(weak);
     return true;
   });

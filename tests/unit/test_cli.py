@@ -94,6 +94,15 @@ def test_the_doctor_survives_a_torch_that_dies_beside_the_core(tmp_path):
     assert checks["cache"]["status"] == "ok"
 
 
+def test_the_doctor_names_a_remedy_when_devices_cannot_be_listed(tmp_path):
+    stops = CRASH.replace("os.kill(os.getpid(), signal.SIGSEGV)", 'raise SystemExit("no licence")')
+    assert stops != CRASH
+    status, checks = doctor(tmp_path, broken="torch", how=stops)
+    assert status == 1 and checks["torch"]["status"] == "ok"
+    assert checks["devices"]["detail"] == "they cannot be listed: no licence"
+    assert "import rm_abstract._core, torch" in checks["devices"]["remedy"]
+
+
 def test_the_doctor_reports_a_bad_setting_and_an_unwritable_cache(tmp_path):
     status, checks = doctor(tmp_path, RM_DEVICE="tpu")
     assert status == 1 and "RM_DEVICE" in checks["settings"]["detail"]

@@ -128,6 +128,8 @@ there = device.import_torch_if_installed()
 print(json.dumps([there, device.backends(), device.devices()], default=str))
 """
 
+_REPORT = "rm-abstract doctor --json"
+
 
 def _devices() -> list[Finding]:
     child = subprocess.run(
@@ -163,11 +165,13 @@ def _died(child: subprocess.CompletedProcess[str]) -> Finding:
     lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
     if child.returncode > 0:
         last = lines[-1] if lines else f"exit status {child.returncode}"
-        return Finding("devices", "fail", f"they cannot be listed: {last}")
+        command = f"{os.path.basename(sys.executable)} -c 'import rm_abstract._core, torch'"
+        remedy = f"run {command} and mend what it names, or report this with `{_REPORT}`"
+        return Finding("devices", "fail", f"they cannot be listed: {last}", remedy)
     name = signal.Signals(-child.returncode).name
     place = next((line for line in lines if line.startswith("File ")), "an unknown place")
     detail = f"a process with the core, then torch, then the plugins ended by {name}: {place}"
-    remedy = "import torch before rm_abstract, and report this with `rm-abstract doctor --json`"
+    remedy = f"import torch before rm_abstract, and report this with `{_REPORT}`"
     return Finding("devices", "fail", detail, remedy)
 
 
