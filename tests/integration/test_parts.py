@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import rm_abstract as rm
+from rm_abstract.engines import trial
 from rm_abstract.hooks import parts
 from rm_abstract.hooks.host import SLOT
 
@@ -374,6 +375,80 @@ def test_generation_of_a_model_with_effects_uses_the_parts_without_caches(sessio
     served = routed(model)
     assert any(name.endswith("mlp") and number for name, number in served.items()), str(served)
     assert not any(name.endswith("self_attn") and number for name, number in served.items())
+
+
+class Between(nn.Module):
+    """Does something of the test's between its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+        self.act: Any = None
+
+    def forward(self, x: torch.Tensor, knob: Knob) -> torch.Tensor:
+        x = self.first(x)
+        if self.act is not None:
+            self.act()
+        return self.second(x)
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_the_end_of_the_session_inside_a_call_leaves_no_router(session: Any, before: int) -> None:
+    model, x = Between().eval(), torch.randn(4, 8)
+    rm.accelerate(model)
+    same(model, x, Knob(), calls=before)
+    expected = copy.deepcopy(model)
+    model.act = rm.shutdown
+    with torch.no_grad():
+        found = model(x, Knob())
+    torch.testing.assert_close(found, expected(x, Knob()), rtol=1e-4, atol=1e-5)
+    assert all(SLOT not in vars(part) for part in model.modules())
+
+
+@pytest.mark.parametrize("before", range(4))
+def test_an_exception_between_two_parts_is_the_users(session: Any, before: int) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt("between")
+
+    model, x = Between().eval(), torch.randn(4, 8)
+    rm.accelerate(model)
+    same(model, x, Knob(), calls=before)
+    model.act = fail
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt, match="between"), torch.no_grad():
+            model(x, Knob())
+    model.act = None
+    same(model, x, Knob(), calls=6)
+    assert set(routed(model)) == {"first", "second"}
+    assert all(routed(model).values())
+
+
+def test_a_part_that_is_slower_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison is told what it measured: the programs take five times PyTorch's time."""
+    monkeypatch.setattr(parts, "_WORTH_S", 0.0)
+    monkeypatch.setattr(parts, "_WORTH_SHARE", 0.0)
+    asked: list[int] = []
+
+    def measure(compiled: Any, eager: Any) -> tuple[float, float]:
+        asked.append(1)
+        return 20e-6, 4e-6
+
+    monkeypatch.setattr(trial, "_measure", measure)
+    rm.init("cpu", compile_options={"when_slower": "eager"})
+    try:
+        model, x = Between(), torch.randn(4, 8)
+        ready(model, x, Knob(), calls=trial.CALLS + 10)
+        assert len(asked) == 2
+        before = routed(model)
+        reasons = [r["code"] for p in rm.explain(model).models[0]["parts"] for r in p["reasons"]]
+        assert reasons.count("RM111") == 2
+        # Their routers left: PyTorch's own calls of the parts are all that is left, and stay so.
+        same(model, x, Knob(), calls=10)
+        assert routed(model) == before
+        assert SLOT not in vars(model.first)
+        assert SLOT not in vars(model.second)
+    finally:
+        rm.shutdown()
 
 
 SCRIPT = """

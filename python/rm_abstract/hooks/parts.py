@@ -67,6 +67,7 @@ class Parts:
         self._lock = threading.Lock()
         self._measured: Measured | None = None
         self._measurements = 0
+        self._removals = 0
         self._stale = True
         self._parts: dict[str, tuple[weakref.ref[Owned], float]] = {}  # with the share of a call
         self._kept: list[dict[str, Any]] = []  # records of parts whose module is gone
@@ -84,14 +85,20 @@ class Parts:
         with self._lock:
             mine, self._stale = self._stale, False
             self._measurements += mine
+            removals = self._removals
         if not mine:  # another thread's call is measured
             return module._call_impl(*args, **kwargs)
         measured = Measured()
-        with measured.during(module):
-            output = module._call_impl(*args, **kwargs)
+        try:
+            with measured.during(module):
+                output = module._call_impl(*args, **kwargs)
+        except BaseException:  # the user's: half a call tells nothing, and another is measured
+            self._stale = True
+            raise
         with self._lock:
-            self._measured = measured
-            self._arm(module, "")
+            if removals == self._removals:  # else the session ended, or the model was unloaded
+                self._measured = measured
+                self._arm(module, "")
         return output
 
     def below(self, module: Any, name: str) -> None:
@@ -142,6 +149,7 @@ class Parts:
         with self._lock:
             living = self._living()
             self._parts.clear()
+            self._removals += 1
             self._measured, self._stale, self._measurements = None, True, 0
         for part in living:
             part.remove()
