@@ -374,7 +374,12 @@ class Router(Ours):
                 self.route.refuse(key, code, detail)
             if code == "RM205":  # as in declined()
                 self.route.pause(code, MAX_PAUSE)
-            return self._eager(code, detail, args, kwargs)
+            try:
+                return self._eager(code, detail, args, kwargs)
+            except BaseException:  # the user's: a later call is measured
+                self.route.forget(key)
+                self.route.pause("RM205", 0)
+                raise
         with self._lock:
             busy = key in self._pending
             if not busy:
