@@ -20,7 +20,7 @@ import sys; sys.path.append({plugins!r})
 from rm_backend_small import why_not
 from rm_abstract.plugin import Device, PythonPlugin
 plugin = PythonPlugin(
-    name={name!r}, version="1.0", worker="meeting_worker:Worker", executions={executions},
+    name={name!r}, version="1.0", worker="{name}_worker:Worker", executions={executions},
     devices=lambda: [Device("NumPy", arch="meeting-1"), Device("NumPy", arch="meeting-1")],
     why_not=why_not,
 )
@@ -53,7 +53,7 @@ def both(
     """What the calls of two models in two threads gave: whether it is right, or the error."""
     switch = folder / "meet"
     given = {"plugins": str(PLUGINS), "switch": str(switch), "wait_s": wait_s}
-    (folder / "meeting_worker.py").write_text(WORKER.format(**given))
+    (folder / f"{name}_worker.py").write_text(WORKER.format(**given))
     source = PLUGIN.format(name=name, executions=executions, **given)
     (folder / f"rm_backend_{name}.py").write_text(source)
     monkeypatch.setenv("RM_BACKEND_PATH", str(folder))
@@ -98,6 +98,40 @@ def test_without_the_plugins_word_one_runs_at_a_time(
     for error in (first, second):  # it waited for the other one, which cannot come
         assert isinstance(error, rm.ExecutionError) and error.code == "RM307", error
         assert "BrokenBarrier" in str(error)
+
+
+POISON = """
+import os, signal, sys, threading, time; sys.path.append({plugins!r})
+import small_worker
+MEETING = threading.Barrier(2)
+class Loaded(small_worker.Loaded):
+    def execute(self, inputs, outputs):
+        if os.path.exists({switch!r}):
+            try:
+                MEETING.wait(2)
+            except threading.BrokenBarrierError:
+                pass  # it runs alone
+            if inputs[0].shape[-1] == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.5)  # until the other one has killed it
+        super().execute(inputs, outputs)
+class Worker(small_worker.Worker):
+    def load(self, artefact, weights):
+        made = super().load(artefact, weights)
+        made.__class__ = Loaded
+        return made
+"""
+
+
+def test_a_program_that_kills_its_worker_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both calls meet the crash and are repeated: not beside each other, or the one that is not to
+    blame would meet it again."""
+    monkeypatch.setitem(globals(), "WORKER", POISON)
+    poison, other = both("poison", 2, 2, tmp_path, monkeypatch)
+    assert isinstance(poison, rm.ExecutionError) and poison.code == "RM303", poison
+    assert other is True, other
 
 
 @pytest.mark.parametrize("executions", [0, 9])

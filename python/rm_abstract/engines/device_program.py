@@ -109,14 +109,16 @@ class DeviceProgram:
             part.ensure_loaded(self._weights)
 
     def _surviving_a_crash(self, body: Callable[[], Any]) -> Any:
-        """The body's result; once more, in the next worker, when one died meanwhile."""
+        """The body's result; once more, in the next worker, when one died meanwhile. Programs that
+        ran beside each other repeat by turns: who kills the worker again does it alone."""
         try:
             return body()
         except _core.CoreError as error:
             if error.reason != _CRASHED:
                 raise
             crash = str(error)
-        result = body()
+        with self._compiler.pool.repeats:
+            result = body()
         self.crashes.append(crash)
         return result
 

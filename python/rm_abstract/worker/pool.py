@@ -42,6 +42,7 @@ class WorkerPool:
         self._idle_start_s = min(stall_s or _IDLE_START_S, _IDLE_START_S)
         self._workers: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self.repeats = threading.RLock()  # held by a call that met a crash while it is repeated
         self.starts = 0
         _open_pools.add(self)
 
