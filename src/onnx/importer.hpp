@@ -23,6 +23,8 @@ using ir::Dim;
 using ir::Dims;
 using ir::ValueId;
 
+constexpr int64_t kMaxLiteralBytes = 4096;  // integers of shapes and indices, held in the program
+
 /// A weight of the program: bytes of the file, bytes decoded from typed fields, or another file's.
 struct Weight {
   std::string name;
