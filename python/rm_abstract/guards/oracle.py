@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from rm_abstract.base.frames import release_frames
 from rm_abstract.base.quiet import quietly
 from rm_abstract.base.tracing import ONE_AT_A_TIME
 from rm_abstract.guards.found import BOOKKEEPING, Sources
@@ -64,7 +65,8 @@ def _sources_of(
         with ONE_AT_A_TIME, torch.no_grad(), quietly("torch._dynamo", logging.CRITICAL):
             traced = optimize(lambda graph, _: graph.forward, nopython=True, guard_export_fn=take)
             traced(probe)(copied(module), *_aliases((args, kwargs)))
-    except Exception:  # of many types: _Enough comes wrapped in one of dynamo's own
+    except Exception as error:  # of many types: _Enough comes wrapped in one of dynamo's own
+        release_frames(error)
         return [source for source in seen if source is not None]
     return []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 
 class EagerOnce:
@@ -25,6 +25,16 @@ class EagerOnce:
     @property
     def ran(self) -> bool:
         return self._done or self.error is not None
+
+    def raise_error(self) -> NoReturn:
+        """Raises the call's own exception, and forgets it: whoever handles it frees its frames, and
+        with them the model, without a garbage collection."""
+        error, self.error = self.error, None
+        assert error is not None
+        try:
+            raise error from None
+        finally:
+            del error
 
     def __call__(self) -> Any:
         if self.error is not None:

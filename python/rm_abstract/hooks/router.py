@@ -24,6 +24,7 @@ from rm_abstract import _core
 from rm_abstract.base import reasons
 from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
+from rm_abstract.base.frames import release_frames
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
 from rm_abstract.engines.placement import placement_of
@@ -452,6 +453,7 @@ class Router(Ours):
             if entry is None and known is None and snapshot == self.snapshots.number:
                 raise Decline("RM501", "the parity gate refused the artefact")
         except Decline as decline:
+            release_frames(decline)
             if self._measures_next(key, decline.code, decline.detail):
                 self._note(decline.code, decline.detail)
                 return eager()
@@ -464,7 +466,8 @@ class Router(Ours):
             return eager()
         except Exception as error:
             if eager.error is not None:
-                raise eager.error from None
+                eager.raise_error()
+            release_frames(error)
             self._report(key, error)
             return eager()
         finally:
