@@ -116,13 +116,14 @@ void bind_ir(py::module_& m) {
     return ir::print(graph);
   }, py::arg("text"), "Checked, dead values dropped, renumbered: equal programs, equal text.");
   using Texts = std::map<std::string, std::string>;
-  ir_module.def("run_passes", [](const std::string& text, const Texts& options) {
+  ir_module.def("run_passes", [](const std::string& text, const Texts& options, bool gpu) {
     ir::Graph graph = parse_checked(text);
     const Options resolved = Options::resolve({options.begin(), options.end()});
-    passes::run_pipeline(graph, passes::inference_pipeline(), passes::context_from(resolved));
+    passes::run_pipeline(graph, passes::inference_pipeline(), passes::context_from(resolved, gpu));
     return ir::print(graph);
-  }, py::arg("text"), py::arg("options") = Texts(),
-     "The inference pipeline applied to a program; options left out come from the environment.");
+  }, py::arg("text"), py::arg("options") = Texts(), py::arg("gpu") = false,
+     "The inference pipeline applied to a program; options left out come from the environment. "
+     "gpu: quantised weights lie as a GPU's kernels read them.");
   ir_module.def("recompute", [](const std::string& text, int64_t budget_bytes) {
     ir::Graph graph = parse_checked(text);
     const passes::RecomputeResult made = passes::recompute(graph, budget_bytes);
@@ -140,15 +141,15 @@ void bind_ir(py::module_& m) {
      "A program whose temporaries fit the budget, or the nearest that was found: text, before and "
      "after (bytes alive at once), values (what is computed again; share: of the program's estimated time).");
   ir_module.def("quantize", [](const std::string& text, int64_t bits, int64_t group, bool symmetric,
-                               int64_t activations) {
+                               int64_t activations, bool pairs) {
     ir::Graph graph = parse_checked(text);
     passes::QuantizeOptions options;
     options.bits = bits, options.group = group, options.symmetric = symmetric;
-    options.activation_bits = activations;
+    options.activation_bits = activations, options.pairs = pairs;
     const int64_t replaced = passes::quantize_linears(graph, options);
     return py::make_tuple(ir::print(graph), replaced);
   }, py::arg("text"), py::arg("bits"), py::arg("group") = 32, py::arg("symmetric") = true,
-     py::arg("activations") = 16, "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
+     py::arg("activations") = 16, py::arg("pairs") = false, "(text, count): products with constant weights of an optimised program on 8 or 4 bits.");
   ir_module.def("keep_activations", [](const std::string& text) {
     ir::Graph graph = parse_checked(text);
     passes::keep_activations(graph);
@@ -157,11 +158,11 @@ void bind_ir(py::module_& m) {
   ir_module.def("quantised_weights", [](const std::string& text) {
     py::list out;
     for (const auto& w : passes::quantised_weights(parse_checked(text))) {
-      out.append(py::make_tuple(w.name, w.bits, w.group, w.symmetric, w.transposed));
+      out.append(py::make_tuple(w.name, w.bits, w.group, w.symmetric, w.transposed, w.pairs));
     }
     return out;
   }, py::arg("text"),
-     "[(name, bits, group, symmetric, transposed)]: the weights that products read quantised.");
+     "[(name, bits, group, symmetric, transposed, pairs)]: the weights that products read quantised.");
   ir_module.def("substitute", [](const std::string& text, const std::map<std::string, int64_t>& sizes) {
     ir::Graph graph = ir::substitute(parse_checked(text), {sizes.begin(), sizes.end()});
     passes::PassContext context;

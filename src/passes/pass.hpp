@@ -26,10 +26,12 @@ struct PassContext {
   int64_t weight_bits = 0, weight_group = 0;
   /// What their products round few rows of activations to: 16 (and all but exact) or 8 bits.
   int64_t activation_bits = 16;
+  /// Quantised weights lie as a GPU's kernels read them, and activations keep their type.
+  bool for_gpu = false;
 };
 
 /// optimization_level, dump_ir, precision, group_size and activations of the options table.
-PassContext context_from(const Options& options);
+PassContext context_from(const Options& options, bool for_gpu = false);
 
 using Pass = void (*)(ir::Graph&, const PassContext&);
 

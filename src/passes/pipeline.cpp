@@ -55,16 +55,19 @@ void check(const ir::Graph& graph) {
 
 }  // namespace
 
-PassContext context_from(const Options& options) {
+PassContext context_from(const Options& options, bool for_gpu) {
   PassContext context;
+  context.for_gpu = for_gpu;
   context.optimization_level = static_cast<int>(options.integer("optimization_level"));
   context.dump_dir = options.text("dump_ir");
   const std::string& precision = options.text("precision");
   if (precision == "int8" || precision == "int4") {
     const std::string& group = options.text("group_size");
     context.weight_bits = precision == "int8" ? 8 : 4;
-    context.weight_group = group == "auto" ? auto_group(context.weight_bits) : std::stoll(group);
+    context.weight_group =
+        group == "auto" ? auto_group(context.weight_bits, for_gpu) : std::stoll(group);
     const std::string& activations = options.text("activations");
+    if (for_gpu) return context;
     context.activation_bits = activations == "auto"   ? auto_activations(context.weight_bits)
                               : activations == "int8" ? 8
                                                       : 16;

@@ -126,11 +126,13 @@ class Sweep {
     std::vector<TensorType> types = {
         {options_.bits == 8 ? DType::kI8 : DType::kU8, {w.dims[0], layout.row_bytes()}},
         {DType::kF16, {w.dims[0], layout.groups()}}};
+    if (options_.pairs) types[1] = {w.dtype, {layout.groups(), w.dims[0]}};
     if (!options_.symmetric) types.push_back(types[1]);
     ir::Attrs attrs = {{"bits", options_.bits},
                        {"group", options_.group},
                        {"symmetric", int64_t{options_.symmetric ? 1 : 0}}};
     if (tile() != 1) attrs.emplace("tile", tile());
+    if (options_.pairs) attrs.emplace("pairs", int64_t{1});
     made = emit("quantize", {source}, std::move(attrs), types);
     made.resize(3, ir::kNoValue);
     return made;
@@ -146,6 +148,7 @@ class Sweep {
       attrs.emplace("tile", tile());
       attrs.emplace("x_bits", options_.activation_bits);
     }
+    if (options_.pairs) attrs.emplace("pairs", int64_t{1});
     return {"quant_linear",
             {node.operands[0], w[0], w[1], w[2], operand(node, 2), operand(node, 3)},
             node.results,
@@ -178,6 +181,10 @@ int64_t quantize_linears(Graph& graph, const QuantizeOptions& options) {
         "[quantize] expected activations of 16 bits, or of 8 with symmetric weights, got " +
         std::to_string(x));
   }
+  if (options.pairs && (x == 8 || !options.symmetric)) {
+    throw_invalid(
+        "[quantize] expected symmetric weights and activations of 16 bits with pairs, got others");
+  }
   const int64_t replaced = Sweep(graph, options).run();
   ops::infer_and_check(graph);
   return replaced;
@@ -204,11 +211,11 @@ std::vector<QuantisedWeight> quantised_weights(const Graph& graph) {
     }
     for (const Source& s : sources) {
       out.push_back({graph.value(s.weight).name, node.i_or("bits", 8), node.i_or("group", 32),
-                     node.i_or("symmetric", 1) != 0, s.transposed});
+                     node.i_or("symmetric", 1) != 0, s.transposed, node.i_or("pairs", 0) != 0});
     }
   }
   const auto fields = [](const QuantisedWeight& w) {
-    return std::tie(w.name, w.bits, w.group, w.symmetric, w.transposed);
+    return std::tie(w.name, w.bits, w.group, w.symmetric, w.transposed, w.pairs);
   };
   std::sort(out.begin(), out.end(),
             [&](const auto& a, const auto& b) { return fields(a) < fields(b); });
@@ -223,6 +230,7 @@ void quantize(Graph& graph, const PassContext& context) {
   QuantizeOptions options;
   options.bits = context.weight_bits, options.group = context.weight_group;
   options.activation_bits = context.activation_bits;
+  options.pairs = context.for_gpu;
   quantize_linears(graph, options);
 }
 

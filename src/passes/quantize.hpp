@@ -13,7 +13,8 @@
 namespace rm::passes {
 
 /// What group_size=auto means (docs/decisions/0007-weight-only-quantisation.md).
-constexpr int64_t auto_group(int64_t bits) { return bits == 8 ? 128 : 32; }
+/// On a GPU: docs/decisions/0161-quantised-weights-on-a-gpu.md.
+constexpr int64_t auto_group(int64_t bits, bool gpu = false) { return bits == 8 || gpu ? 128 : 32; }
 
 /// What activations=auto means (docs/decisions/0009-activations-of-8-bits.md).
 constexpr int64_t auto_activations(int64_t) { return 8; }
@@ -24,6 +25,7 @@ struct QuantizeOptions {
   bool symmetric = true;
   int64_t least_elements = 1 << 14;  // smaller weights stay as they are
   int64_t activation_bits = 16;      // 16 or 8: what few rows of x are rounded to; 8 lays out tiles
+  bool pairs = false;                // as GPUs read them: the operators' attribute
 };
 
 /// Applied to an optimised graph (after fuse_gemm). Leaves every other node alone, embeddings too.
@@ -39,6 +41,7 @@ struct QuantisedWeight {
   int64_t bits, group;
   bool symmetric;
   bool transposed;  // it lies as [K, N]: groups run along its first axis
+  bool pairs;       // its scales are of its own type, not f16
 };
 
 /// Every weight below a quantize node, once a form.

@@ -145,13 +145,15 @@ Axes quant_linear_axes(Shape& s) {
   for (size_t i = 0; i + 1 < x.size(); ++i) lead.push_back(a.add(x[i], i + 2 == x.size() ? 'M' : '*'));
   const int k = a.add(x.back(), 'K', true), n = a.add(s.outputs[0].layout.dims.back(), 'N', true);
   const int p = a.add(s.inputs[1].layout.dims[1], 'P', false, true);
-  const int g = a.add(s.inputs[2].layout.dims[1], 'g', false, true);
+  const bool pairs = int_attr(s, "pairs", 0) != 0;
+  const int g = a.add(s.inputs[2].layout.dims[pairs ? 0 : 1], 'g', false, true);
   auto with = [&](int last) {
     std::vector<int> out = lead;
     out.push_back(last);
     return out;
   };
   a.of = {with(k), {n, p}, {n, g}, {n, g}, {n}, with(n)};
+  if (pairs) std::swap(a.of[2][0], a.of[2][1]);
   a.of.resize(s.inputs.size());
   a.of.push_back(with(n));
   return a;
@@ -161,8 +163,10 @@ Axes quantize_axes(const Shape& s) {
   Axes a;
   const int n = a.add(s.inputs[0].layout.dims[0], 'N'), k = a.add(s.inputs[0].layout.dims[1], 'K', true);
   const int p = a.add(s.outputs[0].layout.dims[1], 'P', false, true);
-  const int g = a.add(s.outputs[1].layout.dims[1], 'g', false, true);
+  const bool pairs = int_attr(s, "pairs", 0) != 0;
+  const int g = a.add(s.outputs[1].layout.dims[pairs ? 0 : 1], 'g', false, true);
   a.of = {{n, k}, {n, p}, {n, g}};
+  if (pairs) std::swap(a.of[2][0], a.of[2][1]);
   if (s.outputs.size() > 2) a.of.push_back({n, g});
   return a;
 }

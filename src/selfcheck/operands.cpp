@@ -184,7 +184,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
 std::vector<HostTensor> quantised_weight(const Shape& s, Random& random) {
   ir::Node node;
   node.op = "quantize";
-  for (const char* name : {"bits", "group", "tile"}) {
+  for (const char* name : {"bits", "group", "tile", "pairs"}) {
     if (auto it = s.attrs.find(name); it != s.attrs.end()) node.attrs[name] = it->second;
   }
   const bool zeros = s.inputs.size() > 3 && s.inputs[3].present;

@@ -329,6 +329,39 @@ def test_weights_written_in_place_are_quantised_again(ended: None, llama: Any) -
     assert entries(llama)[0]["parity"] == "passed"
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_programs_for_a_gpu_have_its_layout(bits: int) -> None:
+    text = (
+        'rmir 1\ninput %0 "x" : bf16[3,200]\nweight %1 "w" : bf16[96,200]\n'
+        "%2 = linear(%0, %1) : bf16[3,96]\nreturn %2\n"
+    )
+    options = {"precision": f"int{bits}", "activations": "int8"}
+    made = _core.ir.run_passes(text, options, True)
+    kind = "i8[96,256]" if bits == 8 else "u8[96,128]"
+    assert f"pairs=1, symmetric=1}} : {kind}, bf16[2,96]" in made
+    assert "group=128" in made and "x_bits" not in made and "tile" not in made
+    assert "pairs" not in _core.ir.run_passes(text, options)
+    (form,) = [QuantisedWeight(*row) for row in _core.ir.quantised_weights(made)]
+    assert form == QuantisedWeight("w", bits, 128, True, False, True)
+    assert form.bytes_of((96, 200)) == 96 * (256 * bits // 8 + 2 * 2)
+    with pytest.raises(_core.CoreError, match="quantize"):
+        _core.Program(made, {"w": torch.zeros(96, 200).bfloat16()}, ["cpu"]).run(
+            [torch.zeros(3, 200).bfloat16()]
+        )
+    with pytest.raises(_core.CoreError, match="16 bits with pairs"):
+        _core.ir.quantize(text, bits, activations=8, pairs=True)
+
+
+def test_scales_of_a_gpus_weights_are_of_the_weights_type() -> None:
+    weight = (torch.randn(4, 256) * 3).bfloat16()
+    form = QuantisedWeight("w", 8, 128, True, False, True)
+    groups = weight.float().reshape(4, 2, 128)
+    scale = (groups.abs().amax(-1, keepdim=True) / 127).bfloat16().float()
+    wanted = ((groups / scale).round().clamp(-127, 127) * scale).reshape(4, 256).bfloat16()
+    assert torch.equal(dequantised(weight, form), wanted)
+    assert not torch.equal(dequantised(weight, form._replace(pairs=False)), wanted)
+
+
 def test_programs_of_one_model_hold_quantised_weights_once(
     ended: None, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ std::vector<rm_kernel> all_rows() {
   add_move_rows(out);
   add_reduce_rows(out);
   add_image_rows(out);
+  add_quant_rows(out);
   return out;
 }
 

@@ -21,12 +21,6 @@ bool turned(Tensor& t) {
   return true;
 }
 
-/// The library is looked for once a process; one object serves every device.
-cuda_ops::GemmLibrary& library() {
-  static cuda_ops::GemmLibrary& found = *new cuda_ops::GemmLibrary({});
-  return found;
-}
-
 /// The operands of the operator: a, b, c, then bias and residual where given.
 struct Product {
   std::vector<Placed> tensors;
@@ -77,7 +71,7 @@ struct GemmOp : Product {
     p.a = t[0], p.b = t[1], p.c = t[2];
     p.trans_a = trans_a, p.trans_b = trans_b;
     p.epilogue = with_addresses(t);
-    p.library = &library();
+    p.library = &gemm_library();
     return p;
   }
   // The table counts multiplications alone: few rows are bounded by reading b.
@@ -203,6 +197,11 @@ struct LinearsOp {
 };
 
 }  // namespace
+
+cuda_ops::GemmLibrary& gemm_library() {
+  static cuda_ops::GemmLibrary& found = *new cuda_ops::GemmLibrary({});
+  return found;
+}
 
 void add_gemm_rows(std::vector<rm_kernel>& out) {
   Row<LinearsOp>::add(out);

@@ -39,6 +39,10 @@
 #include "rm/kernel_row.hpp"
 #include "rows/operands.hpp"
 
+namespace rm::cuda_ops {
+class GemmLibrary;
+}
+
 namespace rm::cuda {
 
 inline constexpr size_t kMostTensors = 16;
@@ -263,6 +267,9 @@ void Row<Op>::State::prepack(size_t, const rm_tensor& source, void* to) const {
   copy_at_once(from, target);
 }
 
+/// cuBLASLt, looked for once a process; one object serves every device.
+cuda_ops::GemmLibrary& gemm_library();
+
 /// All rows of the plugin, in order of preference.
 std::vector<rm_kernel> all_rows();
 
@@ -274,5 +281,6 @@ void add_ewise_rows(std::vector<rm_kernel>& out);
 void add_move_rows(std::vector<rm_kernel>& out);
 void add_image_rows(std::vector<rm_kernel>& out);
 void add_reduce_rows(std::vector<rm_kernel>& out);
+void add_quant_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

@@ -89,10 +89,16 @@ _SHAPES = {
     "llama 1b": (16, 2048, 8192, 32, 8, 128256, 64),
     "llama 8b": (32, 4096, 14336, 32, 8, 128256, 128),
 }
+# Bits of a weight of a linear layer: our scales are of bf16, one for 128.
+_BITS = {"": 16.0, " int8": 8.125, " int4": 4.125}
 # Of each: rows, and tokens of the prompt.
 _REQUESTS = {"": (1, 448), " 4096 keys": (1, 4032), " 8 rows": (8, 448)}
 DECODERS = {
-    name + request: (name, *sizes) for name in _SHAPES for request, sizes in _REQUESTS.items()
+    name + bits + request: (name, bits.strip() or "auto", *sizes)
+    for name in _SHAPES
+    for bits in _BITS
+    for request, sizes in _REQUESTS.items()
+    if not bits or not request
 }
 
 
@@ -150,10 +156,11 @@ def without_us(call: Call) -> Call:
 
 
 @contextlib.contextmanager
-def _session() -> Iterator[None]:
+def _session(precision: str = "auto") -> Iterator[None]:
     import rm_abstract
 
-    rm_abstract.init("gpu:0", compile_options={"when_slower": "compiled"})  # a program is timed
+    options = {"when_slower": "compiled", "precision": precision}  # a program is timed
+    rm_abstract.init("gpu:0", compile_options=options)
     try:
         yield
     finally:
@@ -289,17 +296,21 @@ def _read_probe() -> tuple[Call, float]:
 
 
 def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
-    """Tokens a second of greedy `generate` in bf16, of all rows, behind a prompt."""
+    """Tokens a second of greedy `generate` in bf16, of all rows, behind a prompt. Where our weights
+    are of 8 or 4 bits, theirs are still bf16; the bound reads ours."""
     import torch
 
     import rm_abstract
 
     fewer, more = 8, 136
-    shape, rows, prompt = DECODERS[name]
-    with _session():
+    shape, precision, rows, prompt = DECODERS[name]
+    with _session(precision):
         model = _decoder(shape)
-        read = 2.0 * sum(p.numel() for p in model.parameters())
-        read -= 2.0 * model.model.embed_tokens.weight.numel()  # one row of it
+        matrices = [p.numel() for p in model.parameters() if p.dim() == 2]
+        matrices.remove(model.model.embed_tokens.weight.numel())  # one row of it is read
+        bits = _BITS["" if precision == "auto" else f" {precision}"]
+        read = sum(matrices) * bits / 8
+        read += 2.0 * sum(p.numel() for p in model.parameters() if p.dim() != 2)
         model.generation_config.eos_token_id = None  # every row is as long as asked for
         ids = torch.randint(0, _SHAPES[shape][5], (rows, prompt), device="cuda")
 
@@ -348,7 +359,7 @@ def run_decode(name: str, against: bool, rounds: int) -> dict[str, Any]:
     bandwidth = method.Estimate.of(probed).median
     ours = estimates["rm_abstract"].median
     return {
-        "case": f"{name} bf16",
+        "case": name if precision != "auto" else f"{name} bf16",
         "unit": "tokens/s",
         "candidates": {way: vars(estimate) for way, estimate in estimates.items()},
         "over": {

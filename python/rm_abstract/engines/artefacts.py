@@ -20,10 +20,16 @@ from rm_abstract.engines.weight_digests import WeightDigests
 from rm_abstract.guards.found import Sources
 from rm_abstract.guards.identity import Unstable, describe
 from rm_abstract.verification.parity import GATE_VERSION, Verdict
-from rm_abstract.verification.quantised import AUTO_ACTIVATIONS, AUTO_GROUPS, BITS
+from rm_abstract.verification.quantised import (
+    AUTO_ACTIVATIONS,
+    AUTO_GROUPS,
+    BITS,
+    GPU_AUTO_GROUP,
+)
 
 BRIDGE = "torch"
-QUANTISED_ON = "cpu"  # the backend that has kernels for quantised weights
+GPU = "cuda"
+QUANTISED_ON = ("cpu", GPU)  # the backends that have kernels for quantised weights
 _KDL_CPU = 1  # DLPack's device type
 
 
@@ -175,7 +181,7 @@ class Artefacts:
     def weight_bits(self) -> int:
         """Bits of the weights of products; 0: as they are."""
         wanted = BITS.get(self._settings.text("precision"), 0)
-        return wanted if self._backend == QUANTISED_ON else 0
+        return wanted if self._backend in QUANTISED_ON else 0
 
     @property
     def precision_said(self) -> str:
@@ -184,9 +190,12 @@ class Artefacts:
         if wanted not in BITS:
             return ""
         if not self.weight_bits:
-            return f"the model's own: {wanted} is for {QUANTISED_ON} so far"
-        group = self._settings.text("group_size")
-        said = f"{wanted}, groups of {AUTO_GROUPS[wanted] if group == 'auto' else group}"
+            return f"the model's own: {wanted} is for {' and '.join(QUANTISED_ON)} so far"
+        group, on_gpu = self._settings.text("group_size"), self._backend == GPU
+        auto = GPU_AUTO_GROUP if on_gpu else AUTO_GROUPS[wanted]
+        said = f"{wanted}, groups of {auto if group == 'auto' else group}"
+        if on_gpu:
+            return f"{said}, activations as they are"
         activations = self._settings.text("activations")
         return f"{said}, activations {AUTO_ACTIVATIONS if activations == 'auto' else activations}"
 
@@ -204,7 +213,8 @@ class Artefacts:
             options = {name: text for name, (text, _) in self._settings.values.items()}
             if not self.weight_bits:
                 options["precision"] = "auto"
-            return {"rmir": _core.ir.run_passes(ir, options).encode()}
+            text = _core.ir.run_passes(ir, options, self._backend == GPU)
+            return {"rmir": text.encode()}
 
         entry, source = self.cache.get_or_compile(key, compile_text)
         return bytes(entry.section("rmir")).decode(), key.hex, source

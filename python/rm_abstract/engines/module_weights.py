@@ -95,5 +95,5 @@ def sizes(forms: list[QuantisedWeight], weights: dict[str, torch.Tensor]) -> dic
     if not forms:
         return {}
     before = sum(weights[f.name].numel() * weights[f.name].element_size() for f in forms)
-    after = sum(f.bytes_of(weights[f.name].shape) for f in forms)
+    after = sum(f.bytes_of(weights[f.name].shape, weights[f.name].element_size()) for f in forms)
     return {"weights": len(forms), "bytes": after, "bytes_before": before}

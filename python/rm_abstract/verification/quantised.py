@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 BITS = {"int8": 8, "int4": 4}
 AUTO_GROUPS = {"int8": 128, "int4": 32}  # as src/passes/quantize.hpp: auto_group
+GPU_AUTO_GROUP = 128  # of both
 AUTO_ACTIVATIONS = "int8"  # as src/passes/quantize.hpp: auto_activations
 _CHUNK = 1 << 18  # elements worked on at once: they stay in the processor's caches
 
@@ -30,11 +31,13 @@ class QuantisedWeight(NamedTuple):
     group: int
     symmetric: bool
     transposed: bool  # it lies as [K, N]: groups run along its first axis
+    pairs: bool = False  # laid out for a GPU: scales are of the weight's own type
 
-    def bytes_of(self, shape: Iterable[int]) -> int:
-        """Memory of its quantised form."""
+    def bytes_of(self, shape: Iterable[int], item: int = 2) -> int:
+        """Memory of its quantised form; `item`: bytes of an element of the weight."""
         n, k = reversed(tuple(shape)) if self.transposed else tuple(shape)
-        scales = 2 * (-(-k // self.group)) * (1 if self.symmetric else 2)
+        scale = item if self.pairs else 2
+        scales = scale * (-(-k // self.group)) * (1 if self.symmetric else 2)
         return int(n) * (-(-k // 64) * 64 * self.bits // 8 + scales)
 
 
@@ -50,19 +53,22 @@ def dequantised(weight: torch.Tensor, form: QuantisedWeight) -> torch.Tensor:
         part = weight[start : start + step].float()
         part = torch.nn.functional.pad(part, (0, padded - columns))
         groups = part.reshape(part.shape[0], -1, form.group)
-        values = _rounded(groups, form.bits, form.symmetric).reshape(part.shape)
+        kept = weight.dtype if form.pairs else torch.float16
+        values = _rounded(groups, form.bits, form.symmetric, kept).reshape(part.shape)
         result[start : start + step] = values[:, :columns]
     return result
 
 
-def _rounded(groups: torch.Tensor, bits: int, symmetric: bool) -> torch.Tensor:
-    """Groups along the last axis, through integers; a group with NaN or infinity becomes NaN."""
+def _rounded(groups: torch.Tensor, bits: int, symmetric: bool, kept: torch.dtype) -> torch.Tensor:
+    """Groups along the last axis, through integers; a group with NaN or infinity becomes NaN.
+    Scales are kept as `kept`."""
     if symmetric:
         at = groups.abs().argmax(-1, keepdim=True)
         most = groups.gather(-1, at)
-        scale, zero = (most.abs() / 127, 0.0) if bits == 8 else (most / -8, 8.0)
+        levels = torch.full_like(most, 127)  # by a number, a GPU multiplies with its inverse
+        scale, zero = (most.abs() / levels, 0.0) if bits == 8 else (most / -8, 8.0)
         low, high = (-127, 127) if bits == 8 else (0, 15)
-        scale = scale.half().float()
+        scale = scale.to(kept).float()
         zeros = torch.full_like(scale, zero)
     else:
         bottom, top = groups.amin(-1, True).clamp(max=0), groups.amax(-1, True).clamp(min=0)

@@ -27,7 +27,15 @@ QuantLayout layout_of(const Node& node, int64_t k, int64_t rows = 0) {
   }
   const int64_t tile = node.i_or("tile", 1);
   if (tile != 1 && tile != QuantLayout::kTile) fail(node, "tile 1 or 8", std::to_string(tile));
-  return {k, bits, group, rows, tile};
+  const bool pairs = node.i_or("pairs", 0) != 0;
+  if (pairs && tile != 1) fail(node, "tile 1 with pairs", "tile 8");
+  return {k, bits, group, rows, tile, pairs};
+}
+
+/// Scales: of the type of the weight (or of x) in pairs, else f16.
+TensorType scales_of(const QuantLayout& q, const Dim& n, DType type) {
+  if (q.pairs) return {type, {q.groups(), n}};
+  return {DType::kF16, {n, q.groups()}};
 }
 
 /// Bits of x where a product reads few rows of it.
@@ -36,6 +44,7 @@ void check_activations(const Node& node, const QuantLayout& q) {
   if (bits != 16 && bits != 8) fail(node, "x_bits 16 or 8", std::to_string(bits));
   if (bits == 8 && q.tile == 1) fail(node, "tile 8 with x_bits 8", "tile 1");
   if (q.tile != 1 && present(node, 3)) fail(node, "no zero points with tile 8", "zero points");
+  if (q.pairs && present(node, 3)) fail(node, "no zero points with pairs", "zero points");
 }
 
 int64_t static_inner(const Node& node, const TensorType& type) {
@@ -51,11 +60,10 @@ Types infer_quantize(const Graph& graph, const Node& node) {
   if (!ir::is_floating(w.dtype)) fail(node, "a floating weight", w.str());
   const QuantLayout q = layout_of(node, static_inner(node, w));
   const Dim& n = w.dims[0];
-  if (q.tile != 1 && node.i_or("symmetric", 1) == 0) {
-    fail(node, "symmetric weights with tile 8", "zero points");
+  if ((q.tile != 1 || q.pairs) && node.i_or("symmetric", 1) == 0) {
+    fail(node, "symmetric weights with tile 8 or pairs", "zero points");
   }
-  Types out{{q.bits == 8 ? DType::kI8 : DType::kU8, {n, q.row_bytes()}},
-            {DType::kF16, {n, q.groups()}}};
+  Types out{{q.bits == 8 ? DType::kI8 : DType::kU8, {n, q.row_bytes()}}, scales_of(q, n, w.dtype)};
   if (node.i_or("symmetric", 1) == 0) out.push_back({DType::kF16, {n, q.groups()}});
   return out;
 }
@@ -71,10 +79,12 @@ Types infer_quant_linear(const Graph& graph, const Node& node) {
   for (size_t i : {size_t{2}, size_t{3}}) {
     if (i == 3 && !present(node, i)) continue;
     const TensorType& t = operand_type(graph, node, i);
+    const TensorType wanted = scales_of(q, w.dims[0], x.dtype);
     check_rank(node, t, 2, "scales and zero points");
-    check_dtype(node, t, DType::kF16, "scales and zero points");
-    unify(node, t.dims[0], w.dims[0], "rows of the weight and of its scales");
-    unify(node, t.dims[1], q.groups(), "groups of a row");
+    check_dtype(node, t, wanted.dtype, "scales and zero points");
+    for (size_t d : {size_t{0}, size_t{1}}) {
+      unify(node, t.dims[d], wanted.dims[d], "scales, and rows of the weight and their groups");
+    }
   }
   Dims dims(x.dims.begin(), x.dims.end() - 1);
   dims.push_back(w.dims[0]);
@@ -106,11 +116,12 @@ Cost quant_linear_cost(const Graph& graph, const Node& node) {
   return {2.0 * out * k, traffic_bytes(graph, node)};
 }
 
-float to_half(float x, std::string* store) {
-  char bytes[2];
-  ir::store_element(DType::kF16, bytes, x);
-  store->assign(bytes, 2);
-  return static_cast<float>(ir::load_element(DType::kF16, bytes));
+/// Rounded to the scales' type.
+float stored(float x, DType type, std::string* store) {
+  char bytes[8];
+  ir::store_element(type, bytes, x);
+  store->assign(bytes, ir::size_bytes(type));
+  return static_cast<float>(ir::load_element(type, bytes));
 }
 
 struct Group {
@@ -119,7 +130,7 @@ struct Group {
 };
 
 // Symmetric: the value of largest magnitude becomes the lowest integer (4 bits) or +-127.
-Group symmetric_group(const float* w, int64_t n, int64_t bits) {
+Group symmetric_group(const float* w, int64_t n, int64_t bits, DType type) {
   float most = 0;
   bool finite = true;
   for (int64_t i = 0; i < n; ++i) {
@@ -128,7 +139,7 @@ Group symmetric_group(const float* w, int64_t n, int64_t bits) {
   }
   Group g{0, bits == 8 ? 0.0f : 8.0f, {}, {}};
   const float wanted = bits == 8 ? std::fabs(most) / 127.0f : most / -8.0f;
-  g.scale = to_half(finite ? wanted : std::nanf(""), &g.scale_bytes);
+  g.scale = stored(finite ? wanted : std::nanf(""), type, &g.scale_bytes);
   return g;
 }
 
@@ -142,9 +153,9 @@ Group affine_group(const float* w, int64_t n, int64_t bits) {
   }
   Group g{};
   const float levels = bits == 8 ? 255.0f : 15.0f, first = bits == 8 ? -128.0f : 0.0f;
-  g.scale = to_half(finite ? (high - low) / levels : std::nanf(""), &g.scale_bytes);
+  g.scale = stored(finite ? (high - low) / levels : std::nanf(""), DType::kF16, &g.scale_bytes);
   const float zero = g.scale > 0 ? std::nearbyint(first - low / g.scale) : first;
-  g.zero = to_half(zero, &g.zero_bytes);
+  g.zero = stored(zero, DType::kF16, &g.zero_bytes);
   return g;
 }
 
@@ -171,10 +182,11 @@ std::vector<HostTensor> reference_quantize(const Node& node, const HostOperands&
     auto* bytes = reinterpret_cast<uint8_t*>(results[0].bytes.data());
     for (int64_t g = 0; g < layout.groups(); ++g) {
       const int64_t from = g * layout.group, count = std::min(layout.group, k - from);
-      const Group group = symmetric ? symmetric_group(row.data() + from, count, layout.bits)
-                                    : affine_group(row.data() + from, count, layout.bits);
+      const Group group =
+          symmetric ? symmetric_group(row.data() + from, count, layout.bits, out[1].dtype)
+                    : affine_group(row.data() + from, count, layout.bits);
       const int64_t at = layout.scale_at(r, g);
-      group.scale_bytes.copy(results[1].at(at), 2);
+      group.scale_bytes.copy(results[1].at(at), group.scale_bytes.size());
       if (!symmetric) group.zero_bytes.copy(results[2].at(at), 2);
       for (int64_t i = from; i < from + count; ++i) {
         const int q = quantized(row[static_cast<size_t>(i)], group, layout.bits, symmetric);

@@ -27,6 +27,7 @@ void read_grouping(const Problem& p, int64_t* bits, int64_t* group, int64_t* til
   require(*group == 32 || *group == 64 || *group == 128, "group 32, 64 or 128");
   *tile = p.attr_int("tile", 1);
   require(*tile == 1 || *tile == 8, "tile 1 or 8");
+  require(p.attr_int("pairs", 0) == 0, "no pairs, which are for GPUs");
 }
 
 QuantProblem decode_linear(const rm_problem& problem) {

@@ -25,6 +25,7 @@ class Quantize {
     const View w = p.input(0);
     if (!is_float32_class(w.dtype)) return "the weight is neither f32, bf16 nor f16";
     if (w.rank() != 2) return "the weight's rank is not 2";
+    if (p.attr_int("pairs", 0) != 0) return "pairs are for GPUs";
     for (size_t i = 0; i < 3 && p.has_output(i); ++i) {
       const View v = p.output(i);
       if (v.rank() != 2 || (v.dim(1) > 1 && v.step(1) != 1)) return "a result is not dense";
