@@ -75,6 +75,15 @@ Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile) 
            {"x_bits", int64_t{tile == 8 ? 8 : 16}}, {"activation", std::string("none")}}};
 }
 
+Shape quant_linear_pairs(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t group, DType dtype) {
+  const int64_t p = (k + 63) / 64 * 64 * bits / 8, g = (k + group - 1) / group;
+  return {"quant_linear",
+          {dense(dtype, {m, k}), dense(bits == 8 ? DType::kI8 : DType::kU8, {n, p}, true),
+           dense(dtype, {g, n}, true), absent(), dense(dtype, {n}, true), absent()},
+          {dense(dtype, {m, n})},
+          {{"bits", bits}, {"group", group}, {"pairs", int64_t{1}}, {"activation", std::string("none")}}};
+}
+
 namespace {
 
 void add_products(std::vector<Shape>& out) {
@@ -167,6 +176,15 @@ void add_quantised(std::vector<Shape>& out) {
                      {dense(bits == 8 ? DType::kI8 : DType::kU8, {300, 512 * bits / 8}),
                       dense(DType::kF16, {300, 16})},
                      {{"bits", bits}, {"group", int64_t{32}}, {"tile", tile}, {"symmetric", int64_t{1}}}});
+    }
+    for (DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+      for (int64_t group : {32, 128}) {
+        for (int64_t rows : {1, 5, 64}) out.push_back(quant_linear_pairs(rows, 300, 512, bits, group, t));
+        out.push_back({"quantize", {dense(t, {300, 500}, true)},
+                       {dense(bits == 8 ? DType::kI8 : DType::kU8, {300, 512 * bits / 8}),
+                        dense(t, {(500 + group - 1) / group, 300})},
+                       {{"bits", bits}, {"group", group}, {"pairs", int64_t{1}}, {"symmetric", int64_t{1}}}});
+      }
     }
   }
 }
