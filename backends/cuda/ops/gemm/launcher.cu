@@ -42,14 +42,16 @@ Status launch_tiled(const Gemm& p, Workspace, Stream stream) {
   return launch_status("gemm");
 }
 
-/// Waves of tiles over the multiprocessors; a tile's time is what its products take.
+/// Waves of tiles over the multiprocessors; a tile's time is what its products take, and where parts
+/// of K meet (measured between products of 128 rows: docs/experiments/cuda_gemm.md).
 double wgmma_us(const Gemm& p, int columns, int parts) {
   const GemmShape s = gemm_shape(p);
   const std::int64_t tiles = ceil_div(s.m, 128) * ceil_div(s.n, columns) * s.batch * parts;
   const std::int64_t waves = ceil_div(tiles, std::max(1, multiprocessors()));
-  const double depth = static_cast<double>(s.k) / parts * (columns == 64 ? 1.5 : 1.0);
+  const double depth = static_cast<double>(s.k) / parts * (columns == 64 ? 1.35 : 1.0);
   const double rate = block_rate(2.8e6);  // multiply-adds
-  return 1.7 + static_cast<double>(waves) * (parts + 128.0 * columns * depth / rate);
+  const double meeting = parts == 1 ? 1.0 : parts == 2 ? 2.6 : 4.0;
+  return 1.7 + static_cast<double>(waves) * (meeting + 128.0 * columns * depth / rate);
 }
 
 template <int kColumns, int kCluster, bool kSplit, bool kTurns = false>

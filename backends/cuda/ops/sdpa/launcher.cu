@@ -199,10 +199,17 @@ Status launch_decode_f32(const Sdpa& p, Workspace workspace, Stream stream) {
 
 Status launch_flash(const Sdpa& p, Workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
+  const bool few = ceil_div(a.rows, 128) * a.batch * a.heads < multiprocessors();
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (a.dim <= 64) return launch_flash_shape<Flash16<T, 64>>(a, stream);
-    if (a.dim <= 128) return launch_flash_shape<Flash16<T, 128>>(a, stream);
+    if (a.dim <= 64) {
+      return few ? launch_flash_shape<Flash16<T, 64, 1>>(a, stream)
+                 : launch_flash_shape<Flash16<T, 64>>(a, stream);
+    }
+    if (a.dim <= 128) {
+      return few ? launch_flash_shape<Flash16<T, 128, 1>>(a, stream)
+                 : launch_flash_shape<Flash16<T, 128>>(a, stream);
+    }
     return launch_flash_shape<Flash16<T, 256>>(a, stream);
   });
 }

@@ -45,20 +45,24 @@ __device__ __forceinline__ float power_of_2(float x) {
   return y;
 }
 
-/// The score of a product: scaled, masked, in log2 units.
+/// What the mask says of query row s and key j: what is added to the score, or of booleans 0 and -inf.
+template <class T>
+__device__ __forceinline__ float mask_at(const SdpaArgs& p, int b, int h, int s, int j) {
+  const std::int64_t at = b * p.mask_batch + h * p.mask_head + s * p.mask_row + j * p.mask_column;
+  if (!p.mask_is_bool) return to_float(static_cast<const T*>(p.mask)[at]);
+  return static_cast<const std::uint8_t*>(p.mask)[at] == 0 ? minus_infinity() : 0.0f;
+}
+
+/// The score of a product: scaled, masked, in log2 units. What a boolean mask hides is -inf even
+/// where the product is NaN.
+__device__ __forceinline__ float masked(const SdpaArgs& p, float product, float mask) {
+  if (p.mask_is_bool && mask == minus_infinity()) return mask;
+  return (product * p.scale + mask) * kLog2E;
+}
 template <class T>
 __device__ __forceinline__ float masked_score(const SdpaArgs& p, float product, int b, int h, int s,
                                               int j) {
-  float x = product * p.scale;
-  if (p.mask) {
-    const std::int64_t at = b * p.mask_batch + h * p.mask_head + s * p.mask_row + j * p.mask_column;
-    if (p.mask_is_bool) {
-      if (static_cast<const std::uint8_t*>(p.mask)[at] == 0) return minus_infinity();
-    } else {
-      x += to_float(static_cast<const T*>(p.mask)[at]);
-    }
-  }
-  return x * kLog2E;
+  return masked(p, product, p.mask ? mask_at<T>(p, b, h, s, j) : 0.0f);
 }
 
 /// Byte offset of 16-byte piece `piece` of row `row` in a tile of rows of kBytes bytes, permuted so

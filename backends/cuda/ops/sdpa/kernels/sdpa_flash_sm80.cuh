@@ -1,6 +1,8 @@
-// Many query rows: a block takes 128 rows of one head (64 of long 16-bit rows); tiles of keys and
-// values are shared by the block, the next one on its way while this one is used. Key tiles that no
-// row of the block sees are not read. Bound: tensor cores.
+// Many query rows: a block takes 128 rows of one head (64 of long 16-bit rows, and where blocks of
+// 128 would leave multiprocessors idle); tiles of keys and values are shared by the block, the next
+// one on its way while this one is used. Key tiles that no row of the block sees are not read. Where
+// registers allow it a tile's part of the mask is on its way, too: read when it is needed, each
+// element costs its latency. Bound: tensor cores.
 #pragma once
 
 #include "sdpa/kernels/sdpa_warp_f32_sm80.cuh"
@@ -10,11 +12,11 @@ namespace rm::cuda_ops {
 
 inline constexpr int kFlashKeys = 64;
 
-/// A warp's part for 16-bit floats: 32 rows (of long ones 16), in tiles without gaps.
-template <class Float, int kHeadDim>
-struct Flash16 : SdpaWarp<Float, kHeadDim, (kHeadDim > 128 ? 1 : 2), kFlashKeys> {
+/// A warp's part for 16-bit floats: kTall times 16 rows, in tiles without gaps.
+template <class Float, int kHeadDim, int kTall = (kHeadDim > 128 ? 1 : 2)>
+struct Flash16 : SdpaWarp<Float, kHeadDim, kTall, kFlashKeys> {
   using T = Float;
-  static constexpr int kD = kHeadDim, kM = kD > 128 ? 1 : 2, kWarps = 4, kRowBytes = kD * 2;
+  static constexpr int kD = kHeadDim, kM = kTall, kWarps = 4, kRowBytes = kD * 2;
   template <int kRows>
   __device__ __forceinline__ static void copy(std::uint32_t to, const T* from, std::int64_t pitch,
                                               int valid, int dim) {
@@ -65,9 +67,29 @@ struct FlashF32 : SdpaWarp<float, kHeadDim, 1, kFlashKeys> {
 
 template <class Warp>
 struct FlashShape {
+  static constexpr bool kMaskAhead = Warp::kM == 1 && Warp::kD * sizeof(typename Warp::T) <= 256;
   static constexpr int kRows = Warp::kWarps * Warp::kM * 16, kThreads = Warp::kWarps * 32,
                        kTile = kFlashKeys * Warp::kRowBytes,
                        kMemory = kRows * Warp::kRowBytes + 4 * kTile;
+};
+
+/// A lane's part of the mask of a tile: of its 16 keys in two rows. Rows and keys beyond the problem
+/// repeat the last one; their scores are left out.
+template <class T>
+struct FlashMask {
+  float value[2][kFlashKeys / 4];
+
+  __device__ __forceinline__ void load(const SdpaArgs& p, int b, int h, int row, int first_key) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int s = min(row + half * 8, p.rows - 1);
+#pragma unroll
+      for (int i = 0; i < kFlashKeys / 4; ++i) {
+        const int j = min(first_key + i / 2 * 8 + i % 2, p.keys - 1);
+        value[half][i] = mask_at<T>(p, b, h, s, j);
+      }
+    }
+  }
 };
 
 template <class Warp>
@@ -103,7 +125,12 @@ __global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const S
   Warp w;
   w.clear();
   const int row0 = warp * 16 * kM, fewest = visible_keys(p, keys, s0 + row0);
+  FlashMask<T> mask;
+  const bool mask_ahead = Shape::kMaskAhead && p.mask != nullptr;
   for (int tile = 0; tile < tiles; ++tile) {
+    if (mask_ahead) {
+      mask.load(p, b, h, s0 + row0 + lane / 4, tile * kFlashKeys + lane % 4 * 2);
+    }
     copy_groups_wait<0>();
     __syncthreads();  // this tile is there; the one before is no longer read
     ask(tile + 1);
@@ -124,7 +151,14 @@ __global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const S
           for (int i = 0; i < kFlashKeys / 4; ++i) {
             const int j = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
             float& x = score[m][i / 2][2 * half + i % 2];
-            x = j < seen ? masked_score<T>(p, x, b, h, s, j) : minus_infinity();
+            const auto score_of = [&] {
+              if constexpr (Shape::kMaskAhead) {
+                return masked(p, x, mask_ahead ? mask.value[half][i] : 0.0f);
+              } else {
+                return masked_score<T>(p, x, b, h, s, j);
+              }
+            };
+            x = j < seen ? score_of() : minus_infinity();
           }
         }
       }
