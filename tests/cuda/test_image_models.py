@@ -192,7 +192,7 @@ def test_bench_measures_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> 
     assert measured["native_share"] == 1.0 and measured["error"] < 5e-2
     assert measured["candidates"]["rm_abstract"]["median"] > 0
     monkeypatch.setitem(gpu._SHAPES, "small", (2, 64, 128, 4, 2, 1000, 16))
-    monkeypatch.setitem(gpu.DECODERS, "small", ("small", 2, 12))
+    monkeypatch.setitem(gpu.DECODERS, "small", ("small", "auto", 2, 12))
     decoded = gpu.run_decode("small", False, 5)
     assert decoded["candidates"]["rm_abstract"]["median"] > 0 and 0 < decoded["share"] < 1
     calls = gpu.run_dispatch(5, 0.01)

@@ -424,20 +424,21 @@ def test_a_first_call_searches_for_its_sources_once(session, monkeypatch: pytest
     monkeypatch.setattr(
         artefacts_module, "describe", lambda *given: described.append(given) or keys(*given)
     )
-    taken, snapshot = [], type(vars(model)["_compiled_call_impl"])._snapshot
+    router = vars(model)["_compiled_call_impl"]
+    taken, take = [], router.snapshots.take
 
-    def watched(router):
-        result = snapshot(router)
-        taken.append((len(searched), router.found))
+    def watched():
+        result = take()
+        taken.append((len(searched), router.snapshots.found))
         return result
 
-    monkeypatch.setattr(type(vars(model)["_compiled_call_impl"]), "_snapshot", watched)
+    monkeypatch.setattr(router.snapshots, "take", watched)
     with torch.no_grad():
         model(torch.ones(2, 3))
     ((before, found),) = taken
     assert before == 1 and found is not None
     assert [given[2] for given in described] == [found]
-    assert vars(model)["_compiled_call_impl"].found is None  # it holds what forward reads
+    assert router.snapshots.found is None  # it holds what forward reads
 
 
 def test_functions_of_one_name_in_an_attribute_make_two_identities():

@@ -62,4 +62,9 @@ def test_an_unknown_case_is_named() -> None:
 
 def test_the_whole_name_of_a_case_is_that_case_alone() -> None:
     assert cli._chosen(list(gpu.DECODERS), "llama 1b") == ["llama 1b"]
-    assert cli._chosen(list(gpu.DECODERS), "llama 1b ") == ["llama 1b 4096 keys", "llama 1b 8 rows"]
+    assert cli._chosen(list(gpu.DECODERS), "llama 1b ") == [
+        "llama 1b 4096 keys",
+        "llama 1b 8 rows",
+        "llama 1b int8",
+        "llama 1b int4",
+    ]
