@@ -23,7 +23,7 @@ from torch.fx import _lazy_graph_module
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.quiet import print_unless_quiet, quietly
-from rm_abstract.base.tracing import ONE_AT_A_TIME
+from rm_abstract.base.tracing import tracing
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
@@ -181,7 +181,7 @@ def capture_flat(
     wrapper = _Flattened(copied(module), call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
-    with ONE_AT_A_TIME, _without_code():
+    with tracing(), _without_code():
         program = _export(wrapper, tensors, call, patience)
         inplace.replace(program)
         written_views.replace(program)

@@ -20,7 +20,7 @@ from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
 from rm_abstract.base.decline import Decline
-from rm_abstract.base.tracing import ONE_AT_A_TIME
+from rm_abstract.base.tracing import tracing
 from rm_abstract.capture import budget, export
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.importer import import_program, is_inplace, source_line
@@ -73,7 +73,7 @@ def capture_forward(
             return plain(tensors)
 
     shadow.forward = watched
-    with ONE_AT_A_TIME, ExitStack() as stack:
+    with tracing(), ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(export._quietly())

@@ -19,7 +19,7 @@ import torch.utils._pytree as pytree
 
 from rm_abstract.base.frames import release_frames
 from rm_abstract.base.quiet import quietly
-from rm_abstract.base.tracing import ONE_AT_A_TIME
+from rm_abstract.base.tracing import tracing
 from rm_abstract.guards.found import BOOKKEEPING, Sources
 from rm_abstract.guards.packages import is_user_file
 from rm_abstract.guards.traced_copy import alias, copied
@@ -62,7 +62,7 @@ def _sources_of(
     # A function of its own: what dynamo remembers is attached to its code, not to the user's.
     probe = types.FunctionType(_probe.__code__.replace(), {"__builtins__": builtins})
     try:
-        with ONE_AT_A_TIME, torch.no_grad(), quietly("torch._dynamo", logging.CRITICAL):
+        with tracing(), torch.no_grad(), quietly("torch._dynamo", logging.CRITICAL):
             traced = optimize(lambda graph, _: graph.forward, nopython=True, guard_export_fn=take)
             traced(probe)(copied(module), *_aliases((args, kwargs)))
     except Exception as error:  # of many types: _Enough comes wrapped in one of dynamo's own
