@@ -83,7 +83,9 @@ def test_a_look_up_on_one_side_is_left_to_pytorch() -> None:
     def function(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         return torch.cond(i.max() < 3, lambda x, i: x + table[i], lambda x, i: x, (x, i))
 
-    with pytest.raises(CaptureError, match="branches that may both be computed, got index"):
+    # PyTorch 2.11 refuses the tensor of the surrounding function before we see the branch.
+    reasons = "branches that may both be computed, got index|UncapturedHigherOrderOpError"
+    with pytest.raises(CaptureError, match=reasons):
         capture(Wrapped(function).eval(), (torch.randn(2, 4), torch.tensor([1, 2])), {})
 
 

@@ -31,4 +31,5 @@ def test_the_core_shares_no_record_of_types_with_torch() -> None:
     assert alone  # torch is an extension by pybind11 and keeps a record
     both = records("rm_abstract._core", "torch")
     own = set(both) - set(alone)
-    assert len(own) == 1 and "rm_abstract" in own.pop(), both
+    # pybind11 3.1 keeps more than one entry for a record: all of ours bear our name.
+    assert own and all("rm_abstract" in name for name in own), both

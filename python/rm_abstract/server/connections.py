@@ -16,6 +16,10 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from rm_abstract.server.errors import error_body
 from rm_abstract.server.limits import Policy
 
+# The time for a head is counted in so many parts. A part counts once, however long it took: where
+# this process did not run (a busy or a suspended machine), no peer could have been heard.
+_PARTS = 8
+
 
 class Connection(H11Protocol):
     """Subclasses have a policy."""
@@ -64,11 +68,16 @@ class Connection(H11Protocol):
                 self._head_timer.cancel()
                 self._head_timer = None
         elif self._head_timer is None and not self.transport.is_closing():
-            seconds = self.policy.header_seconds
-            self._head_timer = self.loop.call_later(seconds, self._no_head)
+            self._wait_for_head(_PARTS)
 
-    def _no_head(self) -> None:
-        if self.conn.our_state is h11.IDLE and not self.transport.is_closing():
+    def _wait_for_head(self, parts: int) -> None:
+        seconds = self.policy.header_seconds / _PARTS
+        self._head_timer = self.loop.call_later(seconds, self._no_head, parts - 1)
+
+    def _no_head(self, parts: int) -> None:
+        if parts:
+            self._wait_for_head(parts)
+        elif self.conn.our_state is h11.IDLE and not self.transport.is_closing():
             self._answer(408, "The headers did not arrive in time.")
         else:
             self.transport.abort()
