@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "router/route.hpp"
@@ -19,6 +20,24 @@ struct RouteObject {
 
 RouteState& state_of(PyObject* self) { return *reinterpret_cast<RouteObject*>(self)->state; }
 
+/// The object that `body` makes; null with an error set where it throws.
+template <typename Body>
+PyObject* guarded(Body body) {
+  try {
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      return py::none().release().ptr();
+    } else {
+      return py::object(body()).release().ptr();
+    }
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
 /// route(args, kwargs): the output, or NotImplemented when the slow path must look at the call.
 PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
   if (nargs != 2 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1])) {
@@ -26,14 +45,9 @@ PyObject* route_try(PyObject* self, PyObject* const* args, Py_ssize_t nargs) {
     return nullptr;
   }
   const PyRef keep = PyRef::borrow(self);  // the call may drop the module and with it the route
-  try {
-    return route_call(state_of(self), args[0], args[1]);
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
+  return guarded([&] {
+    return py::reinterpret_steal<py::object>(route_call(state_of(self), args[0], args[1]));
+  });
 }
 
 void route_dealloc(PyObject* self) {
@@ -64,18 +78,6 @@ int route_clear(PyObject* self) {
   s.table.clear();
   const std::shared_ptr<Guard> guard = std::exchange(s.guard, std::make_shared<Guard>());
   return 0;
-}
-
-template <typename Body>
-PyObject* guarded(Body body) {
-  try {
-    return py::object(body()).release().ptr();
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return nullptr;
 }
 
 py::tuple verdict(Reason reason, const std::string& detail) {
@@ -124,7 +126,7 @@ PyObject* route_describe(PyObject* self, PyObject* packed) {
 }
 
 PyObject* route_bind(PyObject* self, PyObject* packed) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
     if (a.size() != 3) throw py::type_error("[router] expected bind(key, run, direct)");
     RouteEntry entry;
@@ -132,12 +134,11 @@ PyObject* route_bind(PyObject* self, PyObject* packed) {
     entry.direct = a[2].cast<std::shared_ptr<DirectPrograms>>();  // null of None
     entry.direct_object = PyRef::borrow(a[2].ptr());
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
-    return py::none();
   });
 }
 
 PyObject* route_refuse(PyObject* self, PyObject* packed) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
     if (a.size() != 3) throw py::type_error("[router] expected refuse(key, code, detail)");
     RouteEntry entry;
@@ -145,27 +146,24 @@ PyObject* route_refuse(PyObject* self, PyObject* packed) {
     entry.detail = a[2].cast<std::string>();
     ++state_of(self).refused;
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
-    return py::none();
   });
 }
 
 PyObject* route_forget(PyObject* self, PyObject* key) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     RouteState& s = state_of(self);
     const auto found = s.table.find(words_of(py::reinterpret_borrow<py::bytes>(key)));
     if (found != s.table.end() && !found->second.run) {
       s.table.erase(found);
       if (s.refused > 0) --s.refused;
     }
-    return py::none();
   });
 }
 
 PyObject* route_count(PyObject* self, PyObject* packed) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
     count(state_of(self), a[0].cast<std::string>(), a[1].cast<std::string>());
-    return py::none();
   });
 }
 
@@ -179,41 +177,34 @@ PyObject* route_served(PyObject* self, PyObject*) {
 }
 
 PyObject* route_uncount(PyObject* self, PyObject* calls) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     RouteState& s = state_of(self);
     s.routed -= std::min(s.routed, py::handle(calls).cast<std::uint64_t>());
-    return py::none();
   });
 }
 
 PyObject* route_pause(PyObject* self, PyObject* packed) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
     state_of(self).pause_code = a[0].cast<std::string>();
     state_of(self).pause = a[1].cast<std::uint64_t>();
-    return py::none();
   });
 }
 
 PyObject* route_retire(PyObject* self, PyObject* code) {
-  return guarded([&]() -> py::object {
+  return guarded([&] {
     state_of(self).retired = py::handle(code).cast<std::string>();
-    return py::none();
   });
 }
 
-PyObject* route_strict(PyObject* self, PyObject* on) {
-  state_of(self).strict = on == Py_True;
+template <bool RouteState::* kFlag>
+PyObject* route_set(PyObject* self, PyObject* on) {
+  state_of(self).*kFlag = on == Py_True;
   Py_RETURN_NONE;
 }
 
 PyObject* route_compare_contents(PyObject* self, PyObject*) {
   state_of(self).compare_contents = true;
-  Py_RETURN_NONE;
-}
-
-PyObject* route_gradients(PyObject* self, PyObject* on) {
-  state_of(self).gradients = on == Py_True;
   Py_RETURN_NONE;
 }
 
@@ -292,8 +283,9 @@ PyMethodDef kMethods[] = {
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},
     {"compare_contents", route_compare_contents, METH_NOARGS,
      "compare_contents(): guards compare the content of weights too, a part at every call"},
-    {"strict", route_strict, METH_O, "strict(on): raise the error type instead of declining"},
-    {"gradients", route_gradients, METH_O,
+    {"strict", route_set<&RouteState::strict>, METH_O,
+     "strict(on): raise the error type instead of declining"},
+    {"gradients", route_set<&RouteState::gradients>, METH_O,
      "gradients(on): try_route gives NotImplemented for calls that need gradients"},
     {"routed", route_routed, METH_NOARGS, "routed() -> calls that an entry served"},
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},

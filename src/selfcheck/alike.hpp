@@ -6,7 +6,8 @@
 // verdict holds for all problems that are alike.
 #pragma once
 
-#include <memory>
+#include <string>
+#include <variant>
 #include <vector>
 
 #include "select/problem.hpp"
@@ -19,6 +20,14 @@ struct Shape {
   std::vector<select::Operand> inputs, outputs;
   ir::Attrs attrs;
 };
+
+/// An attribute of the operator; `otherwise` where it is left out or of another type.
+template <class T>
+T attr_or(const Shape& shape, const std::string& name, T otherwise) {
+  const auto it = shape.attrs.find(name);
+  const T* value = it == shape.attrs.end() ? nullptr : std::get_if<T>(&it->second);
+  return value == nullptr ? otherwise : *value;
+}
 
 /// `size` reduced to the smallest one alike: at most two whole steps of every edge, and the rest.
 int64_t alike_size(int64_t size, std::vector<int64_t> edges);

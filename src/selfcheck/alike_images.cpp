@@ -14,13 +14,6 @@ constexpr int64_t kSamples = 2;
 constexpr int64_t kChannels = 16, kGroupChannels = 8;  // vectors along the channels
 constexpr int64_t kLastAxis = 8, kOtherAxis = 4;       // windows of a tile
 
-template <class T>
-T attr_or(const Shape& s, const char* name, T otherwise) {
-  auto it = s.attrs.find(name);
-  const T* value = it == s.attrs.end() ? nullptr : std::get_if<T>(&it->second);
-  return value == nullptr ? otherwise : *value;
-}
-
 /// Channels in groups; depthwise ones are vectors of groups.
 struct Channels {
   int64_t groups, from, to;  // the latter two of a group

@@ -14,8 +14,7 @@ constexpr int64_t kVector = 16, kTile = 4;
 
 bool reduce_recurrent(Shape& s) {
   if (s.op != "recurrent") return false;
-  const auto first = s.attrs.find("batch_first");
-  const size_t time = first != s.attrs.end() && std::get<int64_t>(first->second) != 0 ? 1 : 0;
+  const size_t time = attr_or<int64_t>(s, "batch_first", 0) != 0 ? 1 : 0;
   const ir::Ints x = s.inputs[0].layout.dims, w = s.inputs[1].layout.dims;
   const bool has_proj = s.inputs.size() > 5 && s.inputs[5].present;
   const std::string cell = std::get<std::string>(s.attrs.at("cell"));

@@ -280,8 +280,7 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   // Programs of several functions, each good to some units in the last place.
   if (shape.op == "ewise") return {std::max(rounding, 2048 * single), 512 * single};
   // Kernels of GPUs may round the weight to x's type first: random errors of half a rounding each.
-  const auto pairs = shape.attrs.find("pairs");
-  if (shape.op == "quant_linear" && pairs != shape.attrs.end() && std::get<int64_t>(pairs->second) != 0) {
+  if (shape.op == "quant_linear" && attr_or<int64_t>(shape, "pairs", 0) != 0) {
     return {std::max(rounding, 0x1p-14), std::max(epsilon(dtype) / 4, 0x1p-12)};
   }
   // x may be rounded to 15 bits within a group.
@@ -292,8 +291,7 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   }
   // Libraries may transform tiles (Winograd) and lose some bits there.
   if (shape.op == "conv") {
-    const auto tf32 = shape.attrs.find("tf32");
-    if (tf32 != shape.attrs.end() && std::get<int64_t>(tf32->second) != 0) {
+    if (attr_or<int64_t>(shape, "tf32", 0) != 0) {
       return {2 * epsilon(DType::kF16), 2 * epsilon(DType::kF16)};
     }
     return {std::max(rounding, 16 * single), 1024 * single};

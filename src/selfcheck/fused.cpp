@@ -15,16 +15,6 @@ namespace {
 
 using ops::HostTensor;
 
-double float_attr(const Shape& s, const char* name, double otherwise) {
-  const auto it = s.attrs.find(name);
-  return it == s.attrs.end() ? otherwise : std::get<double>(it->second);
-}
-
-int64_t int_attr(const Shape& s, const char* name) {
-  const auto it = s.attrs.find(name);
-  return it == s.attrs.end() ? 0 : std::get<int64_t>(it->second);
-}
-
 const HostTensor* operand(const std::vector<Filled>& inputs, size_t i) {
   return i < inputs.size() && inputs[i].memory != nullptr ? &inputs[i].values : nullptr;
 }
@@ -32,8 +22,7 @@ const HostTensor* operand(const std::vector<Filled>& inputs, size_t i) {
 double at(const HostTensor& t, int64_t i) { return ir::load_element(t.type.dtype, t.at(i)); }
 
 int activation_of(const Shape& s) {
-  const auto it = s.attrs.find("activation");
-  const std::string name = it == s.attrs.end() ? "none" : std::get<std::string>(it->second);
+  const auto name = attr_or<std::string>(s, "activation", "none");
   return static_cast<int>(ops::find_opcode(name == "none" ? "copy" : name)->opcode);
 }
 
@@ -47,7 +36,7 @@ Row row_of(const Shape& shape, const std::vector<Filled>& inputs) {
   Row out;
   const HostTensor& x = *operand(inputs, 0);
   const HostTensor* norm = operand(inputs, 1);
-  const double offset = float_attr(shape, "weight_offset", 0);
+  const double offset = attr_or<double>(shape, "weight_offset", 0);
   double squares = 0;
   for (int64_t i = 0; i < x.size(); ++i) {
     const double v = at(x, i);
@@ -56,7 +45,7 @@ Row row_of(const Shape& shape, const std::vector<Filled>& inputs) {
   }
   if (norm != nullptr) {
     const double mean = squares / static_cast<double>(x.size());
-    out.scale = 1 / std::sqrt(mean + float_attr(shape, "eps", 1e-5));
+    out.scale = 1 / std::sqrt(mean + attr_or<double>(shape, "eps", 1e-5));
   }
   return out;
 }
@@ -94,7 +83,7 @@ std::vector<int64_t> all_of(const HostTensor& t) {
 std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
                           const std::vector<Filled>& before) {
   const Row row = row_of(shape, inputs);
-  const bool gated = int_attr(shape, "gated") != 0;
+  const bool gated = attr_or<int64_t>(shape, "gated", 0) != 0;
   const int activation = activation_of(shape);
   const HostTensor* residual = operand(inputs, 2);
   std::vector<Part> out;
@@ -119,7 +108,7 @@ std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inp
   ir::Node rope, attention;
   rope.op = "rope", rope.attrs = {{"interleaved", int64_t{0}}};
   attention.op = "sdpa";
-  attention.attrs = {{"scale", float_attr(shape, "scale", 1)}, {"is_causal", int64_t{0}}};
+  attention.attrs = {{"scale", attr_or<double>(shape, "scale", 1)}, {"is_causal", int64_t{0}}};
   const auto turned = [&](size_t i) {
     const HostTensor& x = *operand(inputs, i);
     // Angles are those of one head, which the operand repeats as often as there are queries.
@@ -148,7 +137,7 @@ std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inp
     }
   }
   const HostTensor last = ops::from_ints({ir::DType::kI64, {int64_t{1}}}, {position});
-  const bool ends = int_attr(shape, "ends") != 0;
+  const bool ends = attr_or<int64_t>(shape, "ends", 0) != 0;
   HostTensor o = ops::get("sdpa").reference(
       attention, {&q, &caches[0], &caches[1], operand(inputs, 6), ends ? &last : nullptr},
       {before[0].values.type})[0];

@@ -23,18 +23,6 @@ ir::TensorType type_of(const Layout& layout) {
   return type;
 }
 
-int64_t int_attr(const Shape& s, const char* name, int64_t otherwise) {
-  auto it = s.attrs.find(name);
-  const auto* value = it == s.attrs.end() ? nullptr : std::get_if<int64_t>(&it->second);
-  return value == nullptr ? otherwise : *value;
-}
-
-std::string text_attr(const Shape& s, const char* name) {
-  auto it = s.attrs.find(name);
-  const auto* value = it == s.attrs.end() ? nullptr : std::get_if<std::string>(&it->second);
-  return value == nullptr ? std::string() : *value;
-}
-
 /// Multiples of 1/unit up to most/unit on both sides.
 void fill_floats(HostTensor& t, Random& random, int64_t most, double unit) {
   double values[257];
@@ -120,8 +108,7 @@ void fill_activations(HostTensor& t, Random& random) {
 
 /// Half, one or two of either sign, less what is added to a norm's weight: products with it are exact.
 void fill_norm_weight(const Shape& s, HostTensor& t, Random& random) {
-  const auto it = s.attrs.find("weight_offset");
-  const double offset = it == s.attrs.end() ? 0 : std::get<double>(it->second);
+  const auto offset = attr_or<double>(s, "weight_offset", 0);
   for (int64_t i = 0; i < t.size(); ++i) {
     const double x = 0.5 * static_cast<double>(int64_t{1} << random.between(0, 2));
     ir::store_element(t.type.dtype, t.at(i), (random.next() >> 40) % 2 != 0 ? x - offset : -x - offset);
@@ -131,7 +118,7 @@ void fill_norm_weight(const Shape& s, HostTensor& t, Random& random) {
 void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto dim = [&](size_t operand, size_t axis) { return s.inputs[operand].layout.dims[axis]; };
   const auto axis = static_cast<size_t>(
-      int_attr(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
+      attr_or<int64_t>(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
   if (s.op == "gemm" || s.op == "conv" || s.op == "recurrent") return fill_floats(t, random, 8, 8);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
   if (s.op == "linears") {
@@ -148,7 +135,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   if (s.op == "scatter" && input == 1) return fill_places(t, random, axis, dim(0, axis));
   if (s.op == "index_copy" && input == 0) {
     const auto at = static_cast<size_t>(
-        int_attr(s, "axis", static_cast<int64_t>(s.outputs[0].layout.dims.size()) - 1));
+        attr_or<int64_t>(s, "axis", static_cast<int64_t>(s.outputs[0].layout.dims.size()) - 1));
     return fill_places(t, random, 0, s.outputs[0].layout.dims[at]);
   }
   if (s.op == "index" && input > 0) {
@@ -170,7 +157,8 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
     }
     return;
   }
-  if (s.op == "reduce" && text_attr(s, "kind") == "prod" && ir::is_floating(t.type.dtype)) {
+  const bool is_product = s.op == "reduce" && attr_or<std::string>(s, "kind", "") == "prod";
+  if (is_product && ir::is_floating(t.type.dtype)) {
     for (int64_t i = 0; i < t.size(); ++i) {
       const double x = random.between(0, 5) == 0 ? 2 : random.between(0, 4) == 0 ? 0.5 : 1;
       ir::store_element(t.type.dtype, t.at(i), (random.next() >> 40) % 2 != 0 ? x : -x);

@@ -15,39 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 from npu_support import worker_pids
+from small_plugins import small_model, small_plugin
 from test_worker_restarts import left
 
 import rm_abstract as rm
 
-PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 KILLS, ROUNDS = (150, 10) if HEAVY else (3, 1)
 STRICT = "error:capture,compile,device,correctness"
 LANES = 4
 LIMIT_S = 60.0  # for a call that meets a kill, on a busy machine
-
-PLUGIN = """
-import sys; sys.path.append({plugins!r})
-from rm_backend_small import why_not
-from rm_abstract.plugin import Device, PythonPlugin
-plugin = PythonPlugin(
-    name={name!r}, version="1.0", worker="{name}_worker:Worker", executions={lanes},
-    devices=lambda: [Device("NumPy", arch="lanes-1")], why_not=why_not,
-)
-"""
-WORKER = """
-import sys, time; sys.path.append({plugins!r})
-import small_worker
-class Loaded(small_worker.Loaded):
-    def execute(self, inputs, outputs):
-        time.sleep(0.005)  # the others run meanwhile
-        super().execute(inputs, outputs)
-class Worker(small_worker.Worker):
-    def load(self, artefact, weights):
-        made = super().load(artefact, weights)
-        made.__class__ = Loaded
-        return made
-"""
 
 
 class Caller(threading.Thread):
@@ -56,8 +33,7 @@ class Caller(threading.Thread):
     def __init__(self, number: int) -> None:
         super().__init__(daemon=True)
         width = 8 + 8 * number  # programs of their own
-        layers = (torch.nn.Linear(width, 16), torch.nn.ReLU(), torch.nn.Linear(16, width))
-        self.model = torch.nn.Sequential(*layers, torch.nn.Tanh()).eval()
+        self.model = small_model(width)
         self.input = torch.randn(3, width)
         with torch.no_grad():
             self.expected = self.model(self.input)
@@ -93,11 +69,8 @@ class Caller(threading.Thread):
 
 
 def plugin(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> random.Random:
-    """A plugin that can be found, of a name of its own in this process; draws of moments."""
-    given = {"plugins": str(PLUGINS), "lanes": LANES, "name": name}
-    (folder / f"{name}_worker.py").write_text(WORKER.format(**given))
-    (folder / f"rm_backend_{name}.py").write_text(PLUGIN.format(**given))
-    monkeypatch.setenv("RM_BACKEND_PATH", str(folder))
+    """A plugin whose runs take some time, so that others run meanwhile; draws of moments."""
+    small_plugin(name, LANES, "time.sleep(0.005)", folder, monkeypatch)
     return random.Random(f"{os.environ.get('RM_SEED', '1')} {name}")
 
 

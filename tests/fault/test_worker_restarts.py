@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from npu_support import worker_pids
+from small_plugins import PLUGINS, small_model
 
 import rm_abstract as rm
 
-PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 TIMES = 1000 if HEAVY else 12
 
@@ -50,9 +50,7 @@ def test_crashes_and_restarts_leave_nothing(
     (tmp_path / "tmp").mkdir()
     others = left()["children"]  # of tests before this one: the standard library keeps helpers
     torch.manual_seed(3)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8), torch.nn.Tanh()
-    ).eval()
+    model = small_model(8)
     x = torch.randn(3, 8)
     with (
         rm.init("small:0", fallback="error:capture,compile,device,correctness") as session,

@@ -35,58 +35,15 @@ from rm_abstract.hooks.host import SLOT, RouterHost
 from rm_abstract.hooks.part_policy import PartPolicy
 from rm_abstract.hooks.parts import Parts
 from rm_abstract.hooks.route import RouteFailure, new_route
+from rm_abstract.hooks.router_events import RouterEvents, for_remote_engine
 from rm_abstract.hooks.slot import Ours
 from rm_abstract.hooks.snapshots import MAX_PAUSE, Snapshots, change_reason
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
-    from rm_abstract.guards.found import Sources
     from rm_abstract.hooks.gradients import GradientCalls
 
 _LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
-
-
-class RouterEvents:
-    """Implements engines.context.Events for one router. Holds it weakly: the engine that has this
-    object belongs to the router, and a cycle would keep a model alive until the next collection."""
-
-    def __init__(self, router: Router) -> None:
-        self._router = weakref.ref(router)
-
-    def failed(self, error: Exception) -> None:
-        router = self._router()
-        if router is None:
-            return
-        try:
-            if isinstance(error, (Error, Decline)):
-                router.refused_while_serving(error.code, str(error))
-            if isinstance(error, Error):
-                router.failed(error)
-            elif isinstance(error, Decline):
-                router.declined(error)
-        except Error as raised:  # the policy; the original ran, once is enough
-            raised.served = True
-            raise
-
-    def served_by_original(self) -> None:
-        router = self._router()
-        if router is not None:
-            router.route.unrouted()
-            router.first_calls += 1
-
-    def uncount(self, calls: int) -> None:
-        router = self._router()
-        if router is not None:
-            router.route.uncount(calls)
-
-    def detach(self) -> None:
-        router = self._router()
-        if router is not None:
-            router.detach()
-
-    def sources(self) -> Sources | None:
-        router = self._router()
-        return None if router is None else router.snapshots.found
 
 
 class Router(Ours):
@@ -199,10 +156,9 @@ class Router(Ours):
 
         with self._lock:
             if self._generation is None:
-                self._generation = GenerationState(
-                    self.session.settings,
-                    remote_engine(self.session.settings, self.session.device, *_for_engine(self)),
-                )
+                settings, device = self.session.settings, self.session.device
+                remote = remote_engine(settings, device, *for_remote_engine(self))
+                self._generation = GenerationState(settings, remote)
             return self._generation
 
     @property
@@ -567,23 +523,6 @@ class Router(Ours):
         if len(described) == 3:
             self._report(described[1], error)
         return output
-
-
-def _for_engine(router: Router) -> tuple[Any, Any]:
-    """What an engine in another process may ask of the router, which it must not keep alive."""
-    session, label = router.session, router.label
-    watch = weakref.WeakMethod(router.watch)
-
-    def watched() -> Any:
-        found = watch()
-        if found is None:
-            raise Decline("RM113", "the model is gone")
-        return found()
-
-    def notice(code: str, detail: str) -> None:
-        session.engine_notice(label, code, detail)
-
-    return watched, notice
 
 
 def _tensors(module: Any) -> list[torch.Tensor]:

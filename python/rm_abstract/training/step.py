@@ -8,7 +8,6 @@ a step that cannot be compiled is eager's, with a reason in `report()`.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any
@@ -20,7 +19,7 @@ from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.capture.training import Forward
 from rm_abstract.training import batch as batches
-from rm_abstract.training import check, optimizers
+from rm_abstract.training import check, optimizers, run_tensors
 from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
@@ -71,8 +70,7 @@ class TrainingStep(Routed):
         self._has_gradients = False  # parameters, before this step
         self._finite = True  # eager's last gradients, as its scaler saw them
         self._rules: tuple[optimizers.Rule, ...] = ()
-        self._cells = array("d")
-        self._hyper = torch.empty(0)
+        self._hyper = run_tensors.HyperRows()
 
     # ---- the step ----------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class TrainingStep(Routed):
                 return self._run(found, tensors)
             if not found.wanted.rules:
                 return self._first_sums(found, key, tensors, inputs, targets)
-            if not self._lacks_state(found):
+            if not run_tensors.lacks_state(found, self.optimizer):
                 return self._first(found, key, tensors, inputs, targets)
         except Decline as decline:
             self._note(decline)
@@ -112,7 +110,7 @@ class TrainingStep(Routed):
             self._fill(optimizers.numbers(self.optimizer, taken))
         try:
             batch = [*tensors, *self._scales()]
-            results = found.run(batch, self._hyper, sums, donated, self._frozen(found))
+            results = found.run(batch, self._hyper.tensor, sums, donated, self._frozen(found))
         except _core.CoreError as error:  # nothing was written: eager says what it thinks of it
             raise Decline(error.reason or "RM703", str(error)) from error
         if found.wanted.rules:
@@ -233,7 +231,7 @@ class TrainingStep(Routed):
         inputs = [*tensors, *self._scales()]
         if rules:
             self._fill([0.0] * (found.hyper_columns * len(rules)))
-            inputs.append(self._hyper)
+            inputs.append(self._hyper.tensor)
         if found.wanted.micro_batches > 1:
             inputs += [torch.empty_like(t.tensor) for t in found.trained]
         inputs += [*donated, *self._frozen(found)]
@@ -248,13 +246,6 @@ class TrainingStep(Routed):
         found.recomputed = fitted.recomputed
         if fitted.arena > budget:
             self._note(Decline("RM711", f"{fitted.arena} bytes, the budget is {budget}"))
-
-    def _lacks_state(self, found: StepProgram) -> bool:
-        """Whether the optimiser has yet to make the state of a parameter: its own step does."""
-        return any(
-            optimizers.states(self.optimizer, t.tensor, self._rules[t.group]) is None
-            for t in found.trained
-        )
 
     def _first(
         self,
@@ -337,7 +328,7 @@ class TrainingStep(Routed):
         """The results of a program that was never compared; one that fails is refused for good."""
         batch = [*(t.clone() for t in tensors), *self._scales()]
         try:
-            return found.run(batch, self._hyper, sums, donated, self._frozen(found))
+            return found.run(batch, self._hyper.tensor, sums, donated, self._frozen(found))
         except _core.CoreError as error:
             self._refused[key] = Decline(error.reason or "RM705", str(error))
             raise self._refused[key] from error
@@ -380,65 +371,13 @@ class TrainingStep(Routed):
     # ---- the tensors of a run ----------------------------------------------------------------
 
     def _donated(self, found: StepProgram) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-        """What the program updates, in its order, and the optimiser's counters by group.
-
-        Without an update the parameters, which are only read, are there in the same place.
-        """
-        written = [named(self._module, name) for name in found.written]
-        if not found.wanted.rules:
-            return [*(t.tensor for t in found.trained), *written], []
-        donated: list[torch.Tensor] = []
-        counters: list[list[torch.Tensor]] = [[] for _ in self._rules]
-        names = [optimizers.state_names(rule) for rule in self._rules]
-        adam = optimizers.is_adam(self.optimizer)
-        state = self.optimizer.state
-        for t in found.trained:
-            p, group = t.tensor, t.group
-            held = state.get(p, {})
-            donated.append(p)
-            for name in names[group]:
-                value = held.get(name)
-                if value is None:
-                    raise Decline("RM701", f"the optimizer has no state of {t.names[0]}")
-                donated.append(value)
-            if adam:
-                counters[group].append(held["step"])
-        return [*donated, *written], counters
+        return run_tensors.donated(found, self._module, self.optimizer)
 
     def _sums(self, found: StepProgram) -> list[torch.Tensor]:
-        """Gradients of the step's earlier micro-batches, by parameter; zeros where there are none.
+        return run_tensors.sums(found, self.optimizer, self.accumulated)
 
-        Raises Decline where a program would lose some.
-        """
-        if found.wanted.micro_batches == 1:
-            return []
-        sums = []
-        for t in found.trained:
-            p, held = t.tensor, t.tensor.grad
-            if self.accumulated == 0 or held is None:
-                held = torch.zeros_like(p, memory_format=torch.preserve_format)
-            elif held.dtype != p.dtype or held.layout is not torch.strided or held.requires_grad:
-                raise Decline("RM703", f"the gradient of {t.names[0]} is {held.dtype}")
-            sums.append(held)
-        if self.accumulated and found.wanted.rules:
-            reached = {id(t.tensor) for t in found.trained}
-            for group in self.optimizer.param_groups:
-                if any(p.grad is not None and id(p) not in reached for p in group["params"]):
-                    raise Decline("RM703", "a gradient of a parameter that this batch has none of")
-        return sums
-
-    def _fill(self, rows: list[float]) -> None:
-        clips = self.clip_norm is not None or self.clip_value is not None
-        if clips:
-            width = len(rows) // len(self._rules)
-            most = (float(self.clip_norm or 0.0), float(self.clip_value or 0.0))
-            rows = [*rows, *most, *([0.0] * (width - 2))]
-        if len(rows) != len(self._cells):
-            self._cells = array("d", rows)
-            height = len(self._rules) + clips
-            self._hyper = torch.frombuffer(self._cells, dtype=torch.float64).reshape(height, -1)
-            return
-        self._cells[:] = array("d", rows)
+    def _fill(self, numbers: list[float]) -> None:
+        self._hyper.fill(numbers, len(self._rules), (self.clip_norm, self.clip_value))
 
     # ---- is everything as it was? --------------------------------------------------------------
 

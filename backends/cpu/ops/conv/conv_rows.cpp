@@ -1,9 +1,10 @@
 // Fills in the kernel rows: oneDNN, our own tiles by instruction set, then the plain loop.
 #include "ops/conv/rows.hpp"
 
-#include <stdexcept>
+#include <utility>
 #include <vector>
 
+#include "common/decoded_row.hpp"
 #include "common/row.hpp"
 #include "ops/conv/direct.hpp"
 #include "ops/conv/naive.hpp"
@@ -44,40 +45,28 @@ struct Naive {
   static Kernel* make(ConvProblem c) { return new NaiveConv(std::move(c)); }
 };
 
-/// One of the above over a decoded problem, which throws where operands are outside the schema.
-template <class Of>
-struct Row {
-  using State = typename Of::Kernel;
-  static const char* why_not(const rm_problem& p, const rm_device_info*) {
-    return Of::reject(decode(p));
-  }
-  static double cost_ns(const rm_problem& p, const rm_device_info*) {
-    return 2000 + decode(p).flops() / Of::gflops();
-  }
-  static State* make(const rm_problem& p, const rm_device_info*) {
-    ConvProblem c = decode(p);
-    if (const char* why = Of::reject(c)) throw std::invalid_argument(why);
-    return Of::make(std::move(c));
+struct Conv {
+  static constexpr const char* kOp = "conv";
+  static ConvProblem decode(const rm_problem& p) { return conv::decode(p); }
+  template <class Of>
+  static double cost_ns(const ConvProblem& c) {
+    return 2000 + c.flops() / Of::gflops();
   }
 };
-
-template <class Of>
-rm_kernel make_row(const char* name, uint32_t traits) {
-  return plugin::kernel_row<Row<Of>>("conv", name, build_id(), traits);
-}
 
 }  // namespace
 }  // namespace conv
 
 std::span<const rm_kernel> conv_rows() {
+  using namespace conv;
   static const std::vector<rm_kernel> rows = {
-      conv::make_row<conv::OneDnn>("conv_onednn", 0),
+      make_decoded_row<Conv, OneDnn>("conv_onednn", 0),
 #if RM_CPU_X86
-      conv::make_row<conv::Direct<Isa::avx512>>("conv_direct_avx512", RM_KERNEL_DETERMINISTIC),
-      conv::make_row<conv::Direct<Isa::avx2>>("conv_direct_avx2", RM_KERNEL_DETERMINISTIC),
+      make_decoded_row<Conv, Direct<Isa::avx512>>("conv_direct_avx512"),
+      make_decoded_row<Conv, Direct<Isa::avx2>>("conv_direct_avx2"),
 #endif
-      conv::make_row<conv::Direct<Isa::baseline>>("conv_direct_baseline", RM_KERNEL_DETERMINISTIC),
-      conv::make_row<conv::Naive>("conv_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)};
+      make_decoded_row<Conv, Direct<Isa::baseline>>("conv_direct_baseline"),
+      make_decoded_row<Conv, Naive>("conv_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)};
   return rows;
 }
 

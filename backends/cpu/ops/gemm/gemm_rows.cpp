@@ -1,10 +1,11 @@
 // Fills in the kernel rows: own packed kernels by instruction set, then the plain loop.
 #include "ops/gemm/rows.hpp"
 
-#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "common/decoded_row.hpp"
 #include "common/row.hpp"
 #include "ops/gemm/cost.hpp"
 #include "ops/gemm/direct.hpp"
@@ -153,34 +154,14 @@ struct Naive {
   static Kernel* make(GemmProblem g) { return new NaiveGemm(std::move(g)); }
 };
 
-/// One of the above over a decoded problem, which throws where operands are outside the schema.
-template <class Of>
-struct Row {
-  using State = typename Of::Kernel;
-  static const char* why_not(const rm_problem& p, const rm_device_info*) {
-    return Of::reject(decode(p));
-  }
-  static double cost_ns(const rm_problem& p, const rm_device_info*) {
-    const GemmProblem g = decode(p);
+struct Gemm {
+  static constexpr const char* kOp = "gemm";
+  static GemmProblem decode(const rm_problem& p) { return gemm::decode(p); }
+  template <class Of>
+  static double cost_ns(const GemmProblem& g) {
     return roofline_ns(g, Of::roof(g));
   }
-  static State* make(const rm_problem& p, const rm_device_info*) {
-    GemmProblem g = decode(p);
-    if (const char* why = Of::reject(g)) throw std::invalid_argument(why);
-    return Of::make(std::move(g));
-  }
-  static std::span<const rm_edge> edges()
-    requires requires { Of::edges(); }
-  {
-    static const std::vector<rm_edge> edges = Of::edges();
-    return edges;
-  }
 };
-
-template <class Of>
-rm_kernel make_row(const char* name, uint32_t traits) {
-  return plugin::kernel_row<Row<Of>>("gemm", name, build_id(), traits);
-}
 
 }  // namespace
 }  // namespace gemm
@@ -189,20 +170,20 @@ std::span<const rm_kernel> gemm_rows() {
   using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
-    gemm::make_row<DirectBf16>("gemm_direct_avx512_bf16", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Direct<Isa::avx512>>("gemm_direct_avx512", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Direct<Isa::avx2>>("gemm_direct_avx2", RM_KERNEL_DETERMINISTIC),
+    make_decoded_row<Gemm, DirectBf16>("gemm_direct_avx512_bf16"),
+    make_decoded_row<Gemm, Direct<Isa::avx512>>("gemm_direct_avx512"),
+    make_decoded_row<Gemm, Direct<Isa::avx2>>("gemm_direct_avx2"),
     // None for AVX-512 before it ran on a processor that has it.
-    gemm::make_row<Unpacked<Isa::avx2>>("gemm_unpacked_avx2", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<PackedBf16>("gemm_packed_avx512_bf16", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Packed<Isa::avx512>>("gemm_packed_avx512", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Packed<Isa::avx2>>("gemm_packed_avx2", RM_KERNEL_DETERMINISTIC),
+    make_decoded_row<Gemm, Unpacked<Isa::avx2>>("gemm_unpacked_avx2"),
+    make_decoded_row<Gemm, PackedBf16>("gemm_packed_avx512_bf16"),
+    make_decoded_row<Gemm, Packed<Isa::avx512>>("gemm_packed_avx512"),
+    make_decoded_row<Gemm, Packed<Isa::avx2>>("gemm_packed_avx2"),
 #endif
-    gemm::make_row<OneDnn>("gemm_onednn", 0),
-    gemm::make_row<Direct<Isa::baseline>>("gemm_direct_baseline", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Unpacked<Isa::baseline>>("gemm_unpacked_baseline", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Packed<Isa::baseline>>("gemm_packed_baseline", RM_KERNEL_DETERMINISTIC),
-    gemm::make_row<Naive>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
+    make_decoded_row<Gemm, OneDnn>("gemm_onednn", 0),
+    make_decoded_row<Gemm, Direct<Isa::baseline>>("gemm_direct_baseline"),
+    make_decoded_row<Gemm, Unpacked<Isa::baseline>>("gemm_unpacked_baseline"),
+    make_decoded_row<Gemm, Packed<Isa::baseline>>("gemm_packed_baseline"),
+    make_decoded_row<Gemm, Naive>("gemm_naive", RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)
   };
   return rows;
 }

@@ -1,9 +1,9 @@
 // Fills in the kernel rows: panels by instruction set, then the plain loop.
 #include "ops/recurrent/rows.hpp"
 
-#include <stdexcept>
 #include <vector>
 
+#include "common/decoded_row.hpp"
 #include "common/row.hpp"
 #include "ops/recurrent/naive.hpp"
 #include "ops/recurrent/steps.hpp"
@@ -37,48 +37,28 @@ struct Naive {
   static Kernel* make(const RecurrentProblem& r) { return new NaiveSteps(r); }
 };
 
-/// One of the above over a decoded problem, which throws where operands are outside the schema.
-template <class Of>
-struct Row {
-  using State = typename Of::Kernel;
-  static const char* why_not(const rm_problem& p, const rm_device_info*) {
-    return Of::reject(decode(p));
-  }
-  static double cost_ns(const rm_problem& p, const rm_device_info*) {
-    const RecurrentProblem r = decode(p);
+struct Recurrent {
+  static constexpr const char* kOp = "recurrent";
+  static RecurrentProblem decode(const rm_problem& p) { return recurrent::decode(p); }
+  template <class Of>
+  static double cost_ns(const RecurrentProblem& r) {
     return 1000 + static_cast<double>(r.steps) * (100 + r.step_flops() / Of::gflops());
   }
-  static State* make(const rm_problem& p, const rm_device_info*) {
-    const RecurrentProblem r = decode(p);
-    if (const char* why = Of::reject(r)) throw std::invalid_argument(why);
-    return Of::make(r);
-  }
-  static std::span<const rm_edge> edges()
-    requires requires { Of::edges(); }
-  {
-    static const std::vector<rm_edge> edges = Of::edges();
-    return edges;
-  }
 };
-
-template <class Of>
-rm_kernel make_row(const char* name, uint32_t traits = 0) {
-  return plugin::kernel_row<Row<Of>>("recurrent", name, build_id(),
-                                     traits | RM_KERNEL_DETERMINISTIC);
-}
 
 }  // namespace
 }  // namespace recurrent
 
 std::span<const rm_kernel> recurrent_rows() {
-  namespace r = recurrent;
+  using namespace recurrent;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
       // No row for AVX-512: nobody has run one on a processor that has it.
-      r::make_row<r::Panels<Isa::avx2>>("recurrent_steps_avx2"),
+      make_decoded_row<Recurrent, Panels<Isa::avx2>>("recurrent_steps_avx2"),
 #endif
-      r::make_row<r::Panels<Isa::baseline>>("recurrent_steps_baseline"),
-      r::make_row<r::Naive>("recurrent_naive", RM_KERNEL_FALLBACK)};
+      make_decoded_row<Recurrent, Panels<Isa::baseline>>("recurrent_steps_baseline"),
+      make_decoded_row<Recurrent, Naive>("recurrent_naive",
+                                         RM_KERNEL_FALLBACK | RM_KERNEL_DETERMINISTIC)};
   return rows;
 }
 

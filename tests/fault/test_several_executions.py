@@ -8,59 +8,45 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_plugins import small_model, small_plugin
 
 import rm_abstract as rm
 from rm_abstract.plugin import Device, PythonPlugin
 
-PLUGINS = Path(__file__).resolve().parents[1] / "python_plugins"
 STRICT = "error:capture,compile,device,correctness,cache"
 
-PLUGIN = """
-import sys; sys.path.append({plugins!r})
-from rm_backend_small import why_not
-from rm_abstract.plugin import Device, PythonPlugin
-plugin = PythonPlugin(
-    name={name!r}, version="1.0", worker="{name}_worker:Worker", executions={executions},
-    devices=lambda: [Device("NumPy", arch="meeting-1"), Device("NumPy", arch="meeting-1")],
-    why_not=why_not,
-)
+MEET = """
+if os.path.exists({switch!r}):
+    MEETING.wait({wait_s})
 """
-WORKER = """
-import os, sys, threading; sys.path.append({plugins!r})
-import small_worker
-MEETING = threading.Barrier(2)
-class Loaded(small_worker.Loaded):
-    def execute(self, inputs, outputs):
-        if os.path.exists({switch!r}):
-            MEETING.wait({wait_s})
-        super().execute(inputs, outputs)
-class Worker(small_worker.Worker):
-    def load(self, artefact, weights):
-        made = super().load(artefact, weights)
-        made.__class__ = Loaded
-        return made
+POISON = """
+if os.path.exists({switch!r}):
+    try:
+        MEETING.wait({wait_s})
+    except threading.BrokenBarrierError:
+        pass  # it runs alone
+    if inputs[0].shape[-1] == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)  # until the other one has killed it
 """
-
-
-def model(width: int) -> torch.nn.Module:
-    layers = (torch.nn.Linear(width, 16), torch.nn.ReLU(), torch.nn.Linear(16, width))
-    return torch.nn.Sequential(*layers, torch.nn.Tanh()).eval()
 
 
 def both(
-    name: str, executions: int, wait_s: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    executions: int,
+    wait_s: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str = MEET,
 ) -> list[object]:
     """What the calls of two models in two threads gave: whether it is right, or the error."""
     switch = folder / "meet"
-    given = {"plugins": str(PLUGINS), "switch": str(switch), "wait_s": wait_s}
-    (folder / f"{name}_worker.py").write_text(WORKER.format(**given))
-    source = PLUGIN.format(name=name, executions=executions, **given)
-    (folder / f"rm_backend_{name}.py").write_text(source)
-    monkeypatch.setenv("RM_BACKEND_PATH", str(folder))
+    before = before.format(switch=str(switch), wait_s=wait_s)
+    small_plugin(name, executions, before, folder, monkeypatch)
     torch.manual_seed(7)
     found: list[object] = [None, None]
     with rm.init(f"{name}:0", fallback=STRICT), torch.no_grad():
-        models = [model(8), model(24)]
+        models = [small_model(8), small_model(24)]
         inputs = [torch.randn(3, 8), torch.randn(3, 24)]
         expected = [one(x) for one, x in zip(models, inputs, strict=True)]
         for one, x in zip(models, inputs, strict=True):
@@ -100,36 +86,12 @@ def test_without_the_plugins_word_one_runs_at_a_time(
         assert "BrokenBarrier" in str(error)
 
 
-POISON = """
-import os, signal, sys, threading, time; sys.path.append({plugins!r})
-import small_worker
-MEETING = threading.Barrier(2)
-class Loaded(small_worker.Loaded):
-    def execute(self, inputs, outputs):
-        if os.path.exists({switch!r}):
-            try:
-                MEETING.wait(2)
-            except threading.BrokenBarrierError:
-                pass  # it runs alone
-            if inputs[0].shape[-1] == 8:
-                os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.5)  # until the other one has killed it
-        super().execute(inputs, outputs)
-class Worker(small_worker.Worker):
-    def load(self, artefact, weights):
-        made = super().load(artefact, weights)
-        made.__class__ = Loaded
-        return made
-"""
-
-
 def test_a_program_that_kills_its_worker_takes_no_other_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both calls meet the crash and are repeated: not beside each other, or the one that is not to
     blame would meet it again."""
-    monkeypatch.setitem(globals(), "WORKER", POISON)
-    poison, other = both("poison", 2, 2, tmp_path, monkeypatch)
+    poison, other = both("poison", 2, 2, tmp_path, monkeypatch, POISON)
     assert isinstance(poison, rm.ExecutionError) and poison.code == "RM303", poison
     assert other is True, other
 

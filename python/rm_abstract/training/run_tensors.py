@@ -1,0 +1,103 @@
+"""The tensors of one run of a step's program, looked up anew for every run: what it updates, the
+gradients of earlier micro-batches, and the optimizer's numbers."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rm_abstract.base.decline import Decline
+from rm_abstract.training import optimizers
+from rm_abstract.training.program import StepProgram
+from rm_abstract.training.routed import named
+
+
+def donated(
+    found: StepProgram, module: Any, optimizer: torch.optim.Optimizer
+) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """What the program updates, in its order, and the optimizer's counters by group.
+
+    Without an update the parameters, which are only read, are there in the same place.
+    """
+    written = [named(module, name) for name in found.written]
+    rules = found.wanted.rules
+    if not rules:
+        return [*(t.tensor for t in found.trained), *written], []
+    tensors: list[torch.Tensor] = []
+    counters: list[list[torch.Tensor]] = [[] for _ in rules]
+    names = [optimizers.state_names(rule) for rule in rules]
+    adam = optimizers.is_adam(optimizer)
+    state = optimizer.state
+    for t in found.trained:
+        p, group = t.tensor, t.group
+        held = state.get(p, {})
+        tensors.append(p)
+        for name in names[group]:
+            value = held.get(name)
+            if value is None:
+                raise Decline("RM701", f"the optimizer has no state of {t.names[0]}")
+            tensors.append(value)
+        if adam:
+            counters[group].append(held["step"])
+    return [*tensors, *written], counters
+
+
+def lacks_state(found: StepProgram, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer has yet to make the state of a parameter: its own step does."""
+    rules = found.wanted.rules
+    return any(
+        optimizers.states(optimizer, t.tensor, rules[t.group]) is None for t in found.trained
+    )
+
+
+def sums(
+    found: StepProgram, optimizer: torch.optim.Optimizer, accumulated: int
+) -> list[torch.Tensor]:
+    """Gradients of the step's `accumulated` earlier micro-batches, by parameter; zeros where there
+    are none.
+
+    Raises Decline where a program would lose some.
+    """
+    if found.wanted.micro_batches == 1:
+        return []
+    gradients = []
+    for t in found.trained:
+        p, held = t.tensor, t.tensor.grad
+        if accumulated == 0 or held is None:
+            held = torch.zeros_like(p, memory_format=torch.preserve_format)
+        elif held.dtype != p.dtype or held.layout is not torch.strided or held.requires_grad:
+            raise Decline("RM703", f"the gradient of {t.names[0]} is {held.dtype}")
+        gradients.append(held)
+    if accumulated and found.wanted.rules:
+        reached = {id(t.tensor) for t in found.trained}
+        for group in optimizer.param_groups:
+            if any(p.grad is not None and id(p) not in reached for p in group["params"]):
+                raise Decline("RM703", "a gradient of a parameter that this batch has none of")
+    return gradients
+
+
+class HyperRows:
+    """The program's input ``hyper``: a row of numbers a parameter group, then one of the limits of
+    clipping where there are some. Its memory stays the same while its shape does."""
+
+    def __init__(self) -> None:
+        self._cells = array("d")
+        self.tensor = torch.empty(0)
+
+    def fill(self, numbers: list[float], groups: int, limits: Sequence[float | None]) -> None:
+        """``limits``: the largest norm and the largest value of gradients, where they have one."""
+        height = groups
+        if any(limit is not None for limit in limits):
+            width = len(numbers) // groups
+            most = [float(limit or 0.0) for limit in limits]
+            numbers = [*numbers, *most, *([0.0] * (width - len(most)))]
+            height += 1
+        cells = array("d", numbers)
+        if len(cells) == len(self._cells) and height == len(self.tensor):
+            self._cells[:] = cells
+            return
+        self._cells = cells
+        self.tensor = torch.frombuffer(cells, dtype=torch.float64).reshape(height, -1)
