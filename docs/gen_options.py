@@ -24,7 +24,7 @@ def page() -> str:
         "An option is read from the argument, else from its environment variable, else from",
         "`rm_abstract.toml` (of the project, else in `~/.config`), else it is the default.",
         "An unknown name or value raises `ConfigError`. The column *recompiles* says whether a new",
-        "value needs other compiled programs; such options are part of every key of the cache.",
+        "value needs new compiled programs; the cache keeps those of the earlier values as well.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
