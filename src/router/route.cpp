@@ -205,7 +205,7 @@ PyObject* route_checked(RouteState& s, PyObject* module, PyObject* args, PyObjec
   if (s.refused > 0 && s.guard->taken() && !root_is_training(module)) {
     const Reason odd = s.shape.describe(args, kwargs, *s.facts, grad, &call);
     const auto known = odd == Reason::kNone ? s.table.find(call.key) : s.table.end();
-    if (known != s.table.end() && !known->second.run &&
+    if (known != s.table.end() && known->second.is_refused() &&
         ++known->second.refusals % kRefusalsBetweenChecks != 0) {
       return decline(s, known->second.code, known->second.detail, module, args, kwargs);
     }
@@ -225,7 +225,8 @@ PyObject* route_checked(RouteState& s, PyObject* module, PyObject* args, PyObjec
     return decline(s, Reason::kShape, "too many different signatures", module, args, kwargs);
   }
   const RouteEntry& entry = found->second;
-  if (!entry.run) return decline(s, entry.code, entry.detail, module, args, kwargs);
+  if (entry.is_refused()) return decline(s, entry.code, entry.detail, module, args, kwargs);
+  if (!entry.run) Py_RETURN_NOTIMPLEMENTED;  // its time is over
   std::string code;
   PyObject* output = run_entry(s, entry, call, &code, &detail);
   if (output != nullptr || PyErr_Occurred() != nullptr) return output;

@@ -7,10 +7,12 @@
 
 #include <Python.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -30,6 +32,11 @@ struct RouteEntry {
   std::string code;
   std::string detail;
   std::uint32_t refusals = 0;
+  std::optional<std::chrono::steady_clock::time_point> again;  // of a refused one; none: for good
+
+  bool is_refused() const {
+    return !run && !(again && std::chrono::steady_clock::now() >= *again);
+  }
 };
 
 struct Tally {

@@ -140,10 +140,15 @@ PyObject* route_bind(PyObject* self, PyObject* packed) {
 PyObject* route_refuse(PyObject* self, PyObject* packed) {
   return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
-    if (a.size() != 3) throw py::type_error("[router] expected refuse(key, code, detail)");
+    if (a.size() != 4) throw py::type_error("[router] expected refuse(key, code, detail, seconds)");
     RouteEntry entry;
     entry.code = a[1].cast<std::string>();
     entry.detail = a[2].cast<std::string>();
+    if (!a[3].is_none()) {
+      using Clock = std::chrono::steady_clock;
+      const std::chrono::duration<double> pause(a[3].cast<double>());
+      entry.again = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
+    }
     ++state_of(self).refused;
     state_of(self).table.insert_or_assign(words_of(a[0].cast<py::bytes>()), std::move(entry));
   });
@@ -271,7 +276,7 @@ PyMethodDef kMethods[] = {
      "bind(key, run, direct): calls of this key are served by a program of `direct` (DirectPrograms or "
      "None) that fits, else by run(flat)"},
     {"refuse", route_refuse, METH_VARARGS,
-     "refuse(key, code, detail): calls of this key stay eager"},
+     "refuse(key, code, detail, seconds): calls of this key stay eager, for good with None"},
     {"forget", route_forget, METH_O, "forget(key): a refused kind of call is looked at again"},
     {"count", route_count, METH_VARARGS, "count(code, detail): one call declined by the slow path"},
     {"unrouted", route_unrouted, METH_NOARGS,

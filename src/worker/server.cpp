@@ -26,6 +26,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Of a worker whose parent is gone. Nobody waits for it, but it holds the device.
+constexpr milliseconds kLeavesWithin{200};      // what it runs is nobody's any more
+constexpr milliseconds kCleansUpWithin{10000};  // it may remove files of gigabytes
+
 MappedTensors map_slots(const Slots& slots, const SharedMemory& memory) {
   MappedTensors out;
   for (const TensorSlot& slot : slots) {
@@ -65,6 +69,10 @@ class Server {
       bell_[lane].request.ring(bell_[lane].request.number.load() + 1);  // wakes it
     }
     for (std::thread& executor : executors_) executor.join();
+    stage_ = Stage::kCleansUp;
+    programs_.clear();
+    states_.clear();
+    stage_ = Stage::kEnded;
     if (watcher_.joinable()) watcher_.join();
   }
 
@@ -82,6 +90,8 @@ class Server {
   }
 
  private:
+  enum class Stage { kServes, kCleansUp, kEnded };
+
   void answer(Packet packet) {
     const uint64_t id = packet.request;
     Bytes reply;
@@ -284,23 +294,32 @@ class Server {
 
   /// Beats, and ends this process and its children when the parent is gone.
   void watch(pid_t parent) {
-    while (!quit_) {
+    while (stage_ != Stage::kEnded) {
       bell_->heartbeat.fetch_add(1, std::memory_order_relaxed);
       pollfd end{channel_.socket().get(), POLLRDHUP, 0};
       const int ready = poll(&end, 1, 100);
       const bool closed = ready > 0 && (end.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-      if ((closed || getppid() != parent) && !quit_) {
-        std::this_thread::sleep_for(milliseconds(200));  // the control thread may be leaving
-        if (!quit_) ::kill(0, SIGKILL);                  // our session: compilers we started too
-      }
+      if (!closed && getppid() == parent) continue;
+      // The control thread sees it too, and leaves by itself unless something does not return.
+      if (gets_beyond(Stage::kServes, kLeavesWithin)) gets_beyond(Stage::kCleansUp, kCleansUpWithin);
+      if (stage_ != Stage::kEnded) ::kill(0, SIGKILL);  // our session: compilers we started too
     }
+  }
+
+  bool gets_beyond(Stage stage, milliseconds limit) const {
+    const auto until = std::chrono::steady_clock::now() + limit;
+    while (stage_ == stage && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return stage_ != stage;
   }
 
   Channel channel_;
   Service& service_;
   SharedMemory page_;
   Doorbell* bell_ = nullptr;
-  std::atomic<bool> quit_{false};
+  std::atomic<bool> quit_{false};  // executors return when they are done
+  std::atomic<Stage> stage_{Stage::kServes};
   std::mutex mutex_;  // guards programs_ and states_
   Handles<Loaded> programs_;
   Handles<States> states_;

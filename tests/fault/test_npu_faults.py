@@ -25,6 +25,7 @@ from npu_support import (
 )
 
 import rm_abstract as rm
+from rm_abstract.hooks import recovery
 
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 
@@ -137,6 +138,29 @@ def test_a_crash_while_serving_is_served_by_the_next_worker(
         assert set(worker_pids()) != set(before)
     assert first.right and first.routed == 2
     assert result.right and not result.errors and result.routed == 2
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 3600.0])
+def test_a_model_comes_back_to_a_device_that_is_whole_again(
+    pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "FIRST_S", pause_s)
+    model, inputs = Encoder().eval(), call_of()
+    with npu(), torch.no_grad():
+        rm.accelerate(model)
+        for _ in range(3):
+            expected = model(**inputs)
+        monkeypatch.setenv("RM_SIM_FAULT", "run_crash")
+        for pid in worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.warns(rm.RoutingWarning, match="RM303"):
+            torch.testing.assert_close(model(**inputs), expected)
+        monkeypatch.delenv("RM_SIM_FAULT")
+        before = rm.explain(model).routed
+        for _ in range(4):
+            torch.testing.assert_close(model(**inputs), expected)
+        # The call after the pause is the original's still: it looks whether the model is as it was.
+        assert rm.explain(model).routed == before + (0 if pause_s else 3)
 
 
 def test_a_hang_while_serving_is_given_up_and_the_call_is_served(

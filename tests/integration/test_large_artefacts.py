@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ import pytest
 import rm_abstract as rm
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(TESTS / "fault"))
+
+from npu_support import run, worker_pids  # noqa: E402
+from test_plugin_verdicts import INPUTS, layers  # noqa: E402
+
 HEAVY = os.environ.get("RM_HEAVY") == "1"
 MIB = 4096 if HEAVY else 160
 
@@ -87,3 +94,25 @@ def test_a_damaged_file_is_made_again(own_cache: Path, tmp_path: Path) -> None:
         file.write(b"damaged")
     found = served("folder", tmp_path / "two", 8)
     assert found["right"] and found["routed"] >= 1 and found["cache"] == "miss"
+
+
+@pytest.mark.parametrize("end", ["killed", "slow"])
+def test_what_a_worker_leaves_goes_with_its_session(
+    end: str, own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed from outside, or removes its files for longer than it has time to end."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    for name, value in {
+        "TMPDIR": str(folder), "RM_BACKEND_PATH": str(TESTS / "python_plugins"),
+        "BIG_FORM": "folder", "BIG_MIB": "1", "BIG_END": end,
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with rm.init("big:0"):
+        assert run(calls=2, model=layers(), inputs=INPUTS).routed == 1
+        assert list(folder.glob("rm-artefact-*"))
+        if end == "killed":
+            for pid in worker_pids():
+                os.kill(pid, signal.SIGKILL)
+    assert not list(folder.glob("rm-artefact-*"))

@@ -6,8 +6,10 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from small_worker import Loaded
 
@@ -15,6 +17,10 @@ from rm_abstract.worker.python_backend import Program
 from rm_abstract.worker.tensors import Tensor
 
 PIECE = os.urandom(1 << 20)
+
+
+def removed_slowly(*given: Any, **named: Any) -> None:
+    time.sleep(60)
 
 
 class Worker:
@@ -57,5 +63,7 @@ class Worker:
             size = artefact.stat().st_size
         assert size >= least, f"{size} bytes of {least}"
         print(f"big: loaded {artefact}", file=sys.stderr, flush=True)
+        if os.environ.get("BIG_END") == "slow":
+            shutil.rmtree = removed_slowly
         arrays = {name: tensor.numpy() for name, tensor in weights.items()}
         return Loaded(code.decode(), arrays, 1.0)

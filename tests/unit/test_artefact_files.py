@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,12 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tmp"
 
 
+def of(folder: Path) -> dict[str, str]:
+    """The environment of a process that keeps its files there."""
+    package = str(Path(rm_abstract.__file__).parent.parent)
+    return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": package}
+
+
 def test_a_folder_comes_back_with_its_links_and_goes(tmp_path: Path, own_folder: Path) -> None:
     data = frozen(folder_of(tmp_path / "made"))
     found, payload = artefact_header.unwrap(data, "vendor", "one", "v1")
@@ -68,6 +75,31 @@ def test_what_could_not_be_taken_out_is_refused_when_it_is_packed(
         artefact_files.packed(source, header)
 
 
+LIVES_ON = """
+import sys, time
+from pathlib import Path
+from rm_abstract.worker import artefact_files, artefact_header
+data = memoryview(Path(sys.argv[1]).read_bytes())
+artefact_files.unpacked(*artefact_header.unwrap(data, "vendor", "one", "v1"))
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_those_of_a_process_that_is_ending_are_waited_for(tmp_path: Path, own_folder: Path) -> None:
+    (tmp_path / "artefact").write_bytes(frozen(folder_of(tmp_path / "made")))
+    command = [sys.executable, "-c", LIVES_ON, str(tmp_path / "artefact")]
+    with subprocess.Popen(command, env=of(own_folder), stdout=subprocess.PIPE) as living:
+        assert living.stdout is not None and living.stdout.readline()
+        artefact_files.sweep()
+        assert len(list(own_folder.iterdir())) == 2  # its folder and its lock
+        timer = threading.Timer(0.3, living.kill)
+        timer.start()
+        artefact_files.sweep(ended=[living.pid])
+        timer.join()
+    assert list(own_folder.iterdir()) == []
+
+
 CRASHES = """
 import os, signal, sys
 from pathlib import Path
@@ -85,11 +117,7 @@ def test_what_a_process_that_was_killed_left_goes_with_the_next_one(
     (tmp_path / "artefact").write_bytes(data)
     found, payload = artefact_header.unwrap(data, "vendor", "one", "v1")
     living = artefact_files.unpacked(found, payload)
-    env = {
-        **os.environ,
-        "TMPDIR": str(own_folder),
-        "PYTHONPATH": str(Path(rm_abstract.__file__).parent.parent),
-    }
+    env = of(own_folder)
     command = [sys.executable, "-c", CRASHES, str(tmp_path / "artefact")]
     for _ in range(2):
         done = subprocess.run(command, env=env, capture_output=True, text=True)

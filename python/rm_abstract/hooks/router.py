@@ -34,6 +34,7 @@ from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
 from rm_abstract.hooks.part_policy import PartPolicy
 from rm_abstract.hooks.parts import Parts
+from rm_abstract.hooks.recovery import Recovery
 from rm_abstract.hooks.route import RouteFailure, new_route
 from rm_abstract.hooks.router_events import RouterEvents, for_remote_engine
 from rm_abstract.hooks.slot import Ours
@@ -58,6 +59,7 @@ class Router(Ours):
         "_lock",
         "_parts",
         "_pending",
+        "_recovery",
         "_refused",
         "_serves_gradients",
         "_try",
@@ -107,6 +109,7 @@ class Router(Ours):
         self.snapshots = Snapshots(self)
         self._pending: set[bytes] = set()
         self._refused: dict[str, str] = {}
+        self._recovery = Recovery()
         self.compile_seconds = 0.0
         self.loop_tokens = 0  # generated without a call of the model each
         self.first_calls = 0  # served by the original while an entry was made
@@ -328,7 +331,7 @@ class Router(Ours):
         if due is not None:
             code, detail, refused = due
             if keyed and refused == taken:  # else it is another model by now, and is tried again
-                self.route.refuse(key, code, detail)
+                self.route.refuse(key, code, detail, None)
             if code == "RM205":  # as in declined()
                 self.route.pause(code, MAX_PAUSE)
             try:
@@ -414,7 +417,7 @@ class Router(Ours):
                 self._note(decline.code, decline.detail)
                 return eager()
             if decline.code != "RM107":  # a change while it was compared: the next call tries again
-                self.route.refuse(key, decline.code, decline.detail)
+                self.route.refuse(key, decline.code, decline.detail, None)
             if isinstance(decline, Deferred):
                 decline.pending.then(functools.partial(self.route.forget, key))
             self.declined(decline)
@@ -460,7 +463,7 @@ class Router(Ours):
     def _refuse(
         self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.route.refuse(key, code, detail)
+        self.route.refuse(key, code, detail, None)
         self._note(code, detail)
         return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
 
@@ -493,15 +496,17 @@ class Router(Ours):
     def _measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
         return self._parts.measures_next(key, code, detail, self.snapshots.number)
 
-    def _report(self, key: bytes, error: Exception) -> None:
-        """An error of ours: refuse this key from now on; raise it when the policy says so."""
+    def _report(self, key: bytes, error: Exception, served: bool = False) -> None:
+        """An error of ours: refuse this key from now on, or for a while where the device ``served``
+        it before; raise it when the policy says so."""
         if isinstance(error, _core.CoreError):
             failure = from_core(error)
         else:
             failure = error if isinstance(error, Error) else internal(error, "route")
         code = failure.code = failure.code or "RM306"
         if not self._measures_next(key, code, str(failure)):
-            self.route.refuse(key, code, str(failure))
+            pause_s = self._recovery.pause_s(code) if served else None
+            self.route.refuse(key, code, str(failure), pause_s)
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
         self._parts.leave(code)
@@ -521,7 +526,7 @@ class Router(Ours):
         output = self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         described = self.route.describe(args, kwargs)
         if len(described) == 3:
-            self._report(described[1], error)
+            self._report(described[1], error, served=True)
         return output
 
 

@@ -12,8 +12,9 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +126,11 @@ def remove(path: Path) -> None:
     _removed(path.parent)
 
 
-# A process that is ended leaves its folders, of the artefact's size, and the next one removes them.
-# Beside each lies a file that the owner holds locked: that says who lives, in any container.
+# A process that is ended leaves its folders, of the artefact's size: who ended it removes them
+# (pool.py), or else the next one. Beside each lies a file with the owner's number, which the owner
+# holds locked: that says who lives, in any container.
 _PREFIX, _LOCK = "rm-artefact-", ".lock"
+_ENDS_WITHIN_S = 10.0  # a killed process that is inside the system's own removal of gigabytes
 _held: dict[Path, int] = {}  # descriptors of the locked files, by their folders
 
 
@@ -139,6 +142,7 @@ def _made() -> Path:
         if os.fstat(descriptor).st_nlink:
             break
         os.close(descriptor)  # another process swept before it was locked
+    os.write(descriptor, b"%d" % os.getpid())
     folder = Path(name.removesuffix(_LOCK))
     folder.mkdir(0o700)
     _held[folder] = descriptor
@@ -155,8 +159,10 @@ def _removed(folder: Path) -> None:
     os.close(descriptor)
 
 
-def sweep() -> None:
-    """Removes the folders of this user's processes that are gone."""
+def sweep(ended: Collection[int] = ()) -> None:
+    """Removes the folders of this user's processes that are gone, and waits a moment for those of
+    ``ended``, which were killed just now."""
+    until = time.monotonic() + _ENDS_WITHIN_S
     for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_LOCK}"):
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -165,13 +171,24 @@ def sweep() -> None:
         try:
             if os.fstat(descriptor).st_uid != os.geteuid():
                 continue
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)
-            lock.unlink(missing_ok=True)
-        except OSError:
-            continue  # its owner lives
+            owner = os.pread(descriptor, 20, 0)
+            while not _locked(descriptor):
+                if not (owner.isdigit() and int(owner) in ended and time.monotonic() < until):
+                    break  # its owner lives
+                time.sleep(0.01)
+            else:
+                shutil.rmtree(str(lock).removesuffix(_LOCK), ignore_errors=True)
+                lock.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 class _Kept:

@@ -14,6 +14,7 @@ from typing import Any
 
 from rm_abstract import _core
 from rm_abstract.base.errors import ConfigError, DeviceUnavailableError, from_core
+from rm_abstract.worker import artefact_files
 from rm_abstract.worker.interpreter import environment, interpreter
 
 ROLES = ("compile", "execute")
@@ -41,6 +42,7 @@ class WorkerPool:
         self._start_s = max(_SHORTEST_START_S, min(timeout_s or _LONGEST_START_S, _LONGEST_START_S))
         self._idle_start_s = min(stall_s or _IDLE_START_S, _IDLE_START_S)
         self._workers: dict[str, Any] = {}
+        self._owner = os.getpid()  # a forked child must not touch its parent's workers
         self._lock = threading.Lock()
         self.repeats = threading.RLock()  # held by a call that met a crash while it is repeated
         self.starts = 0
@@ -102,6 +104,9 @@ class WorkerPool:
             workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.stop()
+        if workers and os.getpid() == self._owner:
+            # One that was killed, or did not end in the time it has, leaves its artefacts' files.
+            artefact_files.sweep(ended=[worker.ready["pid"] for worker in workers])
 
 
 _open_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

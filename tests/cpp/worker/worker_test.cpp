@@ -159,7 +159,10 @@ TEST_CASE("a worker that cannot be started says which interpreter was missing") 
   CHECK(failure_of([&] { Worker::start(missing, {}); }).reason() == "RM303");
 }
 
-TEST_CASE("a worker ends when its parent is killed") {
+TEST_CASE("a worker ends when its parent is killed, whatever it runs") {
+  bool runs = false;
+  SUBCASE("nothing") {}
+  SUBCASE("a program that does not return") { runs = true; }
   int pipe_ends[2];
   REQUIRE(pipe(pipe_ends) == 0);
   const pid_t middle = fork();
@@ -167,6 +170,12 @@ TEST_CASE("a worker ends when its parent is killed") {
     const auto worker = start();
     const pid_t pid = worker->pid();
     if (write(pipe_ends[1], &pid, sizeof pid) != sizeof pid) _exit(1);
+    if (runs) {
+      const WaitLimits until_killed{60, [&, begin = Clock::now()] {
+        if (seconds_since(begin) > 0.3) kill(getpid(), SIGKILL);
+      }};
+      load(*worker, "hang")->execute(until_killed);
+    }
     kill(getpid(), SIGKILL);
   }
   pid_t orphan = 0;
