@@ -504,6 +504,7 @@ TEST_CASE("a weight that may not stay packed gives the bits of a packed one, and
       Spec s;
       s.dtype = type, s.m = m, s.n = 1117, s.k = type.bits == 32 ? 517 : 1033;
       s.bias = true, s.activation = "silu", s.residual = m == 150, s.gap = m == 9 ? 3 : 0;
+      s.trans_b = m == 2 || m == 150;
       if (m == 150) s.lead = {2}, s.m = 75;
       Operands o = make_operands(s, random);
       for (const rm_kernel* row : gemm_rows()) {

@@ -153,10 +153,48 @@ RM_INLINE int64_t pack_squares(const PackArgs& args, const uint16_t* src, uint16
   return k;
 }
 
+/// A row of a full panel whose columns lie side by side in b.
+template <int T>
+RM_INLINE void pack_row(const typename Panel<T>::Scalar* src, typename Panel<T>::Scalar* dst) {
+  if constexpr (T == kF32) {
+    F32::store(dst, F32::load(src));
+    F32::store(dst + kWidth, F32::load(src + kWidth));
+  } else if constexpr (T == kBF16) {
+    store_bits(dst, (vu)BF16::load(src) >> 16 | (vu)BF16::load(src + kWidth));
+  } else {
+    store_bits(dst, load_bits(src));
+  }
+}
+
+/// Full panels of a source that is dense along n. Its rows lie far apart, which no prefetcher of the
+/// hardware follows: a few panels at once read whole lines of each, and rows are asked for ahead.
+template <int T>
+void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
+  using S = typename Panel<T>::Scalar;
+  constexpr int64_t kTogether = 4, kAhead = 16;  // panels, rows
+  for (int64_t first = begin; first < end; first += kTogether) {
+    const int64_t last = first + kTogether < end ? first + kTogether : end;
+    for (int64_t k = 0; k < args.k; ++k) {
+      const S* src = static_cast<const S*>(args.src) + k * args.ks;
+      for (int64_t panel = first; panel < last; ++panel) {
+        __builtin_prefetch(src + kAhead * args.ks + panel * kNr, 0, 2);
+        S* dst = static_cast<S*>(args.dst) + (panel - args.panel_begin) * args.k * kNr;
+        pack_row<T>(src + panel * kNr, dst + k * kNr);
+      }
+    }
+  }
+}
+
 template <int T>
 void pack(const PackArgs& args) {
   using S = typename Panel<T>::Scalar;
-  for (int64_t panel = args.panel_begin; panel < args.panel_end; ++panel) {
+  int64_t begin = args.panel_begin;
+  if (args.ns == 1) {
+    const int64_t full = args.n / kNr, end = full < args.panel_end ? full : args.panel_end;
+    pack_rows<T>(args, begin, end);
+    if (begin < end) begin = end;
+  }
+  for (int64_t panel = begin; panel < args.panel_end; ++panel) {
     S* dst = static_cast<S*>(args.dst) + (panel - args.panel_begin) * args.k * kNr;
     const int64_t n0 = panel * kNr;
     const int cols = static_cast<int>(args.n - n0 < kNr ? args.n - n0 : kNr);

@@ -15,6 +15,7 @@ constexpr int64_t kAheadBytes = 2048;     // prefetch distance of a stream
 constexpr int64_t kMostSteps = 384;       // rows of a in a block stay near, too
 constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
 constexpr double kThreadBytes = 96 << 10;
+constexpr int64_t kPanelsTogether = 4;  // a thread packs: whole lines of rows that lie far apart
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 uint64_t round_line(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -143,10 +144,11 @@ void PackedGemm::prepack(size_t, const rm_tensor& source, void* packed) const {
   const int64_t batches = g_.shared_b ? 1 : g_.batch;
 #pragma omp parallel for collapse(2) schedule(static)
   for (int64_t b = 0; b < batches; ++b) {
-    for (int64_t p = 0; p < panels_; ++p) {
+    for (int64_t p = 0; p < panels_; p += kPanelsTogether) {
       const int64_t offset = g_.shared_b ? 0 : g_.offset(kB, b);
       pack(static_cast<const char*>(plugin::address(source)) + offset * element_bytes_,
-           static_cast<char*>(packed) + static_cast<uint64_t>(b) * batch_bytes(), p, p + 1);
+           static_cast<char*>(packed) + static_cast<uint64_t>(b) * batch_bytes(), p,
+           std::min(p + kPanelsTogether, panels_));
     }
   }
 }
