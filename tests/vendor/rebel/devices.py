@@ -19,6 +19,8 @@ def _names() -> list[str]:
             "RBLN_DEVICES environment variable changed at runtime. Initial value: "
             f"{_AT_IMPORT}, Current value: {now}"
         )
+    # Source: vllm-rbln 0.12, platform/__init__.py: the runtime takes both names, the old one first.
+    now = now or os.environ.get("RBLN_VISIBLE_DEVICES")
     names = [name for name in os.environ.get("REBEL_NPUS", "").split(",") if name]
     return [names[int(i)] for i in now.split(",") if int(i) < len(names)] if now else names
 
@@ -38,6 +40,13 @@ def get_npu_name(device_id: int | None = None) -> str | None:
 def npu_is_available(device_id: int = 0) -> bool:
     """Source: optimum-rbln asks it before get_npu_name(0)."""
     return get_npu_name(device_id) is not None
+
+
+def manual_seed(seed: int) -> None:
+    """Seeds what the NPU draws: nothing here. Source: vllm-rbln 0.12, platform/__init__.py calls it
+    where torch is seeded."""
+    if not isinstance(seed, int):
+        raise TypeError(f"manual_seed() takes an int, got {seed!r}")
 
 
 def family(npu: str) -> str:

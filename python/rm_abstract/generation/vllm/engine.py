@@ -24,13 +24,13 @@ class Vllm:
     def __init__(self, given: str, device: str) -> None:
         self._options: dict[str, Any] = json.loads(given) if given else {}
         self._device = device
-        options.check(self._options)
+        options.check(self._options, device)
 
     def plan(self, request: GenerationRequest, longest: float) -> Plan:
         return plan(request, longest)
 
     def command(self) -> list[str]:
-        return [interpreter("vllm"), str(_PROGRAM)]
+        return [interpreter(options.backend(self._device)), str(_PROGRAM)]
 
     def environment(self) -> dict[str, str]:
         return options.environment(self._options, self._device)
@@ -40,7 +40,7 @@ class Vllm:
 
     def arguments_for(self, dtype: str) -> dict[str, Any]:
         """``dtype``: "float32", or "auto" for the checkpoint's."""
-        return options.arguments(self._options, dtype, self.device() == "cpu")
+        return options.arguments(self._options, dtype, self.device())
 
     def batch(self, rows: int) -> int:
         return 1  # it batches requests itself

@@ -37,9 +37,17 @@ _FIXED = {
 _MISSING = "vLLM, which inference_engine='vllm' needs"
 
 
-def check(options: Mapping[str, Any]) -> None:
+def backend(device: str) -> str:
+    """Whose Python runs vLLM for a device: with Rebellions' NPUs it is vllm-rbln, which lies in the
+    environment of their software, unless RM_VLLM_PYTHON names another."""
+    is_rebellions = device.partition(":")[0] in ("rbln", "npu")
+    own = is_rebellions and "RM_RBLN_PYTHON" in os.environ and "RM_VLLM_PYTHON" not in os.environ
+    return "rbln" if own else "vllm"
+
+
+def check(options: Mapping[str, Any], device: str = "cpu") -> None:
     """Refuses what vLLM does not know. Raises ConfigError; Error (RM330) without a vLLM."""
-    accepted = names()
+    accepted = names(backend(device))
     for name in options:
         if name in _FIXED:
             raise ConfigError(
@@ -59,14 +67,15 @@ def check(options: Mapping[str, Any]) -> None:
             )
 
 
-def names() -> list[str]:
+def names(backend: str = "vllm") -> list[str]:
     """Every option. Raises Error (RM330) when the worker's Python has no vLLM."""
-    python = interpreter("vllm")
-    folder = _folder(python, inherited("vllm").get("PYTHONPATH", ""))
+    python = interpreter(backend)
+    folder = _folder(python, inherited(backend).get("PYTHONPATH", ""))
     if folder is None:
+        package = "vllm-rbln" if backend == "rbln" else "vllm"
         raise Error(
-            f"[inference_engine] expected {_MISSING}, got none in {python}; try pip install vllm "
-            "there, or RM_VLLM_PYTHON with the Python of an environment that has it",
+            f"[inference_engine] expected {_MISSING}, got none in {python}; try pip install "
+            f"{package} there, or RM_VLLM_PYTHON with the Python of an environment that has it",
             code="RM330",
         )
     found = {*_fields(folder / "engine" / "arg_utils.py"), *OURS}
@@ -120,22 +129,30 @@ def _fields(source: Path) -> frozenset[str]:
     return frozenset(name for name in found if not name.startswith("_"))
 
 
-def arguments(options: Mapping[str, Any], dtype: str, on_cpu: bool) -> dict[str, Any]:
-    """What vLLM's engine is started with; ``dtype``: the model's own, such as "float32"."""
-    return {
+def arguments(options: Mapping[str, Any], dtype: str, kind: str) -> dict[str, Any]:
+    """What vLLM's engine is started with; ``dtype``: the model's own, such as "float32"; ``kind``:
+    of the device, such as "cuda"."""
+    found = {
         "dtype": dtype,
-        "enforce_eager": on_cpu,  # compiling takes minutes on a CPU
+        "enforce_eager": kind == "cpu",  # compiling takes minutes on a CPU
         "disable_log_stats": True,
         **{name: value for name, value in options.items() if name not in OURS},
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
-        "worker_extension_cls": "rm_vllm_reload.Reload",
     }
+    if kind == "rbln":
+        # vllm-rbln's sampler leaves out what is least likely, at most 0.5 %: vLLM's does not.
+        given = found.get("additional_config") or {}
+        if isinstance(given, dict):
+            found["additional_config"] = {"use_custom_sampler": False, **given}
+    else:  # there the weights are in the compiled programs
+        found["worker_extension_cls"] = "rm_vllm_reload.Reload"
+    return found
 
 
 def environment(options: Mapping[str, Any], device: str) -> dict[str, str]:
     """The worker's environment for a device such as "cpu" or "cuda:1"."""
-    values = {k: v for k, v in inherited("vllm").items() if not k.startswith("RM_")}
+    values = {k: v for k, v in inherited(backend(device)).items() if not k.startswith("RM_")}
     values.pop("PYTHONSTARTUP", None)
     values["RM_DISABLE"] = "1"
     values["PYTHONUNBUFFERED"] = "1"
@@ -147,8 +164,16 @@ def environment(options: Mapping[str, Any], device: str) -> dict[str, str]:
     if kind == "cpu":
         if "kv_cache_memory_bytes" not in options:
             values.setdefault("VLLM_CPU_KVCACHE_SPACE", str(_cache_gib()))
+    elif kind == "rbln":
+        allowed = values.pop("RBLN_DEVICES", "")  # its old name, which would overrule the new one
+        allowed = values.get("RBLN_VISIBLE_DEVICES", allowed)
+        config = options.get("additional_config") or {}
+        each = config.get("num_devices_per_local_rank", 1) if isinstance(config, dict) else 1
+        count = _processes(options) * int(each)
+        values["RBLN_VISIBLE_DEVICES"] = _visible(int(number or 0), count, allowed)
     else:
-        values["CUDA_VISIBLE_DEVICES"] = _visible(int(number or 0), _processes(options))
+        allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        values["CUDA_VISIBLE_DEVICES"] = _visible(int(number or 0), _processes(options), allowed)
     return values
 
 
@@ -158,9 +183,8 @@ def _processes(options: Mapping[str, Any]) -> int:
     )
 
 
-def _visible(first: int, count: int) -> str:
-    """The GPUs for vLLM: the session's and those after it, out of what this process may use."""
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+def _visible(first: int, count: int, allowed: str) -> str:
+    """The devices for vLLM: the session's and those after it, out of what this process may use."""
     known = [part for part in allowed.split(",") if part]
     wanted = range(first, first + count)
     return ",".join(known[i] if i < len(known) else str(i) for i in wanted)

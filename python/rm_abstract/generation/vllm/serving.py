@@ -7,6 +7,7 @@ file again, and rm_abstract need not be installed beside vLLM.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -28,20 +29,29 @@ def _frame() -> Any:
 class Vllm:
     """Implements worker_side.Engine with one AsyncLLM."""
 
-    def __init__(self) -> None:
+    def __init__(self, scratch: str) -> None:
         self._engine: Any = None
+        self._scratch = scratch
+        self._platform = ""
 
     async def start(self, model: str, arguments: dict[str, Any], device: str) -> dict[str, Any]:
+        if device == "rbln":
+            # vllm-rbln finds its compiled models by the name of the folder: those of this process
+            # are of this model's weights, and go with it.
+            os.environ["VLLM_CACHE_ROOT"] = os.path.join(self._scratch, "vllm")
+            if not arguments.get("block_size"):  # it takes no default; one block a row
+                arguments["block_size"] = arguments.get("max_model_len") or _longest(model)
         import vllm
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        kind = str(current_platform.device_type)
-        if (kind == "cpu") != (device == "cpu"):
+        kind = str(getattr(current_platform, "plugin_name", "") or current_platform.device_type)
+        if (kind if kind in ("cpu", "rbln") else "cuda") != device:
             raise RuntimeError(
                 f"this vLLM ({vllm.__version__}) runs on {kind}, the session on {device}"
             )
+        self._platform = kind
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=model, **arguments))
         config = self._engine.vllm_config.model_config
         return {
@@ -76,6 +86,8 @@ class Vllm:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if name == "reload":
+            if self._platform == "rbln":
+                raise RuntimeError("the weights are in the compiled programs")
             await self._engine.collective_rpc("rm_reload", args=(arguments["model"],))
         if name in ("reload", "empty_cache"):
             await self._engine.reset_prefix_cache()
@@ -84,6 +96,13 @@ class Vllm:
 
     def is_dead(self) -> bool:
         return self._engine is not None and bool(self._engine.errored)
+
+
+def _longest(model: str) -> int:
+    """The most tokens of a row, as the model's configuration has it."""
+    with open(os.path.join(model, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    return int(config.get("max_position_embeddings") or config["n_positions"])
 
 
 def _chances(token: int, row: Any, most: int) -> list[tuple[int, float]]:
@@ -96,4 +115,4 @@ def _chances(token: int, row: Any, most: int) -> list[tuple[int, float]]:
 
 
 if __name__ == "__main__":
-    _frame().main(Vllm(), sys.argv[1:])
+    _frame().main(Vllm(sys.argv[2]), sys.argv[1:])
