@@ -20,12 +20,11 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import ExecutionError
-from rm_abstract.generation.model_calls import ModelCalls
-from rm_abstract.generation.scheduler import Scheduler
 from rm_abstract.generation.thread_sequence import OWN, ThreadSequence
 
 if TYPE_CHECKING:
     from rm_abstract.generation.greedy_step import GreedyStep
+    from rm_abstract.generation.scheduler import Scheduler
 
 _MISSES = 4
 
@@ -158,6 +157,9 @@ class Sharing:
         return None
 
     def _made(self, sequence: ThreadSequence, host: Host) -> Scheduler:
+        from rm_abstract.generation.model_calls import ModelCalls  # a lone thread needs none
+        from rm_abstract.generation.scheduler import Scheduler
+
         def program(inputs: dict[str, Any]) -> GreedyStep | None:
             step, waits = host.program(inputs), host.waits()
             missing = step is None and waits == self._waits  # else it may come any moment

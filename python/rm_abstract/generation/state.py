@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_abstract.base.config import Settings
 from rm_abstract.engines.base import Engine
 from rm_abstract.engines.context import Events
 from rm_abstract.generation.drafts import Drafts
-from rm_abstract.generation.remote.engine import RemoteEngine
 from rm_abstract.generation.sharing import Sharing
+
+if TYPE_CHECKING:
+    from rm_abstract.generation.remote.engine import RemoteEngine
 
 
 class GenerationState:

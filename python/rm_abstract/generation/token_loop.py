@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
-from rm_abstract.engines.deferrals import unhurried
 from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.generation.ahead import Ahead, forgets
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
@@ -358,6 +357,8 @@ class TokenLoop:
 
         The generation goes on without drafts while another process captures it.
         """
+        from rm_abstract.engines.deferrals import unhurried  # warm processes need none
+
         drafts = self._router.generation.drafts
         cache = self._kwargs[cache_name()]
         inputs, length, width = widened(self._inputs(), WIDTHS[-1]), cache.length, WIDTHS[-1]
