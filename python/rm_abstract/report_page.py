@@ -10,6 +10,7 @@ nothing else: no server, no library.
 from __future__ import annotations
 
 import html
+import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -90,6 +91,9 @@ def flops(op: str, reads: Sequence[Sequence[int]], writes: Sequence[Sequence[int
         return 2.0 * results * reads[0][-1]
     if op == "linears":
         return 2.0 * sum(math.prod(w) for w in reads if len(w) == 2 and w[1] == reads[0][-1])
+    if op == "quant_linears":  # integers of N rows, then scales of N columns
+        pairs = [(q, s) for q, s in itertools.pairwise(reads) if len(q) == len(s) == 2]
+        return 2.0 * reads[0][-1] * sum(q[0] for q, s in pairs if q[0] == s[1])
     if op == "conv":
         return _conv_flops(reads[0], reads[1], writes[0])
     if op == "sdpa":

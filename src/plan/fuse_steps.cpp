@@ -3,6 +3,7 @@
 #include "plan/fuse_steps.hpp"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 
 #include "ops/ewise_opcodes.hpp"
@@ -10,7 +11,7 @@
 namespace rm::plan {
 namespace {
 
-constexpr size_t kMostWeights = 3;  // of `linears`
+constexpr size_t kMostWeights = 3;  // of `linears` and `quant_linears`
 
 bool same(const Ref& a, const Ref& b) {
   return a.buffer == b.buffer && a.version == b.version && a.layout == b.layout;
@@ -108,14 +109,42 @@ class Fusion {
 
 // ---- products -----------------------------------------------------------------------------------
 
-bool is_row_product(const Fusion& f, const Step& step) {
-  if (step.op != "gemm" || attr_int(step, "trans_b", 1) == 0 || attr_float(step, "alpha", 1.0) != 1.0) {
-    return false;
+/// A product of which several become one step: its operands behind x, and what that step is called.
+struct Form {
+  const char *op, *fused;
+  size_t parts;           // of the weight: operands 1, 2, ..
+  size_t bias, residual;  // operands
+};
+constexpr Form kGemm{"gemm", "linears", 1, 2, 3};
+constexpr Form kQuantLinear{"quant_linear", "quant_linears", 2, 4, 5};
+constexpr size_t kZeroPoints = 3;  // an operand of quant_linear
+
+/// That of a step; none of other operators.
+const Form* form_of(const Step& step) {
+  for (const Form* form : {&kGemm, &kQuantLinear}) {
+    if (step.op == form->op) return form;
   }
-  const Ref &w = step.inputs[1], &y = step.outputs[0];
-  const bool row = !y.layout.dims.empty() && y.layout.num_elements() == y.layout.dims.back();
-  return row && f.is_constant(w) && w.layout.dims.size() == 2 &&
-         (!present(step, 2) || f.is_constant(step.inputs[2]));
+  return nullptr;
+}
+
+/// How a weight is quantised: the same in all products of a fused step.
+constexpr const char* kGroupingNames[] = {"bits", "group", "pairs"};
+std::array<int64_t, 3> grouping_of(const Step& step) {
+  return {attr_int(step, "bits", 8), attr_int(step, "group", 32), attr_int(step, "pairs", 0)};
+}
+
+bool is_row_product(const Fusion& f, const Step& step) {
+  const Form* form = form_of(step);
+  if (form == nullptr) return false;
+  const bool fits = form == &kGemm
+                        ? attr_int(step, "trans_b", 1) != 0 && attr_float(step, "alpha", 1.0) == 1.0
+                        : attr_int(step, "pairs", 0) != 0 && !present(step, kZeroPoints);
+  const ir::Layout& y = step.outputs[0].layout;
+  if (!fits || y.dims.empty() || y.num_elements() != y.dims.back()) return false;
+  for (size_t i = 1; i <= form->parts; ++i) {
+    if (!f.is_constant(step.inputs[i]) || step.inputs[i].layout.dims.size() != 2) return false;
+  }
+  return !present(step, form->bias) || f.is_constant(step.inputs[form->bias]);
 }
 
 struct Members {
@@ -126,12 +155,13 @@ struct Members {
 /// The multiplication act(x a) * (x b), of two products that nothing else reads.
 std::optional<size_t> gate_of(const Fusion& f, size_t a, size_t b) {
   const Step &first = f.step(a), &second = f.step(b);
+  const Form& form = *form_of(first);
   if (attr_text(second, "activation") != "none" ||
       first.inputs[1].layout.dims != second.inputs[1].layout.dims) {
     return {};
   }
   for (const Step* s : {&first, &second}) {
-    if (present(*s, 2) || present(*s, 3) || !f.is_temporary(s->outputs[0]) ||
+    if (present(*s, form.bias) || present(*s, form.residual) || !f.is_temporary(s->outputs[0]) ||
         f.reads(s->outputs[0]) != 1) {
       return {};
     }
@@ -151,11 +181,12 @@ std::optional<size_t> gate_of(const Fusion& f, size_t a, size_t b) {
   return {};
 }
 
-/// Products of the operand of step `s`, from there on.
+/// Products of the operand of step `s`, from there on, with weights of the same kind.
 std::vector<size_t> products_of(const Fusion& f, size_t s) {
   std::vector<size_t> found;
   for (size_t t = s; t < f.size(); ++t) {
     if (f.gone(t) || !is_row_product(f, f.step(t))) continue;
+    if (f.step(t).op != f.step(s).op || grouping_of(f.step(t)) != grouping_of(f.step(s))) continue;
     if (same(f.step(t).inputs[0], f.step(s).inputs[0]) && f.keeps(f.step(s).inputs[0], s, t)) {
       found.push_back(t);
     }
@@ -166,6 +197,7 @@ std::vector<size_t> products_of(const Fusion& f, size_t s) {
 /// The candidates for one step, larger ones first.
 std::vector<Members> groups_of(const Fusion& f, size_t s) {
   const std::vector<size_t> all = products_of(f, s);
+  const size_t residual = form_of(f.step(s))->residual;
   std::vector<Members> out;
   for (size_t other : all) {
     if (other == s) continue;
@@ -174,7 +206,7 @@ std::vector<Members> groups_of(const Fusion& f, size_t s) {
   }
   std::vector<size_t> plain;
   for (size_t t : all) {
-    if (attr_text(f.step(t), "activation") == "none" && !present(f.step(t), 3)) plain.push_back(t);
+    if (attr_text(f.step(t), "activation") == "none" && !present(f.step(t), residual)) plain.push_back(t);
   }
   if (plain.size() > 1 && plain.size() <= kMostWeights && plain.front() == s) out.push_back({plain, {}});
   out.push_back({{s}, {}});
@@ -199,18 +231,25 @@ std::optional<size_t> norm_of(const Fusion& f, const Members& members, size_t at
 
 Step linears(const Fusion& f, const Members& members, std::optional<size_t> norm) {
   const Step& first = f.step(members.products[0]);
+  const Form& form = *form_of(first);
   Step out;
-  out.op = "linears";
+  out.op = form.fused;
   out.attrs = {{"activation", attr_text(first, "activation")},
                {"eps", norm ? attr_float(f.step(*norm), "eps", 1e-5) : 0.0},
                {"gated", int64_t{members.gate ? 1 : 0}},
                {"weight_offset", norm ? attr_float(f.step(*norm), "weight_offset", 0.0) : 0.0}};
+  if (&form == &kQuantLinear) {
+    const auto grouping = grouping_of(first);
+    for (size_t i = 0; i < grouping.size(); ++i) out.attrs.emplace(kGroupingNames[i], grouping[i]);
+  }
   out.inputs = {norm ? f.step(*norm).inputs[0] : first.inputs[0],
                 norm ? f.step(*norm).inputs[1] : Ref{},
-                members.products.size() == 1 && present(first, 3) ? first.inputs[3] : Ref{}};
+                Ref{}};
+  if (members.products.size() == 1 && present(first, form.residual)) out.inputs[2] = first.inputs[form.residual];
   for (size_t p : members.products) {
-    out.inputs.push_back(f.step(p).inputs[1]);
-    out.inputs.push_back(present(f.step(p), 2) ? f.step(p).inputs[2] : Ref{});
+    const Step& product = f.step(p);
+    for (size_t i = 1; i <= form.parts; ++i) out.inputs.push_back(product.inputs[i]);
+    out.inputs.push_back(present(product, form.bias) ? product.inputs[form.bias] : Ref{});
     if (!members.gate) out.outputs.push_back(f.step(p).outputs[0]);
   }
   if (members.gate) out.outputs.push_back(f.step(*members.gate).outputs[0]);

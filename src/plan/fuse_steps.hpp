@@ -12,7 +12,8 @@ namespace rm::plan {
 using Served = std::function<bool(const std::vector<Buffer>&, const Step&)>;
 
 /// Products of one row with several constant weights, gated products, and the norm before them:
-/// `linears`. Results are those of the steps, rounded less often.
+/// `linears`, or `quant_linears` where weights are quantised. Results are those of the steps, rounded
+/// less often.
 void fuse_products(StepList& list, const Served& served);
 
 /// Rotated queries and keys, the cache's update and attention over what it then holds:

@@ -46,9 +46,13 @@ std::vector<int64_t> edges_of(const rm_kernel& row, const Axis& axis) {
   return {axis.inner ? kInnerEdge : kOuterEdge};
 }
 
+bool has_groups(const Shape& s) {
+  return s.op == "quant_linear" || s.op == "quant_linears" || s.op == "quantize";
+}
+
 /// K of quantised weights stays a whole number of groups and a rest.
 void add_group(const Shape& s, const Axis& axis, std::vector<int64_t>& edges) {
-  if (axis.letter != 'K' || (s.op != "quant_linear" && s.op != "quantize")) return;
+  if (axis.letter != 'K' || !has_groups(s)) return;
   edges.push_back(64);
   edges.push_back(attr_or<int64_t>(s, "group", 32));
 }
@@ -122,7 +126,7 @@ void derive(Shape& s, const Axes& a, std::vector<int64_t>& sizes) {
     from = std::max(from, to);
     s.attrs["k"] = to;
   }
-  if (s.op == "quant_linear" || s.op == "quantize") {
+  if (has_groups(s)) {
     const int64_t k = sizes[find('K')], group = attr_or<int64_t>(s, "group", 32);
     sizes[find('P')] = (k + 63) / 64 * 64 * attr_or<int64_t>(s, "bits", 8) / 8;
     sizes[find('g')] = (k + group - 1) / group;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ir/type.hpp"
+#include "selfcheck/fused.hpp"
 
 namespace rm::selfcheck {
 namespace {
@@ -165,15 +166,25 @@ Axes linears_axes(Shape& s) {
   for (Operand& o : s.outputs) rows.push_back(&o);
   fold_rows(rows);
   Axes a;
+  const LinearsPlaces places(s.op);
   const int one = a.add(1, 0, false, true), k = a.add(s.inputs[0].layout.dims.back(), 'K', true);
+  int p = 0, g = 0;  // of quantised weights
+  if (places.is_quantised()) {
+    p = a.add(s.inputs[places.weight(0)].layout.dims[1], 'P', false, true);
+    g = a.add(s.inputs[places.weight(0) + 1].layout.dims[0], 'g', false, true);
+  }
   a.of = {{one, k}, {k}, {}};
   std::vector<int> n;
-  for (size_t i = 3; i < s.inputs.size(); i += 2) {
-    const int64_t size = s.inputs[i].layout.dims[0];
+  for (size_t i = 0; places.weight(i) < s.inputs.size(); ++i) {
+    const int64_t size = s.inputs[places.weight(i)].layout.dims[0];
     // Gated products have one size.
     const bool again = !n.empty() && s.outputs.size() == 1;
     n.push_back(again ? n.front() : a.add(size, 'N', true));
-    a.of.push_back({n.back(), k});
+    if (places.is_quantised()) {
+      a.of.insert(a.of.end(), {{n.back(), p}, {g, n.back()}});
+    } else {
+      a.of.push_back({n.back(), k});
+    }
     a.of.push_back({n.back()});
   }
   a.of[2] = {one, n.front()};
@@ -267,7 +278,7 @@ Axes axes_of(Shape& s) {
   if (s.op == "quantize") return quantize_axes(s);
   if (s.op == "sdpa") return sdpa_axes(s);
   if (s.op == "append_sdpa") return append_sdpa_axes(s);
-  if (s.op == "linears") return linears_axes(s);
+  if (s.op == "linears" || s.op == "quant_linears") return linears_axes(s);
   if (s.op == "embedding") return embedding_axes(s);
   if (s.op == "gather" || s.op == "scatter" || s.op == "index" || s.op == "index_copy") {
     return lookup_axes(s);

@@ -8,6 +8,7 @@
 
 #include "ir/scalar.hpp"
 #include "ops/ewise_opcodes.hpp"
+#include "ops/linear/quantized.hpp"
 #include "ops/registry.hpp"
 
 namespace rm::selfcheck {
@@ -59,7 +60,7 @@ float single(ir::DType dtype, const char* bytes) {
 
 /// Every row of w times x. The operands are multiples of powers of two (operands.cpp): sums in
 /// float32 are exact.
-std::vector<double> products(const Row& row, const HostTensor& w, const HostTensor* bias) {
+std::vector<double> products(const Row& row, const HostTensor& w) {
   const size_t k = row.x.size();
   std::vector<double> out(static_cast<size_t>(w.type.dims[0].value()));
   std::vector<float> weights(k);
@@ -69,7 +70,30 @@ std::vector<double> products(const Row& row, const HostTensor& w, const HostTens
     for (size_t i = 0; i < k; ++i) weights[i] = single(w.type.dtype, from + i * item);
     float sum = 0;
     for (size_t i = 0; i < k; ++i) sum += row.x[i] * weights[i];
-    out[j] = sum * row.scale + (bias == nullptr ? 0 : at(*bias, static_cast<int64_t>(j)));
+    out[j] = sum * row.scale;
+  }
+  return out;
+}
+
+/// The same of a weight of 8 or 4 bits in pairs; within a group integers are summed.
+std::vector<double> products(const Row& row, const HostTensor& q, const HostTensor& scales,
+                             const Shape& shape) {
+  const auto k = static_cast<int64_t>(row.x.size());
+  const ops::QuantLayout layout{k, attr_or<int64_t>(shape, "bits", 8), attr_or<int64_t>(shape, "group", 32),
+                                q.type.dims[0].value(), 1, true};
+  const auto* bytes = reinterpret_cast<const uint8_t*>(q.bytes.data());
+  const int zero = layout.bits == 4 ? 8 : 0;
+  std::vector<double> out(static_cast<size_t>(layout.rows));
+  for (int64_t r = 0; r < layout.rows; ++r) {
+    double sum = 0;
+    for (int64_t g = 0; g < layout.groups(); ++g) {
+      float of_group = 0;
+      for (int64_t i = g * layout.group; i < std::min(k, (g + 1) * layout.group); ++i) {
+        of_group += row.x[static_cast<size_t>(i)] * static_cast<float>(layout.get(bytes, r, i) - zero);
+      }
+      sum += of_group * at(scales, layout.scale_at(r, g));
+    }
+    out[static_cast<size_t>(r)] = sum * row.scale;
   }
   return out;
 }
@@ -86,12 +110,19 @@ std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
   const bool gated = attr_or<int64_t>(shape, "gated", 0) != 0;
   const int activation = activation_of(shape);
   const HostTensor* residual = operand(inputs, 2);
+  const LinearsPlaces places(shape.op);
+  const auto product = [&](size_t i) {
+    const size_t w = places.weight(i);
+    return places.is_quantised() ? products(row, *operand(inputs, w), *operand(inputs, w + 1), shape)
+                                 : products(row, *operand(inputs, w));
+  };
   std::vector<Part> out;
   for (size_t y = 0; y < before.size(); ++y) {
-    std::vector<double> values = products(row, *operand(inputs, 3 + 2 * y), operand(inputs, 4 + 2 * y));
-    std::vector<double> second;
-    if (gated) second = products(row, *operand(inputs, 5), nullptr);
+    const HostTensor* bias = operand(inputs, places.bias(y));
+    std::vector<double> values = product(y), second;
+    if (gated) second = product(1);
     for (size_t j = 0; j < values.size(); ++j) {
+      if (bias != nullptr) values[j] += at(*bias, static_cast<int64_t>(j));
       values[j] = ops::apply_float(activation, values[j], 0, 0);
       if (gated) values[j] *= second[j];
       if (residual != nullptr) values[j] += at(*residual, static_cast<int64_t>(j));
@@ -152,11 +183,13 @@ std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inp
 
 }  // namespace
 
-bool is_fused(std::string_view op) { return op == "linears" || op == "append_sdpa"; }
+bool is_fused(std::string_view op) {
+  return op == "linears" || op == "quant_linears" || op == "append_sdpa";
+}
 
 std::vector<Part> expected_fused(const Shape& shape, const std::vector<Filled>& inputs,
                                  const std::vector<Filled>& before) {
-  return shape.op == "linears" ? linears(shape, inputs, before) : append_sdpa(shape, inputs, before);
+  return shape.op == "append_sdpa" ? append_sdpa(shape, inputs, before) : linears(shape, inputs, before);
 }
 
 }  // namespace rm::selfcheck

@@ -1,5 +1,6 @@
-// What the steps that plans fuse should give (docs/operators.md: linears, append_sdpa). They are no
-// operators of the graph, so src/ops has no reference of them; these are made of those it has.
+// What the steps that plans fuse should give (docs/operators.md: linears, quant_linears, append_sdpa).
+// They are no operators of the graph, so src/ops has no reference of them; these are made of those it
+// has.
 #pragma once
 
 #include <string_view>
@@ -10,6 +11,16 @@
 namespace rm::selfcheck {
 
 bool is_fused(std::string_view op);
+
+/// Where operands of linears and quant_linears are: x, norm, residual, then a weight's parts and its bias.
+struct LinearsPlaces {
+  size_t parts;  // of a weight: itself, or its integers and scales
+
+  explicit LinearsPlaces(std::string_view op) : parts(op == "quant_linears" ? 2 : 1) {}
+  size_t weight(size_t i) const { return 3 + (parts + 1) * i; }
+  size_t bias(size_t i) const { return weight(i) + parts; }
+  bool is_quantised() const { return parts == 2; }
+};
 
 /// As `expected`, for one of these.
 std::vector<Part> expected_fused(const Shape& shape, const std::vector<Filled>& inputs,

@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <numeric>
 
 #include "ir/scalar.hpp"
 #include "ops/registry.hpp"
+#include "selfcheck/fused.hpp"
 
 namespace rm::selfcheck {
 namespace {
@@ -121,7 +123,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
       attr_or<int64_t>(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
   if (s.op == "gemm" || s.op == "conv" || s.op == "recurrent") return fill_floats(t, random, 8, 8);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
-  if (s.op == "linears") {
+  if (s.op == "linears" || s.op == "quant_linears") {
     return input == 1 ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);
   }
   if ((s.op == "sdpa" && input == 3) || (s.op == "append_sdpa" && input == 6)) return fill_mask(t, random);
@@ -168,20 +170,34 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   fill_any(t, random);
 }
 
-/// A weight, its scales and its zero points as quantize makes them of random numbers.
-std::vector<HostTensor> quantised_weight(const Shape& s, Random& random) {
+/// A weight, its scales and its zero points as quantize makes them of random numbers. at: the weight's
+/// operand, which the others follow.
+std::vector<HostTensor> quantised_weight(const Shape& s, size_t at, bool zeros, Random& random) {
   ir::Node node;
   node.op = "quantize";
   for (const char* name : {"bits", "group", "tile", "pairs"}) {
     if (auto it = s.attrs.find(name); it != s.attrs.end()) node.attrs[name] = it->second;
   }
-  const bool zeros = s.inputs.size() > 3 && s.inputs[3].present;
   node.attrs["symmetric"] = int64_t{zeros ? 0 : 1};
-  HostTensor w = ops::zeros({DType::kF32, {s.inputs[1].layout.dims[0], s.inputs[0].layout.dims.back()}});
+  HostTensor w = ops::zeros({DType::kF32, {s.inputs[at].layout.dims[0], s.inputs[0].layout.dims.back()}});
   fill_floats(w, random, 128, 64);
-  std::vector<ir::TensorType> types{type_of(s.inputs[1].layout), type_of(s.inputs[2].layout)};
-  if (zeros) types.push_back(type_of(s.inputs[3].layout));
+  std::vector<ir::TensorType> types{type_of(s.inputs[at].layout), type_of(s.inputs[at + 1].layout)};
+  if (zeros) types.push_back(type_of(s.inputs[at + 2].layout));
   return ops::get("quantize").reference(node, {&w}, types);
+}
+
+/// Operands that are parts of quantised weights, by their places.
+std::map<size_t, HostTensor> quantised_weights(const Shape& s, Random& random) {
+  std::map<size_t, HostTensor> out;
+  const auto add = [&](size_t at, bool zeros) {
+    for (HostTensor& part : quantised_weight(s, at, zeros, random)) out.emplace(at++, std::move(part));
+  };
+  if (s.op == "quant_linear") add(1, s.inputs.size() > 3 && s.inputs[3].present);
+  const LinearsPlaces places(s.op);
+  for (size_t i = 0; s.op == "quant_linears" && places.weight(i) < s.inputs.size(); ++i) {
+    add(places.weight(i), false);
+  }
+  return out;
 }
 
 Filled blank(const Layout& layout) {
@@ -236,8 +252,7 @@ size_t extent_bytes(const Layout& layout) {
 
 std::vector<Filled> random_inputs(const Shape& shape, uint64_t seed) {
   Random random(seed);
-  std::vector<HostTensor> weight;
-  if (shape.op == "quant_linear") weight = quantised_weight(shape, random);
+  std::map<size_t, HostTensor> weights = quantised_weights(shape, random);
   std::vector<Filled> out;
   for (size_t i = 0; i < shape.inputs.size(); ++i) {
     if (!shape.inputs[i].present) {
@@ -245,8 +260,8 @@ std::vector<Filled> random_inputs(const Shape& shape, uint64_t seed) {
       continue;
     }
     Filled f = blank(shape.inputs[i].layout);
-    if (!weight.empty() && i >= 1 && i <= weight.size()) {
-      f.values = weight[i - 1];
+    if (const auto weight = weights.find(i); weight != weights.end()) {
+      f.values = std::move(weight->second);
     } else {
       fill(shape, i, f.values, random);
     }

@@ -79,3 +79,25 @@ def from_numpy(a: np.ndarray) -> torch.Tensor:
     if a.dtype == np.uint16:
         return torch.from_numpy(a.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(a)
+
+
+def quantised_weight(
+    rng: np.random.Generator,
+    n: int,
+    depth: int,
+    group: int,
+    bits: int,
+    t: torch.dtype,
+    largest_scale: float = 0.1,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(w as stored, scales, the weights in float64)."""
+    low, high = (-128, 128) if bits == 8 else (-8, 8)
+    draw = torch.Generator("cuda").manual_seed(int(rng.integers(1 << 31)))
+    q = torch.randint(low, high, (n, depth), device="cuda", generator=draw)
+    scales = (torch.rand(depth // group, n, device="cuda") + 0.1) * largest_scale
+    scales = scales.to(t)
+    full = q.double() * scales.double().T.repeat_interleave(group, 1)
+    if bits == 8:
+        return q.to(torch.int8), scales, full
+    u = (q + 8).to(torch.uint8)
+    return u[:, ::2] | (u[:, 1::2] << 4), scales, full

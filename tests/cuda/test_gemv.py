@@ -15,6 +15,7 @@ from problems import (
     assert_as_torch,
     assert_close,
     from_numpy,
+    quantised_weight,
     to_numpy,
     tolerance,
 )
@@ -88,20 +89,6 @@ def test_blocks_that_stay_take_all_rows(
         assert_close(y, x.double() @ w.double().T, bound, product_scale(x, w), what)
 
 
-def quantised(
-    rng: np.random.Generator, n: int, depth: int, group: int, bits: int, t: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(w as stored, scales, the weights in float64)."""
-    low, high = (-128, 128) if bits == 8 else (-8, 8)
-    q = torch.from_numpy(rng.integers(low, high, (n, depth))).cuda()
-    scales = (torch.rand(depth // group, n, device="cuda") * 0.1 + 0.01).to(t)
-    full = q.double() * scales.double().T.repeat_interleave(group, 1)
-    if bits == 8:
-        return q.to(torch.int8), scales, full
-    u = (q + 8).to(torch.uint8)
-    return u[:, ::2] | (u[:, 1::2] << 4), scales, full
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kernel", (*DIGITS, *KERNELS))
@@ -121,7 +108,7 @@ def test_quantised_weights_equal_float64(
         n, rows = 8 * int(rng.integers(1, 60 if k % 10 else 350)), int(rng.integers(1, 9))
         if kernel in DIGITS:
             rows = 1
-        w, scales, full = quantised(rng, n, depth, group, bits, t)
+        w, scales, full = quantised_weight(rng, n, depth, group, bits, t)
         x = torch.randn(rows, depth, device="cuda").to(t)
         y = torch.full((rows, n), float("nan"), device="cuda", dtype=t)
         m.forward(x, w, scales, y=y, kernel=kernel)
@@ -202,7 +189,7 @@ def test_nan_and_inf_spread_through_the_tensor_cores(
         w, scales = torch.randn(24, 384, device="cuda").bfloat16(), None
         full = w.double()
     else:
-        w, scales, full = quantised(rng, 24, 384, 128, bits, torch.bfloat16)
+        w, scales, full = quantised_weight(rng, 24, 384, 128, bits, torch.bfloat16)
     scale = product_scale(x[:, :128], full[:, :128])
     y = torch.zeros(rows, 24, device="cuda").bfloat16()
     for kernel in ("gemv_waves_sm90",) if bits == 16 else DIGITS if rows == 1 else ("",):
@@ -222,7 +209,7 @@ def test_quantised_weights_meet_x_of_any_magnitude(
     m, rng, t = module("gemv"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
     n, depth = 64, 2048
-    w, scales, full = quantised(rng, n, depth, 128, bits, t)
+    w, scales, full = quantised_weight(rng, n, depth, 128, bits, t)
     x = torch.randn(1, depth, device="cuda") * 2.0**power
     x[0, 5::512] *= 1000 if power < 1 else 50
     x[0, 256:512] = x[0, 256:512] * 2.0 ** (-20 if dtype == "bfloat16" else -6)

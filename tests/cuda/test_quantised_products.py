@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from problems import (  # noqa: E402 - behind the check for torch
 pytestmark = pytest.mark.cuda
 NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 FEW = ("gemv_quant_sm90", "gemv_tensor_sm90", "gemv_bulk_sm90", "gemv_naive_any")
-MANY = "quant_linear_dequantised_any"
+MANY, GROUP = "quant_linear_dequantised_any", "gemv_group_quant_sm90"
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +195,67 @@ def test_kernels_check_themselves_with_guarded_memory(bits: int, tmp_path: Path)
     assert report["checked"] >= 3  # one row, few rows, many rows
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_decoders_layer_is_the_dequantised_layer_in_five_launches(
+    dtype: str, bits: int, tmp_path: Path, seed: int
+) -> None:
+    """Against the host's, whose weights are what the integers stand for. The first steps are
+    launched one by one, later ones are a graph's."""
+    from test_steps import step_text
+
+    from rm_abstract import _core
+
+    torch.manual_seed(seed)
+    t, name = {"bf16": (torch.bfloat16, "bfloat16"), "f16": (torch.float16, "float16")}[dtype]
+    shapes = {"q": (256, 256), "k": (128, 256), "v": (128, 256), "o": (256, 256)}
+    shapes |= {"gate": (640, 256), "up": (640, 256), "down": (256, 640)}
+    weights = {n: torch.randn(n_k).to(t) * n_k[1] ** -0.5 for n, n_k in shapes.items()}
+    weights |= {n: torch.rand(256).to(t) for n in ("n1", "n2")} | {"kb": torch.randn(128).to(t)}
+    plain = {n: w for n, w in weights.items() if n not in shapes}
+    plain |= {n: quantised(weights[n], bits, 128)[2].to(t).cpu() for n in shapes}
+
+    def rewritten(found: re.Match[str]) -> str:
+        result, x, w, rest, activation = found.groups()
+        n, k = next(s for what, s in shapes.items() if f'%{w} "{what}"' in text)
+        q_type, scale_type = quantised_types(n, k, bits, 128, name)
+        at = 100 + 2 * int(w)
+        return (
+            f"%{at}, %{at + 1} = quantize(%{w}) {{bits={bits}, group=128, pairs=1, symmetric=1}}"
+            f" : {q_type}, {scale_type}\n"
+            f"%{result} = quant_linear(%{x}, %{at}, %{at + 1}, _, {rest})"
+            f' {{activation="{activation}", bits={bits}, group=128, pairs=1}}'
+        )
+
+    text = step_text(1, dtype)
+    gemm = r'%(\d+) = gemm\(%(\d+), %(\d+), ([^)]*)\) \{activation="(\w+)", trans_b=1\}'
+    quantised_text, replaced = re.subn(gemm, rewritten, text)
+    assert replaced == len(shapes)
+    host = _core.Program(text, plain, ["cpu"])
+    checks = _core.SelfCheck("auto", _core.cache.CompileCache({"cache_dir": str(tmp_path)}))
+    there = {n: w.cuda() for n, w in weights.items()}
+    here = _core.Program(quantised_text, there, ["cuda"], checks=checks)
+    k, v = (torch.randn(1, 2, 320, 64).to(t) for _ in range(2))
+    k_there, v_there = k.cuda(), v.cuda()
+    for position in (3, 4, 5, 6, 200, 319):
+        x, angle = torch.randn(1, 1, 256).to(t), torch.rand(1, 1, 1, 64) * 6
+        seen = torch.ones(1, 1, 1, 320, dtype=torch.bool)
+        given = [x, torch.tensor(position), seen, k, v, angle.cos().to(t), angle.sin().to(t)]
+        moved = [k_there if a is k else v_there if a is v else a.cuda() for a in given]
+        expected, actual = host.run(given)[0].float(), here.run(moved)[0].cpu().float()
+        # The host's weights are rounded to 16 bits.
+        scale = float(expected.abs().max())
+        assert float((actual - expected).abs().max()) <= 4e-2 * scale, (position, seed)
+        for mine, right in ((k_there, k), (v_there, v)):
+            assert float((mine.cpu().float() - right.float()).abs().max()) <= 0.15, (position, seed)
+    counts: dict[str, int] = here.report()["kernels"]
+    assert counts["cuda/gemv_group_quant_sm90"] == 2, counts
+    assert counts["cuda/sdpa_step_sm80"] == 1, counts
+    assert not any("norm" in kernel or "group_waves" in kernel for kernel in counts), counts
+    assert here.report()["recordings"] == 1
+    assert checks.report()["refused"] == []
+
+
 def saved_llama(folder: Path) -> None:
     config = transformers.LlamaConfig(
         hidden_size=256,
@@ -252,7 +314,7 @@ def test_generation_reads_quantised_weights(
     assert error <= 5e-2 * scale
     if precision == "int4":  # 8 bits lie within the roundings of bf16
         assert float((expected - own).abs().max()) > error
-    for kernel in (FEW[0], MANY):  # of a token, and of the prompt
+    for kernel in (FEW[0], GROUP, MANY):  # of a token, and of the prompt
         assert f"cuda/{kernel}" in names, names
     # Every token of the loop is the best of the dequantised model's, but for near ties.
     taken = chosen.gather(-1, tokens[:, ids.shape[1] :, None])[..., 0]

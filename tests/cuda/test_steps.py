@@ -9,14 +9,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from arena import Arena
-from problems import ACTIVATIONS, DTYPES, assert_close, tolerance
+from problems import ACTIVATIONS, DTYPES, assert_close, quantised_weight, tolerance
 
 pytestmark = pytest.mark.cuda
 
 GROUP = ("gemv_group_waves_sm90", "gemv_group_naive_any")
+QUANT_GROUP = "gemv_group_quant_sm90"
 
 
 def normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float, offset: float) -> torch.Tensor:
@@ -120,6 +122,144 @@ def test_groups_on_odd_addresses_are_done_by_the_other_kernel(
                 m.group(x, w, y=y, norm=norm, gated=gated, kernel=GROUP[0])
 
 
+# (K, weights a scale covers; 0: a row): around a warp's 256 values, eight warps' 2048, where
+# sixteen warps take over (4096 of int8, 8192 of int4) and the most.
+QUANT_DEPTHS = (
+    (96, 0), (128, 128), (256, 128), (384, 128), (896, 128), (2048, 128), (2080, 0), (2304, 256),
+    (4096, 512), (4224, 128), (8192, 128), (8320, 128), (9216, 1024), (16384, 128),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("depth", QUANT_DEPTHS)
+def test_groups_of_quantised_products_equal_float64(
+    module: Callable[[str], ModuleType], dtype: str, bits: int, depth: tuple[int, int], seed: int
+) -> None:
+    m, t, arena = module("gemv"), DTYPES[dtype], Arena(300 << 20)
+    torch.manual_seed(seed)
+    rng = np.random.default_rng(seed)
+    long, group = depth[0], depth[1] or depth[0]
+    for k in range(16):
+        arena.clear()
+        count, gated = (2, True) if k % 3 == 0 else (1 + k % 3, False)
+        rows = [ROWS[(k // 3 + i) % len(ROWS)] for i in range(count)]
+        # More than one turn of all blocks where rows are short.
+        rows = [min(n, max(16, (8 << 20) // long // 16 * 16)) for n in rows]
+        if gated:
+            rows = [rows[0] + 8 * (k % 4)] * 2
+        else:
+            rows[-1] += (0, 8, 24)[k % 3]
+        stored, full = [], []
+        for n in rows:
+            size = (0.36 if bits == 4 else 0.02) * long**-0.5
+            q, scales, wide = quantised_weight(rng, n, long, group, bits, t, size)
+            stored.append((arena.put(q, q.dtype), arena.put(scales, t)))
+            full.append(wide)
+        bias_at = [not gated and (k + i) % 2 == 0 for i in range(count)]
+        weight_offset = 1.0 if k % 4 == 1 else 0.0
+        name, act = ACTIVATIONS[(k // 2) % 7] if gated or count == 1 else ACTIVATIONS[0]
+        x = arena.put(torch.randn(1, long, device="cuda") * 2, t)
+        norm = arena.put(torch.rand(long, device="cuda"), t) if k % 4 else None
+        bias = [
+            arena.put(torch.randn(n, device="cuda"), t) if b else None
+            for n, b in zip(rows, bias_at, strict=True)
+        ]
+        alone = count == 1 and k % 2 == 1
+        residual = arena.put(torch.randn(1, rows[0], device="cuda"), t) if alone else None
+        y = [arena.result(arena.view((1, n), t)) for n in (rows[:1] if gated else rows)]
+        arena.freeze()
+        h = normed(x, norm, 1e-3, weight_offset)
+        wanted = [h @ a.T for a in full]
+        scales_of = [spread(h, a) + 1 for a in full]
+        wanted = [v if b is None else v + b.double() for v, b in zip(wanted, bias, strict=True)]
+        if gated:
+            scales_of = [scales_of[0] * scales_of[1]]
+            wanted = [act(wanted[0]) * wanted[1]]
+        elif count == 1:
+            wanted = [act(wanted[0]) + (0 if residual is None else residual.double())]
+        bound = 4 * tolerance(dtype, long) + 8 * 2.0**-23
+        for kernel, overlap in ((QUANT_GROUP, False), (QUANT_GROUP, True), (GROUP[1], False)):
+            arena.poison()
+            m.group(x, [q for q, _ in stored], scales=[s for _, s in stored], y=y, norm=norm,
+                    eps=1e-3, weight_offset=weight_offset, bias=bias, residual=residual,
+                    activation=name, gated=gated, stable_weights=overlap, overlap=overlap,
+                    kernel=kernel)  # fmt: skip
+            what = f"problem {k}, {rows} x {long}, {name}, gated {gated}, {kernel}, seed {seed}"
+            for got, right, scale in zip(y, wanted, scales_of, strict=True):
+                assert_close(got, right, bound, scale, what)
+            assert not arena.changed(), what
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_inf_spread_through_quantised_groups(
+    module: Callable[[str], ModuleType], bits: int, value: float, seed: int
+) -> None:
+    """x that has no digits is multiplied by plain arithmetic, over several turns of each block."""
+    m, rng = module("gemv"), np.random.default_rng(seed)
+    for long, n, gated in (
+        (256, 40, False),
+        (2048, 4864, True),
+        (9216, 48, True),
+        (2048, 40, True),
+    ):
+        x = torch.randn(1, long, device="cuda").bfloat16()
+        x[0, long - 3] = value
+        parts = [quantised_weight(rng, n, long, 128, bits, torch.bfloat16) for _ in range(2)]
+        y = [torch.zeros(1, n, device="cuda").bfloat16() for _ in range(1 if gated else 2)]
+        w, scales = [p[0] for p in parts], [p[1] for p in parts]
+        for norm in (None, torch.ones(long, device="cuda").bfloat16()):
+            if not gated and norm is None:
+                w[0], scales[0] = w[0][:32], scales[0][:, :32].contiguous()
+                y[0] = y[0][:, :32].contiguous()
+            m.group(x, w, scales=scales, y=y, norm=norm, gated=gated, kernel=QUANT_GROUP)
+            what = f"{long}, {n}, gated {gated}, norm {norm is not None}, seed {seed}"
+            if norm is not None:  # the root of the mean is as bad
+                assert all(bool(v.isnan().all()) for v in y), what
+                continue
+            wanted = [x.double() @ p[2].T for p in parts]
+            wanted = [wanted[0] * wanted[1]] if gated else [wanted[0][:, :32], wanted[1]]
+            for got, right in zip(y, wanted, strict=True):
+                assert torch.equal(got.isnan(), right.isnan()), what
+                assert torch.equal(got.isinf(), right.isinf()), what
+                assert torch.equal(got[got.isinf()].double(), right[right.isinf()]), what
+
+
+def test_a_chain_of_quantised_groups_overlaps_in_a_graph(
+    module: Callable[[str], ModuleType], seed: int
+) -> None:
+    """A launch reads what the one before wrote; its weights are asked for before that is there."""
+    m, rng = module("gemv"), np.random.default_rng(seed)
+    torch.manual_seed(seed)
+    t, long = torch.bfloat16, 2048
+    layers = [
+        [quantised_weight(rng, long, long, 128, bits, t)[:2] for _ in range(2)]
+        for bits in (4, 8, 4, 4, 8, 8, 4, 8)
+    ]
+    norm = torch.rand(long, device="cuda").to(t)
+    x = torch.randn(1, long, device="cuda").to(t)
+
+    def chain(overlap: bool) -> torch.Tensor:
+        value = x
+        for layer in layers:
+            y = torch.empty_like(value)
+            m.group(value, [q for q, _ in layer], scales=[s for _, s in layer], y=[y], norm=norm,
+                    gated=True, activation="tanh", stable_weights=True, overlap=overlap,
+                    stream=torch.cuda.current_stream().cuda_stream, kernel=QUANT_GROUP)  # fmt: skip
+            value = y
+        return value
+
+    chain(False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(True)
+    for _ in range(20):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(got, chain(False))
+
+
 def test_groups_that_are_not_legal_are_refused(module: Callable[[str], ModuleType]) -> None:
     m = module("gemv")
     x, w = torch.ones(1, 64, device="cuda"), torch.ones(16, 64, device="cuda")
@@ -132,6 +272,16 @@ def test_groups_that_are_not_legal_are_refused(module: Callable[[str], ModuleTyp
         m.group(x, [w], y=[y], gated=True)
     with pytest.raises(m.InvalidArgument, match="one weight with a residual"):
         m.group(x, [w, w], y=[y, torch.empty_like(y)], residual=y.clone())
+    q, s = torch.ones(16, 64, device="cuda", dtype=torch.int8), torch.ones(1, 16, device="cuda")
+    with pytest.raises(m.InvalidArgument, match="scales"):
+        m.group(x, [q], y=[y])
+    with pytest.raises(m.InvalidArgument, match="scales"):
+        m.group(x, [w], scales=[s], y=[y])
+    with pytest.raises(m.InvalidArgument, match="of one group"):
+        two = torch.ones(2, 16, device="cuda")
+        m.group(x, [q, q], scales=[s, two], y=[y, torch.empty_like(y)])
+    with pytest.raises(m.InvalidArgument, match="weights"):
+        m.group(x, [q, w], scales=[s, s], y=[y, torch.empty_like(y)])
     with pytest.raises(m.InvalidArgument, match="one to three"):
         m.group(x, [w] * 4, y=[y.clone() for _ in range(4)])
 

@@ -72,6 +72,8 @@ def test_operations_of_products() -> None:
     assert (
         flops("sdpa", [(1, 2, 3, 8), (1, 2, 5, 8), (1, 2, 5, 8)], [(1, 2, 3, 8)]) == 2 * 6 * 5 * 16
     )
+    quantised = [(1, 256), (256,), (64, 128), (2, 64), (64,), (32, 128), (2, 32)]
+    assert flops("quant_linears", quantised, [(1, 64), (1, 32)]) == 2 * 256 * (64 + 32)
     assert flops("recurrent", [(7, 2, 12), (12, 3), (2, 3)], [(7, 2, 3)]) == 2 * 7 * 2 * 3 * 12
 
 

@@ -28,21 +28,26 @@ void forward(py::handle x, py::handle w, py::handle scales, py::handle bias, py:
 }
 
 void group(py::handle x, const std::vector<py::object>& w, const std::vector<py::object>& y,
-           py::handle norm, float eps, float weight_offset, const std::vector<py::object>& bias,
-           py::handle residual, const std::string& activation, bool gated, bool stable_weights,
+           const std::vector<py::object>& scales, py::handle norm, float eps, float weight_offset,
+           const std::vector<py::object>& bias, py::handle residual, const std::string& activation, bool gated, bool stable_weights,
            bool overlap, std::uintptr_t stream, const char* kernel) {
   const OptionalTensor n(kOp, "norm", norm), r(kOp, "residual", residual);
   GemvGroup p;
   p.x = device_tensor(kOp, "x", x);
   p.norm = n.get(), p.eps = eps, p.weight_offset = weight_offset;
   p.count = static_cast<int>(w.size());
-  std::vector<Tensor> biases(3);
+  Tensor biases[3], of_scales[3];
+  const auto optional = [](const char* name, const std::vector<py::object>& given, std::size_t i,
+                           Tensor& to) -> const Tensor* {
+    if (i >= given.size() || given[i].is_none()) return nullptr;
+    to = device_tensor(kOp, name, given[i]);
+    return &to;
+  };
   for (std::size_t i = 0; i < w.size() && i < 3; ++i) {
     p.w[i] = device_tensor(kOp, "w", w[i]);
     if (i < y.size()) p.y[i] = device_tensor(kOp, "y", y[i]);
-    if (i >= bias.size() || bias[i].is_none()) continue;
-    biases[i] = device_tensor(kOp, "bias", bias[i]);
-    p.bias[i] = &biases[i];
+    p.bias[i] = optional("bias", bias, i, biases[i]);
+    p.scales[i] = optional("scales", scales, i, of_scales[i]);
   }
   p.residual = r.get();
   p.activation = epilogue_of(kOp, false, "column", activation, 0.0f, 1.0f).activation;
@@ -95,7 +100,7 @@ PYBIND11_MODULE(_ops_gemv, m) {
          "InvalidArgument,\nUnsupported, NoDevice, DeviceError.")
             .c_str());
   m.def("group", group, py::arg("x"), py::arg("w"), py::kw_only(), py::arg("y"),
-        py::arg("norm") = py::none(), py::arg("eps") = 1e-5f, py::arg("weight_offset") = 0.0f,
+        py::arg("scales") = std::vector<py::object>{}, py::arg("norm") = py::none(), py::arg("eps") = 1e-5f, py::arg("weight_offset") = 0.0f,
         py::arg("bias") = std::vector<py::object>{}, py::arg("residual") = py::none(),
         py::arg("activation") = "none", py::arg("gated") = false,
         py::arg("stable_weights") = false, py::arg("overlap") = false, py::arg("stream") = 0,
@@ -103,7 +108,8 @@ PYBIND11_MODULE(_ops_gemv, m) {
         "Up to three weights [N, K] against one row x [1, K], normalised first by its root mean "
         "square where\n`norm` [K] is given: y[i] = activation(x w[i]^T + bias[i]), plus the "
         "residual of one weight. gated:\ny[0] = activation(x w[0]^T) * (x w[1]^T). Weights without "
-        "gaps between rows. Raises as forward.");
+        "gaps between rows, of x's dtype, or all\nint8 or all int4 with `scales` as forward has "
+        "them, of one group. Raises as forward.");
   m.def(
       "read_probe",
       [](py::handle data, std::uintptr_t stream) {

@@ -97,6 +97,7 @@ void launch_copies_out(const std::vector<Densed>& copies, const cuda_ops::Tensor
 
 std::vector<rm_kernel> all_rows() {
   std::vector<rm_kernel> out;
+  add_linears_rows(out);
   add_gemm_rows(out);
   add_norm_rows(out);
   add_attention_rows(out);

@@ -6,24 +6,12 @@
 #include "gemm/api.hpp"
 #include "gemv/api.hpp"
 #include "quant/api.hpp"
-#include "rows/row.hpp"
+#include "rows/product.hpp"
 
 namespace rm::cuda {
 namespace {
 
-using cuda_ops::BiasKind;
 using cuda_ops::Tensor;
-
-/// bits and group of a weight that lies as GPUs read it.
-struct Grouping {
-  int bits, group;
-
-  explicit Grouping(const Operands& p)
-      : bits(static_cast<int>(p.attr_int("bits", 8))),
-        group(static_cast<int>(p.attr_int("group", 32))) {
-    if (p.attr_int("pairs", 0) == 0) throw NotForModule("the weight lies as the CPU reads it");
-  }
-};
 
 struct QuantizeOp {
   using Problem = cuda_ops::Quantize;
@@ -49,31 +37,16 @@ struct QuantizeOp {
   }
 };
 
-/// Leading axes as rows; false where they are not of one pitch.
-bool fold(Tensor& t) {
-  const cuda_ops::Rows r = cuda_ops::rows_of(t);
-  if (t.rank == 0 || !r.valid) return false;
-  t.rank = 2;
-  t.shape[0] = r.rows, t.shape[1] = r.n;
-  t.stride[0] = r.pitch, t.stride[1] = 1;
-  return true;
-}
-
 /// x, q, scales, y, then bias and residual where given.
-struct QuantProduct {
+struct QuantProduct : Product {
   enum Place : size_t { kX, kQ, kScales, kY };
 
-  std::vector<Placed> tensors;
   Grouping grouping;
   int64_t n = 0, k = 0;
-  int bias = -1, residual = -1;  // in `tensors`
-  bool stable = false;           // the weight and the bias are constants
-  cuda_ops::Epilogue epilogue;
 
   explicit QuantProduct(const rm_problem& raw) : grouping(Operands(raw)) {
     const Operands p(raw);
     if (p.has_input(3)) throw NotForModule("zero points");
-    stable = p.is_constant(1) && p.is_constant(2) && (!p.has_input(4) || p.is_constant(4));
     tensors = {{p.input(0), 0, false}, {p.input(1), 1, false}, {p.input(2), 2, false},
                {p.output(0), 0, true}};
     const Tensor &x = tensors[kX].tensor, &q = tensors[kQ].tensor;
@@ -82,21 +55,7 @@ struct QuantProduct {
     }
     n = q.shape[0], k = x.shape[x.rank - 1];
     if (n == 0 || k == 0) throw NotForModule("an empty weight");
-    const auto add = [&](size_t index) {
-      tensors.push_back({p.input(index), index, false});
-      return static_cast<int>(tensors.size()) - 1;
-    };
-    if (p.has_input(4)) bias = add(4);
-    if (p.has_input(5)) residual = add(5);
-    epilogue.bias_kind = bias >= 0 ? BiasKind::column : BiasKind::none;
-    epilogue.activation = activation_of(p.attr_string("activation", "none"));
-  }
-
-  cuda_ops::Epilogue with_addresses(const Tensor* t) const {
-    cuda_ops::Epilogue e = epilogue;
-    if (bias >= 0) e.bias = &t[bias];
-    if (residual >= 0) e.residual = &t[residual];
-    return e;
+    place_epilogue(p, {1, 2}, 4, 5);
   }
 };
 
@@ -105,26 +64,11 @@ struct QuantGemvOp : QuantProduct {
   using Problem = cuda_ops::Gemv;
   static constexpr const char* kOp = "quant_linear";
   static constexpr rm_edge kEdges[] = {{'M', 0, 8}, {'N', 0, 128}, {'K', 0, 512}};
-  static constexpr int64_t kMostRowsOfX = 8;
   static auto rows() { return cuda_ops::gemv_rows(); }
 
   explicit QuantGemvOp(const rm_problem& raw) : QuantProduct(raw) {
-    // The module divides a row evenly among its scales.
-    const bool whole = k % grouping.group == 0 || k < grouping.group;
-    if (!whole) throw NotForModule("the last group is short");
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (i == kQ || i == kScales || static_cast<int>(i) == bias) continue;
-      Tensor& t = tensors[i].tensor;
-      if (!fold(t)) throw NotForModule("rows are not of one pitch");
-      if (t.shape[0] > kMostRowsOfX || t.shape[0] < 1) throw NotForModule("not 1 to 8 rows");
-    }
-    Tensor& q = tensors[kQ].tensor;
-    const int64_t row_bytes = cuda_ops::quant_padded(k) * grouping.bits / 8;
-    if (q.shape[1] != row_bytes || !cuda_ops::is_contiguous(q)) {
-      throw NotForModule("the weight has gaps");
-    }
-    q.stride[0] = q.shape[1];  // also of a single row
-    q.shape[1] = grouping.bits == 8 ? k : (k + 1) / 2;
+    fold_few_rows();
+    grouping.strip_padding(tensors[kQ].tensor, k);
   }
 
   Problem problem(const Tensor* t) const {
@@ -280,10 +224,10 @@ struct DequantisedOp : QuantProduct {
     Problem p;
     p.x = t[kX], p.q = t[kQ], p.scales = t[kScales], p.y = t[kY];
     p.epilogue = with_addresses(t);
-    p.folds = fold(p.x) && fold(p.y);
+    p.folds = cuda_ops::fold_rows(p.x) && cuda_ops::fold_rows(p.y);
     if (residual >= 0) {
       p.residual = t[residual];
-      p.folds = fold(p.residual) && p.folds;
+      p.folds = cuda_ops::fold_rows(p.residual) && p.folds;
     }
     p.bits = grouping.bits, p.group = grouping.group, p.n = n, p.k = k;
     return p;

@@ -2,6 +2,7 @@
 // only what a kernel takes is fused. The kernels here are naive ones of the test.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -62,12 +63,16 @@ State state_of(const rm_problem& p) {
   return s;
 }
 
+/// Operands of a weight and its bias, of `linears` and of `quant_linears`.
+size_t each(const State& s) { return s.numbers.count("bits") != 0 ? 3 : 2; }
+
 int takes_linears(const rm_problem* p, const rm_device_info*, rm_str*) {
   const State s = state_of(*p);
-  const size_t weights = (s.in.size() - 3) / 2;
+  const size_t weights = (s.in.size() - 3) / each(s);
   if (s.numbers.at("gated") != 0 && !allowed.gate) return 0;
   return weights <= allowed.weights && (allowed.norm || !s.in[1].present);
 }
+int takes_all(const rm_problem*, const rm_device_info*, rm_str*) { return 1; }
 int takes_attention(const rm_problem*, const rm_device_info*, rm_str*) { return allowed.attention; }
 
 rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t, rm_kernel_state** out) {
@@ -91,6 +96,42 @@ std::vector<double> product(const std::vector<double>& x, const float* w, const 
   return y;
 }
 
+/// A weight of integers in pairs, the operand `at`, and its scales, in float32.
+std::vector<float> widened(const rm_launch* l, const State& s, size_t at, int64_t k) {
+  const auto* bytes = static_cast<const uint8_t*>(l->inputs[at]);
+  const auto* scales = static_cast<const float*>(l->inputs[at + 1]);
+  const int64_t n = s.in[at].dims[0], pitch = s.in[at].dims[1];
+  const auto group = static_cast<int64_t>(s.numbers.at("group"));
+  std::vector<float> w;
+  for (int64_t r = 0; r < n; ++r) {
+    for (int64_t i = 0; i < k; ++i) {
+      const uint8_t byte = bytes[r * pitch + (s.numbers.at("bits") == 8 ? i : i / 2)];
+      const int q = s.numbers.at("bits") == 8 ? static_cast<int8_t>(byte) : (byte >> (i % 2 * 4) & 15) - 8;
+      w.push_back(static_cast<float>(q) * scales[i / group * n + r]);
+    }
+  }
+  return w;
+}
+
+/// x, q, scales, no zero points, bias, residual.
+rm_status* quant_linear(const rm_launch* l) {
+  const State& s = *reinterpret_cast<const State*>(l->state);
+  const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
+  const int64_t k = s.in[0].dims.back();
+  const std::vector<float> w = widened(l, s, 1, k);
+  size_t at = 0;
+  for (int64_t m = 0; m < s.in[0].size() / k; ++m) {
+    const std::vector<double> x(in(0) + m * k, in(0) + (m + 1) * k);
+    const Shape shape{true, {s.in[1].dims[0], k}, {k, 1}};
+    for (const double y : product(x, w.data(), shape, s.in[4].present ? in(4) : nullptr)) {
+      const double v = s.activation == "silu" ? y / (1 + std::exp(-y)) : y;
+      static_cast<float*>(l->outputs[0])[at] = static_cast<float>(s.in[5].present ? v + in(5)[at] : v);
+      ++at;
+    }
+  }
+  return nullptr;
+}
+
 rm_status* linears(const rm_launch* l) {
   const State& s = *reinterpret_cast<const State*>(l->state);
   const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
@@ -105,8 +146,16 @@ rm_status* linears(const rm_launch* l) {
     for (size_t k = 0; k < x.size(); ++k) x[k] *= scale * (in(1)[k] + s.numbers.at("weight_offset"));
   }
   std::vector<std::vector<double>> y;
-  for (size_t i = 3; i < s.in.size(); i += 2) {
-    y.push_back(product(x, in(i), s.in[i], s.in[i + 1].present ? in(i + 1) : nullptr));
+  for (size_t i = 3; i < s.in.size(); i += each(s)) {
+    const size_t at = i + each(s) - 1;
+    const float* bias = s.in[at].present ? in(at) : nullptr;
+    if (each(s) == 2) {
+      y.push_back(product(x, in(i), s.in[i], bias));
+      continue;
+    }
+    const auto k = static_cast<int64_t>(x.size());
+    const std::vector<float> w = widened(l, s, i, k);
+    y.push_back(product(x, w.data(), {true, {s.in[i].dims[0], k}, {k, 1}}, bias));
   }
   const auto act = [&](double v) { return s.activation == "silu" ? v / (1 + std::exp(-v)) : v; };
   for (size_t o = 0; o < s.out.size(); ++o) {
@@ -176,7 +225,8 @@ rm_status* append_sdpa(const rm_launch* l) {
   return nullptr;
 }
 
-std::shared_ptr<const select::KernelTable> fusing_kernels() {
+/// The CPU's kernels and the test's own for some operators.
+std::shared_ptr<const select::KernelTable> kernels_with(const std::vector<std::string>& operators) {
   auto table = std::make_shared<select::KernelTable>();
   Backend& cpu = backend::registry().load(RM_CPU_PLUGIN);
   static std::vector<rm_kernel>& rows = *new std::vector<rm_kernel>();
@@ -189,11 +239,21 @@ std::shared_ptr<const select::KernelTable> fusing_kernels() {
       rows.push_back(k);
     };
     add("linears", takes_linears, linears);
+    add("quant_linears", takes_linears, linears);
+    add("quant_linear", takes_all, quant_linear);
     add("append_sdpa", takes_attention, append_sdpa);
   }
   for (const rm_kernel& k : cpu.kernels()) table->add("cpu", &k, &cpu.get_device_info(0));
-  for (const rm_kernel& k : rows) table->add("test", &k, &cpu.get_device_info(0));
+  for (const rm_kernel& k : rows) {
+    const std::string op(k.op.data, k.op.size);
+    if (std::find(operators.begin(), operators.end(), op) == operators.end()) continue;
+    table->add("test", &k, &cpu.get_device_info(0));
+  }
   return table;
+}
+
+std::shared_ptr<const select::KernelTable> fusing_kernels() {
+  return kernels_with({"linears", "append_sdpa"});
 }
 
 // A layer of a decoder's step: norms, products, rotation, the cache and attention to it.
@@ -367,4 +427,97 @@ TEST_CASE("a norm, a product or a cache that others read is not fused away") {
     CHECK(max_difference(alone.result, fused.result) < 1e-4);
     CHECK(count(fused.kernels, v.kept) > (std::string(v.kept) == "gemm" ? 2 : 0));
   }
+}
+
+namespace {
+
+/// Products of a normalised row with weights of 4 bits in groups of 32, but for `bits` of the third; then
+/// a gated pair and the way back.
+std::string quantised_program(int64_t rows, int third_bits, const std::string& ending) {
+  const std::string m = std::to_string(rows);
+  const auto weight = [](int at, const std::string& name, int64_t n, int64_t k, int bits) {
+    const std::string size = std::to_string(n);
+    return "weight %" + std::to_string(at) + " \"" + name + "\" : " + (bits == 8 ? "i8[" : "u8[") + size + "," +
+           std::to_string(k * bits / 8) + "]\nweight %" + std::to_string(at + 1) + " \"" + name + "s\" : f32[" +
+           std::to_string(k / 32) + "," + size + "]\n";
+  };
+  const auto product = [&](int at, const std::string& x, int w, const std::string& rest, const std::string& act,
+                           int64_t n, int bits) {
+    return "%" + std::to_string(at) + " = quant_linear(" + x + ", %" + std::to_string(w) + ", %" +
+           std::to_string(w + 1) + ", _, " + rest + ") {activation=\"" + act + "\", bits=" + std::to_string(bits) +
+           ", group=32, pairs=1} : f32[" + m + "," + std::to_string(n) + "]\n";
+  };
+  return "rmir 1\ninput %0 \"x\" : f32[" + m + ",64]\nweight %1 \"n1\" : f32[64]\nweight %2 \"b\" : f32[16]\n" +
+         weight(3, "q", 64, 64, 4) + weight(5, "k", 16, 64, 4) + weight(7, "v", 16, 64, third_bits) +
+         weight(9, "gate", 128, 64, 4) + weight(11, "up", 128, 64, 4) + weight(13, "down", 64, 128, 4) +
+         "weight %15 \"n2\" : f32[64]\n%16 = rms_norm(%0, %1) {eps=0x1p-10, weight_offset=0x1p+0} : f32[" + m +
+         ",64]\n" + product(17, "%16", 3, "_, _", "none", 64, 4) + product(18, "%16", 5, "%2, _", "none", 16, 4) +
+         product(19, "%16", 7, "_, _", "none", 16, third_bits) + "%20 = rms_norm(%17, %15) {eps=0x1p-10} : f32[" +
+         m + ",64]\n" + product(21, "%20", 9, "_, _", "silu", 128, 4) +
+         product(22, "%20", 11, "_, _", "none", 128, 4) + "%23 = mul(%21, %22) : f32[" + m + ",128]\n" +
+         product(24, "%23", 13, "_, %17", "none", 64, 4) + ending;
+}
+
+/// The kernels of the program where fused steps are asked for; results are those of all steps.
+std::map<std::string, int64_t> compare_quantised(int64_t rows, int third_bits, const std::string& ending,
+                                                 std::mt19937& rng) {
+  const Case c = load(quantised_program(rows, third_bits, ending), rng);
+  const HostTensor x = random_tensor(rng, ir::DType::kF32, {rows, 64});
+  std::map<std::string, int64_t> kernels;
+  std::vector<HostTensor> results[2];
+  for (const bool fuses : {false, true}) {
+    std::vector<std::string> operators{"quant_linear"};
+    if (fuses) operators.emplace_back("quant_linears");
+    Program program(c.graph, kernels_with(operators));
+    program.set_weights(c.weight_tensors());
+    HostOutputs outputs;
+    program.run({view(x)}, outputs);
+    results[fuses ? 1 : 0] = outputs.tensors;
+    kernels = program.report().kernels;
+    if (!fuses) CHECK(kernels["test/quant_linear"] == 6);
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    double largest = 1;
+    for (double v : ops::to_doubles(results[0][i])) largest = std::max(largest, std::abs(v));
+    CHECK(max_difference(results[0][i], results[1][i]) < 1e-4 * largest);
+  }
+  return kernels;
+}
+
+}  // namespace
+
+TEST_CASE("quantised products of one row are fused as others are, where their groups are alike") {
+  std::mt19937 rng(5);
+  allowed = {};
+  const std::string plain = "return %24, %18, %19\n";
+  auto kernels = compare_quantised(1, 4, plain, rng);
+  CHECK(kernels["test/quant_linears"] == 2);  // q, k, v; gate and up; each with its norm
+  CHECK(kernels["test/quant_linear"] == 1);
+  CHECK(count(kernels, "rms_norm") == 0);
+  // Of other bits: a step of its own, and so is the norm that it reads too.
+  kernels = compare_quantised(1, 8, plain, rng);
+  CHECK(kernels["test/quant_linears"] == 2);
+  CHECK(kernels["test/quant_linear"] == 2);
+  CHECK(count(kernels, "rms_norm") == 1);
+  // One of two products that are multiplied is a result: the two are a step, the multiplication is not.
+  kernels = compare_quantised(1, 4, "return %24, %18, %22\n", rng);
+  CHECK(kernels["test/quant_linears"] >= 1);
+  CHECK(count(kernels, "ewise") == 1);
+  allowed = {3, false, true, true};
+  kernels = compare_quantised(1, 4, plain, rng);
+  CHECK(kernels["test/quant_linears"] == 2);
+  CHECK(count(kernels, "rms_norm") == 2);
+  allowed = {0, true, true, true};
+  kernels = compare_quantised(1, 4, plain, rng);
+  CHECK(kernels["test/quant_linears"] == 0);
+  CHECK(kernels["test/quant_linear"] == 6);
+  allowed = {};
+}
+
+TEST_CASE("quantised products of several rows stay apart") {
+  std::mt19937 rng(6);
+  allowed = {};
+  auto kernels = compare_quantised(2, 4, "return %24, %18, %19\n", rng);
+  CHECK(kernels["test/quant_linears"] == 0);
+  CHECK(kernels["test/quant_linear"] == 6);
 }

@@ -124,9 +124,38 @@ void add_products(std::vector<Shape>& out) {
   }
 }
 
+/// Products of one normalised row with weights of 8 or 4 bits.
+void add_quantised_groups(std::vector<Shape>& out, DType t, int64_t bits) {
+  constexpr int64_t kGroup = 128;
+  ir::Attrs plain{{"activation", std::string("none")}, {"eps", 1e-5}, {"gated", int64_t{0}},
+                  {"weight_offset", 0.0}, {"bits", bits}, {"group", kGroup}, {"pairs", int64_t{1}}};
+  ir::Attrs gated = plain, offset = plain;
+  gated["gated"] = int64_t{1}, gated["activation"] = std::string("silu");
+  offset["weight_offset"] = 1.0;
+  for (int64_t k : {64, 896, 2048, 9216}) {
+    const Operand norm = dense(t, {k}, true), none = absent();
+    const auto shape = [&](Operand residual, ir::Attrs attrs) {
+      return Shape{"quant_linears", {dense(t, {1, 1, k}), norm, std::move(residual)}, {}, std::move(attrs)};
+    };
+    const auto add = [&](Shape& s, int64_t n, const Operand& bias, bool result) {
+      s.inputs.push_back(dense(bits == 8 ? DType::kI8 : DType::kU8, {n, k * bits / 8}, true));
+      s.inputs.push_back(dense(t, {(k + kGroup - 1) / kGroup, n}, true));
+      s.inputs.push_back(bias);
+      if (result) s.outputs.push_back(dense(t, {1, 1, n}));
+    };
+    Shape three = shape(none, plain), two = shape(none, gated), one = shape(dense(t, {1, 1, 296}), offset);
+    add(three, k, dense(t, {k}, true), true), add(three, 512, none, true);
+    add(three, 520, dense(t, {520}, true), true);
+    add(two, 4864, none, true), add(two, 4864, none, false);
+    add(one, 296, none, true);
+    for (Shape* s : {&three, &two, &one}) out.push_back(std::move(*s));
+  }
+}
+
 /// Only some devices have rows for these.
 void add_fused(std::vector<Shape>& out) {
   for (DType t : {DType::kBF16, DType::kF16}) {
+    for (int64_t bits : {4, 8}) add_quantised_groups(out, t, bits);
     const auto weight = [&](int64_t n, int64_t k) { return dense(t, {n, k}, true); };
     const ir::Attrs plain{{"activation", std::string("none")}, {"eps", 1e-5}, {"gated", int64_t{0}},
                           {"weight_offset", 0.0}};

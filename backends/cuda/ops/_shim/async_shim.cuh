@@ -151,6 +151,10 @@ __device__ __forceinline__ void copy_16_async(std::uint32_t dst, const void* src
                "r"(valid ? 16 : 0)
                : "memory");
 }
+/// 8 bytes; both addresses are multiples of 8.
+__device__ __forceinline__ void copy_8_async(std::uint32_t dst, const void* src) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(dst), "l"(src) : "memory");
+}
 __device__ __forceinline__ void copy_group_end() { asm volatile("cp.async.commit_group;" ::); }
 template <int kPending>
 __device__ __forceinline__ void copy_groups_wait() {

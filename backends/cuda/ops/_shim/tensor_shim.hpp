@@ -99,4 +99,14 @@ inline Rows rows_of(const Tensor& t) {
   return out;
 }
 
+/// Makes leading axes rows of a matrix; false, and nothing, where they are not of one pitch.
+inline bool fold_rows(Tensor& t) {
+  const Rows r = rows_of(t);
+  if (t.rank == 0 || !r.valid) return false;
+  t.rank = 2;
+  t.shape[0] = r.rows, t.shape[1] = r.n;
+  t.stride[0] = r.pitch, t.stride[1] = 1;
+  return true;
+}
+
 }  // namespace rm::cuda_ops

@@ -65,12 +65,24 @@ Status launch_blocks(GemvArgs& a, bool overlap, Stream stream) {
 
 }  // namespace
 
-const char* gemv_bulk_why_not(const Gemv& p) {
-  const int bits = gemv_bits(p);
+const char* gemv_card_why_not() {
   if (const char* why = sm90_why_not()) return why;
   if (card().shared_bytes > 0 && card().shared_bytes < kHopperSharedBytes) {
     return "a block of this device has less than 227 KiB of shared memory";
   }
+  return nullptr;
+}
+
+const char* gemv_scales_why_not(std::int64_t group, std::int64_t k) {
+  if (group != k && (group < 128 || (group & (group - 1)) != 0)) {
+    return "a scale must cover a power of two of weights, at least 128, or a row";
+  }
+  return nullptr;
+}
+
+const char* gemv_bulk_why_not(const Gemv& p) {
+  const int bits = gemv_bits(p);
+  if (const char* why = gemv_card_why_not()) return why;
   if (p.x.shape[0] > kGemvMaxM) return "more than 8 rows of x";
   if (gemv_k(p) * (bits ? bits : 8 * size_of(p.x.dtype)) % 128 != 0) {
     return "rows of w are not whole 16-byte vectors";
@@ -82,10 +94,7 @@ const char* gemv_bulk_why_not(const Gemv& p) {
   if (gemv_k(p) > (1 << 24) || p.w.shape[0] > (1 << 30)) return "K or N is too large";
   if (bits == 0) return nullptr;
   if (p.x.dtype == DType::f32) return "quantised weights need 16-bit x";
-  const std::int64_t group = gemv_group(p);
-  if (group != gemv_k(p) && (group < 128 || (group & (group - 1)) != 0)) {
-    return "a scale must cover a power of two of weights, at least 128, or a row";
-  }
+  if (const char* why = gemv_scales_why_not(gemv_group(p), gemv_k(p))) return why;
   if (p.w.shape[0] % 8 != 0) return "quantised weights need N in eights";
   if (!is_aligned(p.scales->data, p.scales->stride[0], p.scales->dtype, 16)) {
     return "scales are not 16-byte aligned";

@@ -8,12 +8,18 @@
 namespace rm::cuda_ops {
 
 /// 0: w is of x's dtype; 8: int8; 4: int4.
-inline int gemv_bits(const Gemv& p) {
-  return p.w.dtype == DType::i8 ? 8 : p.w.dtype == DType::u8 ? 4 : 0;
+inline int weight_bits(const Tensor& w) {
+  return w.dtype == DType::i8 ? 8 : w.dtype == DType::u8 ? 4 : 0;
 }
+inline int gemv_bits(const Gemv& p) { return weight_bits(p.w); }
 inline std::int64_t gemv_k(const Gemv& p) { return p.x.shape[1]; }
-inline std::int64_t gemv_group(const Gemv& p) {
-  return p.scales && p.scales->shape[0] > 0 ? gemv_k(p) / p.scales->shape[0] : 1;
+/// Weights that a scale covers.
+inline std::int64_t gemv_group(const Tensor* scales, std::int64_t k) {
+  return scales && scales->shape[0] > 0 ? k / scales->shape[0] : 1;
+}
+inline std::int64_t gemv_group(const Gemv& p) { return gemv_group(p.scales, gemv_k(p)); }
+inline std::int64_t gemv_group(const GemvGroup& p) {
+  return gemv_group(p.scales[0], p.x.shape[1]);
 }
 
 /// Shared memory a block takes, of the 227 KiB that gemv_bulk_why_not asks for. All of a
@@ -34,6 +40,8 @@ const char* gemv_waves_why_not(const Gemv& p);
 Status launch_gemv_waves(const Gemv& p, Workspace, Stream stream);
 const char* gemv_quant_why_not(const Gemv& p);
 Status launch_gemv_quant(const Gemv& p, Workspace, Stream stream);
+const char* gemv_group_quant_why_not(const GemvGroup& p);
+Status launch_gemv_group_quant(const GemvGroup& p, Workspace, Stream stream);
 const char* gemv_tensor_why_not(const Gemv& p);
 Status launch_gemv_tensor(const Gemv& p, Workspace, Stream stream);
 /// The launch of a row that asks for w first: early where that is allowed (Gemv::overlap).
@@ -45,5 +53,15 @@ Status launch_weights_first(Kernel* kernel, std::int64_t blocks, int threads, in
   return rm::cuda_ops::launch("gemv", kernel, how, stream, a);
 }
 GemvArgs gemv_args(const Gemv& p);
+/// Of a group: x, and what its weights have in common.
+GemvArgs gemv_args(const GemvGroup& p);
+GemvQuantGroupArgs gemv_group_args(const GemvGroup& p);
+
+/// Why a kernel whose blocks take much of Hopper's shared memory does not run here, or null.
+const char* gemv_card_why_not();
+/// Why the kernels that stream quantised weights do not take scales of such groups, or null.
+const char* gemv_scales_why_not(std::int64_t group, std::int64_t k);
+/// Of a group's x and norm: why they are not read in vectors, or null.
+const char* gemv_group_x_why_not(const GemvGroup& p);
 
 }  // namespace rm::cuda_ops

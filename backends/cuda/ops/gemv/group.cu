@@ -20,24 +20,9 @@ std::int64_t all_rows(const GemvGroup& p) {
 }
 
 double weight_bytes(const GemvGroup& p) {
-  return static_cast<double>(all_rows(p)) * static_cast<double>(p.x.shape[1]) * size_of(p.x.dtype);
-}
-
-GemvGroupArgs group_args(const GemvGroup& p) {
-  GemvGroupArgs g{};
-  std::int64_t first = 0;
-  for (int i = 0; i < kMostWeights; ++i) {
-    g.first[i] = i < p.count ? static_cast<int>(first) : 0x7fffffff;
-    if (i >= p.count) continue;
-    g.w[i] = p.w[i].data, g.y[i] = p.y[i].data;
-    g.bias[i] = p.bias[i] ? p.bias[i]->data : nullptr;
-    first += rows_of_weight(p, i);
-  }
-  g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
-  g.norm = p.norm ? p.norm->data : nullptr;
-  g.residual = p.residual ? p.residual->data : nullptr;
-  g.activation = static_cast<int>(p.activation);
-  return g;
+  const int bits = weight_bits(p.w[0]);
+  return static_cast<double>(all_rows(p)) * static_cast<double>(p.x.shape[1]) *
+         (bits ? bits : 8 * size_of(p.x.dtype)) / 8;
 }
 
 template <class T, int kPairs>
@@ -82,11 +67,9 @@ Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream strea
 }
 
 const char* waves_why_not(const GemvGroup& p) {
-  if (const char* why = sm90_why_not()) return why;
-  if (card().shared_bytes > 0 && card().shared_bytes < kHopperSharedBytes) {
-    return "a block of this device has less than 227 KiB of shared memory";
-  }
+  if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
+  if (weight_bits(p.w[0]) != 0) return "w is quantised";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
   for (int i = 0; i < p.count; ++i) {
@@ -98,31 +81,24 @@ const char* waves_why_not(const GemvGroup& p) {
     if (n > 1 && p.w[i].stride[0] != k) return "rows of a weight have gaps";
     if (!is_aligned(p.w[i].data, k, p.w[i].dtype, 16)) return "a weight is not 16-byte aligned";
   }
-  if (all_rows(p) > 1 << 30) return "N is too large";
-  if (!is_aligned(p.x.data, 0, p.x.dtype, 16)) return "x is not 16-byte aligned";
-  if (p.norm && !is_aligned(p.norm->data, 0, p.norm->dtype, 16)) {
-    return "the norm's weight is not 16-byte aligned";
-  }
-  return nullptr;
+  return gemv_group_x_why_not(p);
 }
 
 Status launch_waves(const GemvGroup& p, Workspace, Stream stream) {
-  GemvArgs a{};
-  a.x = p.x.data, a.m = 1, a.n = static_cast<int>(all_rows(p)), a.k = static_cast<int>(p.x.shape[1]);
-  a.row_bytes = a.k * 2, a.w_pitch = a.row_bytes, a.together = 1;
-  const GemvGroupArgs g = group_args(p);
+  GemvArgs a = gemv_args(p);
+  a.row_bytes = a.k * 2;
+  const GemvGroupArgs g = gemv_group_args(p).group;
   return p.x.dtype == DType::bf16 ? launch_of<__nv_bfloat16>(a, g, p.overlap, stream)
                                   : launch_of<__half>(a, g, p.overlap, stream);
 }
 
 Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
-  const GemvGroupArgs g = group_args(p);
+  const GemvArgs a = gemv_args(p);
+  const GemvQuantGroupArgs q = gemv_group_args(p);
   const std::int64_t rows = p.gated ? rows_of_weight(p, 0) : all_rows(p);
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 8), 1 << 20));
   dispatch_float(p.x.dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    gemv_group_naive<T><<<blocks, 256, 0, stream>>>(static_cast<const T*>(p.x.data),
-                                                    static_cast<int>(p.x.shape[1]), rows, g);
+    gemv_group_naive<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(a, q, rows);
   });
   return launch_status("gemv");
 }
@@ -130,6 +106,9 @@ Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
 constexpr KernelRow<GemvGroup> kRows[] = {
     {"gemv_group_waves_sm90", "x and w of 16 bits, K a multiple of 8 up to 16384", waves_why_not,
      [](const GemvGroup& p) { return 0.7 * move_us(weight_bytes(p)); }, launch_waves},
+    {"gemv_group_quant_sm90", "x of 16 bits, int8 or int4, K up to 16384; groups as gemv_quant_sm90",
+     gemv_group_quant_why_not,
+     [](const GemvGroup& p) { return 0.75 * move_us(weight_bytes(p)); }, launch_gemv_group_quant},
     {"gemv_group_naive_any", "any K, any address", [](const GemvGroup&) -> const char* { return nullptr; },
      [](const GemvGroup& p) { return 3 * move_us(weight_bytes(p)); }, launch_naive},
 };
@@ -147,7 +126,54 @@ bool is_vector(const Tensor& t, const Tensor& x, std::int64_t n) {
   return t.rank == 1 && t.dtype == x.dtype && t.shape[0] == n && is_contiguous(t);
 }
 
+/// [K/group, N] without gaps, of the same groups as the first weight's.
+bool are_scales(const GemvGroup& p, int i) {
+  const std::int64_t k = p.x.shape[1];
+  if (!p.scales[i] || p.scales[i]->rank != 2) return false;
+  const Tensor& s = *p.scales[i];
+  return s.dtype == p.x.dtype && s.shape[0] == p.scales[0]->shape[0] &&
+         s.shape[1] == p.w[i].shape[0] && is_contiguous(s) &&
+         (k == 0 || (s.shape[0] > 0 && k % s.shape[0] == 0));
+}
+
 }  // namespace
+
+const char* gemv_group_x_why_not(const GemvGroup& p) {
+  if (all_rows(p) > 1 << 30) return "N is too large";
+  if (!is_aligned(p.x.data, 0, p.x.dtype, 16)) return "x is not 16-byte aligned";
+  if (p.norm && !is_aligned(p.norm->data, 0, p.norm->dtype, 16)) {
+    return "the norm's weight is not 16-byte aligned";
+  }
+  return nullptr;
+}
+
+GemvArgs gemv_args(const GemvGroup& p) {
+  GemvArgs a{};
+  a.x = p.x.data, a.m = 1, a.n = static_cast<int>(all_rows(p));
+  a.k = static_cast<int>(p.x.shape[1]), a.bits = weight_bits(p.w[0]);
+  a.group = static_cast<int>(gemv_group(p));
+  a.w_pitch = p.w[0].shape[1] * size_of(p.w[0].dtype), a.together = 1;
+  return a;
+}
+
+GemvQuantGroupArgs gemv_group_args(const GemvGroup& p) {
+  GemvQuantGroupArgs q{};
+  GemvGroupArgs& g = q.group;
+  std::int64_t first = 0;
+  for (int i = 0; i < kMostWeights; ++i) {
+    g.first[i] = i < p.count ? static_cast<int>(first) : 0x7fffffff;
+    if (i >= p.count) continue;
+    g.w[i] = p.w[i].data, g.y[i] = p.y[i].data;
+    q.scales[i] = p.scales[i] ? p.scales[i]->data : nullptr;
+    g.bias[i] = p.bias[i] ? p.bias[i]->data : nullptr;
+    first += rows_of_weight(p, i);
+  }
+  g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
+  g.norm = p.norm ? p.norm->data : nullptr;
+  g.residual = p.residual ? p.residual->data : nullptr;
+  g.activation = static_cast<int>(p.activation);
+  return q;
+}
 
 std::span<const KernelRow<GemvGroup>> gemv_group_rows() { return kRows; }
 
@@ -164,19 +190,25 @@ Status legal(const GemvGroup& p) {
     return wrong("two weights of one shape without bias and residual where products are gated");
   }
   if (p.residual && p.count != 1) return wrong("one weight with a residual");
-  Operand results[kMostWeights], operands[3 + 2 * kMostWeights];
+  const int bits = weight_bits(p.w[0]);
+  const std::int64_t width = bits == 4 ? (k + 1) / 2 : k;
+  Operand results[kMostWeights], operands[3 + 3 * kMostWeights];
   std::size_t made = 0, read = 0;
   operands[read++] = {"x", &p.x};
   operands[read++] = {"norm", p.norm};
   operands[read++] = {"residual", p.residual};
   for (int i = 0; i < p.count; ++i) {
     const Tensor& w = p.w[i];
-    if (w.rank != 2 || w.dtype != p.x.dtype || w.shape[1] != k || !matrix_of(w).valid ||
-        w.shape[0] > 0x3fffffff || (w.shape[0] > 1 && w.stride[0] != k)) {
-      return wrong("weights [N, K] of x's dtype without gaps");
+    if (w.rank != 2 || w.dtype != (bits ? p.w[0].dtype : p.x.dtype) || w.shape[1] != width ||
+        !matrix_of(w).valid || w.shape[0] > 0x3fffffff || (w.shape[0] > 1 && w.stride[0] != width)) {
+      return wrong("weights [N, K] of x's dtype, int8 or (int4) uint8 [N, K/2], without gaps");
+    }
+    if (bits != 0 ? !are_scales(p, i) : p.scales[i] != nullptr) {
+      return wrong("scales [K/group, N] of x's dtype, of one group, exactly where w is quantised");
     }
     if (p.bias[i] && !is_vector(*p.bias[i], p.x, w.shape[0])) return wrong("a bias dense [N]");
     operands[read++] = {"w", &w};
+    operands[read++] = {"scales", p.scales[i]};
     operands[read++] = {"bias", p.bias[i]};
     if (p.gated && i > 0) continue;
     if (!is_row(p.y[i], p.x, w.shape[0])) return wrong("y [1, N] of x's dtype");

@@ -7,11 +7,21 @@
 namespace rm::cuda_ops {
 namespace {
 
-template <class T, int kBits, int kEights, int kWarps>
-Status launch(GemvArgs& a, bool overlap, Stream stream) {
+/// Of a group (gemv_group_quant) or of one weight.
+template <class T, int kBits, int kEights, int kWarps, class Group>
+auto* kernel_of(const Group&) {
+  if constexpr (kGemvGroup<Group>) {
+    return gemv_group_quant<T, kBits, kEights, kWarps>;
+  } else {
+    return gemv_quant<T, kBits, kEights, kWarps>;
+  }
+}
+
+template <class T, int kBits, int kEights, int kWarps, class Group>
+Status launch(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   constexpr int kRows = gemv_quant_rows(kEights), kBlocks = 16 / kWarps;
   constexpr int kMemory = kBlocks == 1 ? kGemvMemory : kGemvHalfMemory;
-  auto* kernel = gemv_quant<T, kBits, kEights, kWarps>;
+  auto* kernel = kernel_of<T, kBits, kEights, kWarps>(q);
   const auto aligned = [](std::int64_t v) { return static_cast<int>(ceil_div(v, 128) * 128); };
   const int groups = static_cast<int>(ceil_div(a.k, a.group));
   a.scales_at = aligned(kRows * a.row_bytes + 256);  // a run's last bytes may lie behind a row
@@ -28,28 +38,38 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   // at least so much that a third block does not fit
   const int bytes = std::max(a.stages_at + a.stages * a.stage_bytes, 80 * 1024);
   if (Status s = allow_shared_memory("gemv", kernel, kMemory); !s) return s;
-  return launch_weights_first(kernel, blocks, kWarps * 32, bytes, overlap, stream, a);
+  const Launch how{static_cast<unsigned>(blocks), kWarps * 32, static_cast<std::size_t>(bytes), 1,
+                   overlap};
+  if constexpr (kGemvGroup<Group>) {
+    return rm::cuda_ops::launch("gemv", kernel, how, stream, a, q);
+  } else {
+    return rm::cuda_ops::launch("gemv", kernel, how, stream, a);
+  }
 }
 
-/// Stages of 32 KiB. Sixteen warps and one block a multiprocessor, stages of 56 KiB, where eight
-/// warps cannot hold x, and for longer rows of bytes.
-template <class T>
-Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
-  const EpilogueArgs& e = a.epilogue;
-  a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
+/// Stages of 32 KiB. Sixteen warps and one block a multiprocessor, stages of 56 KiB (a group's of up
+/// to 128), where eight warps cannot hold x, and for longer rows of bytes.
+template <class T, class Group>
+Status launch_of(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
+  constexpr int kFewest = kGemvGroup<Group> ? 1 : 0;  // eights of long rows of bytes
   a.row_bytes = static_cast<int>(a.k * static_cast<long long>(a.bits) / 8);
-  a.together = a.w_pitch == a.row_bytes || a.n == 1;
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
   const bool wide = a.k > (a.bits == 8 ? 4096 : gemv_quant_most(8)),
              two = 16 * a.row_bytes <= 32 * 1024;
   if (a.bits == 8) {
-    return wide  ? launch<T, 8, 0, 16>(a, overlap, stream)
-           : two ? launch<T, 8, 2, 8>(a, overlap, stream)
-                 : launch<T, 8, 1, 8>(a, overlap, stream);
+    return wide  ? launch<T, 8, kFewest, 16>(a, q, overlap, stream)
+           : two ? launch<T, 8, 2, 8>(a, q, overlap, stream)
+                 : launch<T, 8, 1, 8>(a, q, overlap, stream);
   }
-  return wide  ? launch<T, 4, 1, 16>(a, overlap, stream)
-         : two ? launch<T, 4, 2, 8>(a, overlap, stream)
-               : launch<T, 4, 1, 8>(a, overlap, stream);
+  return wide  ? launch<T, 4, 1, 16>(a, q, overlap, stream)
+         : two ? launch<T, 4, 2, 8>(a, q, overlap, stream)
+               : launch<T, 4, 1, 8>(a, q, overlap, stream);
+}
+
+template <class Group>
+Status launch_typed(GemvArgs& a, const Group& q, DType x, bool overlap, Stream stream) {
+  return x == DType::bf16 ? launch_of<__nv_bfloat16>(a, q, overlap, stream)
+                          : launch_of<__half>(a, q, overlap, stream);
 }
 
 }  // namespace
@@ -65,8 +85,39 @@ const char* gemv_quant_why_not(const Gemv& p) {
 
 Status launch_gemv_quant(const Gemv& p, Workspace, Stream stream) {
   GemvArgs a = gemv_args(p);
-  return p.x.dtype == DType::bf16 ? launch_of<__nv_bfloat16>(a, p.overlap, stream)
-                                  : launch_of<__half>(a, p.overlap, stream);
+  const EpilogueArgs& e = a.epilogue;
+  a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
+  a.together = a.w_pitch == a.k * static_cast<long long>(a.bits) / 8 || a.n == 1;
+  return launch_typed(a, GemvAlone{}, p.x.dtype, p.overlap, stream);
+}
+
+const char* gemv_group_quant_why_not(const GemvGroup& p) {
+  const int bits = weight_bits(p.w[0]);
+  if (const char* why = gemv_card_why_not()) return why;
+  if (p.x.dtype == DType::f32) return "x is fp32";
+  if (bits == 0) return "w is not quantised";
+  const std::int64_t k = p.x.shape[1];
+  if (k == 0 || k > gemv_quant_most(16)) return "x does not fit the registers";
+  if (k * bits % 128 != 0) return "rows of w are not whole 16-byte vectors";
+  if (const char* why = gemv_scales_why_not(gemv_group(p), k)) return why;
+  for (int i = 0; i < p.count; ++i) {
+    const std::int64_t n = p.w[i].shape[0];
+    if (n == 0) return "a weight has no rows";
+    if (n % 8 != 0) return "quantised weights need N in eights";
+    if (i + 1 < p.count && !p.gated && n % gemv_quant_rows(2) != 0) {
+      return "rows of a weight are no multiple of 16";
+    }
+    if (!is_aligned(p.w[i].data, 0, p.w[i].dtype, 16)) return "a weight is not 16-byte aligned";
+    if (!is_aligned(p.scales[i]->data, 0, p.scales[i]->dtype, 16)) {
+      return "scales are not 16-byte aligned";
+    }
+  }
+  return gemv_group_x_why_not(p);
+}
+
+Status launch_gemv_group_quant(const GemvGroup& p, Workspace, Stream stream) {
+  GemvArgs a = gemv_args(p);
+  return launch_typed(a, gemv_group_args(p), p.x.dtype, p.overlap, stream);
 }
 
 }  // namespace rm::cuda_ops

@@ -51,4 +51,10 @@ struct GemvGroupArgs {
   int activation;
 };
 
+/// The same of weights of 8 or 4 bits (or none: then no scales); asking for w takes one line of it.
+struct GemvQuantGroupArgs {
+  const void* scales[3];  // as gemv has them, without gaps
+  GemvGroupArgs group;
+};
+
 }  // namespace rm::cuda_ops

@@ -1,41 +1,52 @@
-// A group of products, a warp an element, element by element: any K, any address.
+// A group of products, a warp an element, element by element: any K, any address, weights of any bits.
 #pragma once
 
-#include "_shim/epilogue_shim.cuh"
-#include "gemv/kernels/gemv_args.hpp"
+#include "gemv/kernels/gemv_naive_any.cuh"
 
 namespace rm::cuda_ops {
 
+/// Element i of the results, of which gated products have those of one weight; by a warp.
+template <class T>
+__device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const GemvQuantGroupArgs& q,
+                                                   std::int64_t i) {
+  const GemvGroupArgs& g = q.group;
+  const int part = g.gated ? 0 : (i >= g.first[1] ? 1 : 0) + (i >= g.first[2] ? 1 : 0);
+  const std::int64_t n = g.gated ? i : i - g.first[part];
+  const std::int64_t pitch = (part < 2 ? min(g.first[part + 1], p.n) : p.n) - g.first[part];
+  const T* x = static_cast<const T*>(p.x);
+  const auto weight = [&](int of, int k) {
+    return gemv_weight<T>(p, static_cast<const char*>(g.w[of]) + n * p.w_pitch,
+                          static_cast<const T*>(q.scales[of]) + n, pitch, k);
+  };
+  float v = 0.0f, u = 0.0f, squares = 0.0f;
+  for (int at = threadIdx.x % 32; at < p.k; at += 32) {
+    float a = to_float(x[at]);
+    if (g.norm) {
+      squares += a * a;
+      a *= to_float(static_cast<const T*>(g.norm)[at]) + g.weight_offset;
+    }
+    v += a * weight(part, at);
+    if (g.gated) u += a * weight(1, at);
+  }
+  v = warp_reduce<Sum>(v), u = warp_reduce<Sum>(u), squares = warp_reduce<Sum>(squares);
+  if (threadIdx.x % 32 != 0) return;
+  if (g.norm) {
+    const float inverse = rsqrtf(squares / static_cast<float>(p.k) + g.eps);
+    v *= inverse, u *= inverse;
+  }
+  if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
+  v = activate<sizeof(T) == 2>(g.activation, v, 0.0f);
+  if (g.gated) v *= u;
+  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
+  static_cast<T*>(g.y[part])[n] = from_float<T>(v);
+}
+
 template <class T>
 __global__ void __launch_bounds__(256)
-    gemv_group_naive(const T* x, int k, std::int64_t rows, const GemvGroupArgs g) {
+    gemv_group_naive(const GemvArgs p, const GemvQuantGroupArgs q, std::int64_t rows) {
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * 8;
   for (std::int64_t i = blockIdx.x * 8ll + threadIdx.x / 32; i < rows; i += step) {
-    const int part = g.gated ? 0 : (i >= g.first[1] ? 1 : 0) + (i >= g.first[2] ? 1 : 0);
-    const std::int64_t n = g.gated ? i : i - g.first[part];
-    const T* w = static_cast<const T*>(g.w[part]) + n * k;
-    const T* second = g.gated ? static_cast<const T*>(g.w[1]) + n * k : nullptr;
-    float v = 0.0f, u = 0.0f, squares = 0.0f;
-    for (int at = threadIdx.x % 32; at < k; at += 32) {
-      float a = to_float(x[at]);
-      if (g.norm) {
-        squares += a * a;
-        a *= to_float(static_cast<const T*>(g.norm)[at]) + g.weight_offset;
-      }
-      v += a * to_float(w[at]);
-      if (second) u += a * to_float(second[at]);
-    }
-    v = warp_reduce<Sum>(v), u = warp_reduce<Sum>(u), squares = warp_reduce<Sum>(squares);
-    if (threadIdx.x % 32 != 0) continue;
-    if (g.norm) {
-      const float inverse = rsqrtf(squares / static_cast<float>(k) + g.eps);
-      v *= inverse, u *= inverse;
-    }
-    if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
-    v = activate<sizeof(T) == 2>(g.activation, v, 0.0f);
-    if (g.gated) v *= u;
-    if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
-    static_cast<T*>(g.y[part])[n] = from_float<T>(v);
+    gemv_group_element<T>(p, q, i);
   }
 }
 

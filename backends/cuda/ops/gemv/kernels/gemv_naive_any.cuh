@@ -6,15 +6,22 @@
 
 namespace rm::cuda_ops {
 
+/// Of a row of w, and of its scales, which lie `pitch` apart.
 template <class T>
-__device__ __forceinline__ float gemv_weight(const GemvArgs& p, std::int64_t n, std::int64_t k) {
-  const char* row = static_cast<const char*>(p.w) + n * p.w_pitch;
+__device__ __forceinline__ float gemv_weight(const GemvArgs& p, const char* row, const T* scales,
+                                             std::int64_t pitch, std::int64_t k) {
   if (p.bits == 0) return to_float(reinterpret_cast<const T*>(row)[k]);
   const float q =
       p.bits == 8
           ? static_cast<float>(reinterpret_cast<const std::int8_t*>(row)[k])
           : static_cast<float>((static_cast<std::uint8_t>(row[k / 2]) >> (k % 2 * 4) & 15) - 8);
-  return q * to_float(static_cast<const T*>(p.scales)[k / p.group * p.scales_pitch + n]);
+  return q * to_float(scales[k / p.group * pitch]);
+}
+
+template <class T>
+__device__ __forceinline__ float gemv_weight(const GemvArgs& p, std::int64_t n, std::int64_t k) {
+  return gemv_weight<T>(p, static_cast<const char*>(p.w) + n * p.w_pitch,
+                        static_cast<const T*>(p.scales) + n, p.scales_pitch, k);
 }
 
 template <class T>

@@ -2,10 +2,13 @@
 // in registers: each its own columns of w. A stage of a block is a few whole rows of w, asked for
 // in one copy, and their scales. Two blocks of eight warps a multiprocessor: one reads while the
 // other begins or ends, and each is replaced by the next kernel's as it ends; one block of sixteen
-// where eight warps cannot hold x. For K <= 16384. Bound: reading w.
+// where eight warps cannot hold x. For K <= 16384. Bound: reading w. One weight, or a group of them
+// whose row of x may be normalised first (gemv_group_sm90).
 #pragma once
 
 #include "gemv/kernels/gemv_digits_sm90.cuh"
+#include "gemv/kernels/gemv_group_naive_any.cuh"
+#include "gemv/kernels/gemv_group_sm90.cuh"
 
 namespace rm::cuda_ops {
 
@@ -38,8 +41,24 @@ __device__ __forceinline__ int gemv_quant_run(int r) {
   return r * kWarps + uniform_warp();
 }
 
-template <class T, int kBits, int kWarps>
-__device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned char* scratch,
+/// The norm's weights where this lane's x are; a constant, so they may come before x.
+template <int kWarps>
+__device__ __forceinline__ void gemv_quant_norm(const GemvArgs& p, const GemvGroupArgs& g,
+                                                uint4 (&out)[kGemvQuantRuns]) {
+  if (g.norm == nullptr) return;
+  const auto* weight = static_cast<const uint4*>(g.norm);
+#pragma unroll
+  for (int r = 0; r < kGemvQuantRuns; ++r) {
+    const int i = gemv_quant_run<kWarps>(r) * 32 + threadIdx.x % 32;
+    out[r] = i < p.k / 8 ? __ldg(weight + i) : uint4{0, 0, 0, 0};
+  }
+}
+
+/// Adds the squares of this lane's x, where a group normalises it; norm: gemv_quant_norm.
+template <class T, int kBits, int kWarps, class Group>
+__device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, const Group& q,
+                                                  const uint4 (&norm)[kGemvQuantRuns],
+                                                  float& squares, unsigned char* scratch,
                                                   GemvHeldDigits<kBits>& held) {
   constexpr int kPlanes = 8 / kBits, kGroup = 8 * kPlanes, kSteps = GemvHeldDigits<kBits>::kSteps;
   const int lane = threadIdx.x % 32, segment = lane / 4 % 2, digit = lane / 8, t = lane % 4;
@@ -49,6 +68,15 @@ __device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned ch
   for (int r = 0; r < kGemvQuantRuns; ++r) {  // past the L1 cache: a kernel may still run beside
     const int i = gemv_quant_run<kWarps>(r) * 32 + lane;
     v[r] = i < p.k / 8 ? __ldcg(x + i) : uint4{0, 0, 0, 0};
+  }
+  if constexpr (kGemvGroup<Group>) {
+    if (q.group.norm != nullptr) {
+#pragma unroll
+      for (int r = 0; r < kGemvQuantRuns; ++r) {
+        if (gemv_quant_run<kWarps>(r) * 256 >= p.k) break;
+        v[r] = gemv_normed<T>(q.group, v[r], norm[r], squares);
+      }
+    }
   }
   bool bad = false;
 #pragma unroll
@@ -92,29 +120,58 @@ __device__ __forceinline__ bool gemv_quant_digits(const GemvArgs& p, unsigned ch
   return bad;
 }
 
-/// Asks for a stage's rows and scales; called by a warp, all of whose lanes arrive.
-template <class T>
-__device__ __forceinline__ void gemv_quant_ask(const GemvArgs& p, std::uint32_t bar,
-                                               std::uint32_t stage, int rows, int row0) {
-  const int have = min(rows, p.n - row0);
-  if (elect_lane()) {
-    const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
-    barrier_expect(bar, have * p.row_bytes);
-    const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
+/// Asks for a stage's rows and scales; called by a warp, all of whose lanes arrive. In a stage the
+/// scales of a group of columns are eights, of rows as they lie there.
+template <class T, int kRows, class Group>
+__device__ __forceinline__ void gemv_quant_ask(const GemvArgs& p, const Group& q, std::uint32_t bar,
+                                               std::uint32_t stage, int row0) {
+  constexpr int kUnits = (kRows + 7) / 8;
+  const int have = min(kRows, p.n - row0), units = ((p.k - 1 >> p.group_shift) + 1) * kUnits;
+  const int lane = threadIdx.x % 32;
+  const std::uint32_t to = stage + p.scales_at;
+  if constexpr (kGemvGroup<Group>) {
+    static_assert(kRows >= 8);
+    const GemvGroupArgs& g = q.group;
+    const bool gated = g.gated != 0;
+    const int part = gated ? 0 : gemv_part(g, row0);
+    const int row = gated ? row0 / 2 : row0 - g.first[part];
+    const std::int64_t pitch = gemv_part_rows(p, g, part);
+    if (elect_lane()) gemv_group_ask<kRows>(p, g, bar, stage, row0, have);
+    const T *first = static_cast<const T*>(q.scales[part]) + row,
+            *second = static_cast<const T*>(q.scales[1]) + row;
 #pragma unroll 1
-    for (int r = 0; r < copies; ++r, w += p.w_pitch) {
-      bulk_copy(stage + r * p.row_bytes, w, each, bar);
+    for (int i = lane; i < units; i += 32) {
+      const int unit = i % kUnits;
+      const std::int64_t at = i / kUnits * pitch;
+      if (!gated) {
+        if (unit * 8 < have) copy_16_async(to + i * 16, first + at + unit * 8, true);
+      } else if constexpr (kUnits == 2) {
+        copy_16_async(to + i * 16, (unit == 0 ? first : second) + at, true);
+      } else {
+        copy_8_async(to + i * 16, first + at);
+        copy_8_async(to + i * 16 + 8, second + at);
+      }
     }
-  }
-  // four rows take the scales of the eight that they belong to
-  const int eights = (rows + 7) / 8, groups = (p.k - 1 >> p.group_shift) + 1;
-  row0 &= ~7;
+  } else {
+    if (elect_lane()) {
+      const char* w = static_cast<const char*>(p.w) + row0 * p.w_pitch;
+      barrier_expect(bar, have * p.row_bytes);
+      const int copies = p.together ? 1 : have;
+      const int each = p.together ? have * p.row_bytes : p.row_bytes;
 #pragma unroll 1
-  for (int i = threadIdx.x % 32; i < groups * eights; i += 32) {
-    const int row = row0 + i % eights * 8;
-    if (row < p.n) {
-      copy_16_async(stage + p.scales_at + i * 16,
-                    static_cast<const T*>(p.scales) + i / eights * p.scales_pitch + row, true);
+      for (int r = 0; r < copies; ++r, w += p.w_pitch) {
+        bulk_copy(stage + r * p.row_bytes, w, each, bar);
+      }
+    }
+    // four rows take the scales of the eight that they belong to
+    row0 &= ~7;
+#pragma unroll 1
+    for (int i = lane; i < units; i += 32) {
+      const int row = row0 + i % kUnits * 8;
+      if (row < p.n) {
+        copy_16_async(to + i * 16,
+                      static_cast<const T*>(p.scales) + i / kUnits * p.scales_pitch + row, true);
+      }
     }
   }
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
@@ -180,16 +237,32 @@ __device__ __forceinline__ void gemv_quant_finish(const GemvArgs& p, const unsig
   static_cast<T*>(p.y)[n] = from_float<T>(v);
 }
 
-template <class T, int kBits, int kEights, int kWarps>
-__global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
-    gemv_quant(const __grid_constant__ GemvArgs p) {
-#if __CUDA_ARCH__ >= 900
+/// x holds NaN or Inf: this block's rows by plain arithmetic.
+template <class T, int kRows, class Group>
+__device__ __noinline__ void gemv_quant_plain(const GemvArgs& p, const Group& q, int row0,
+                                              int step) {
+  if constexpr (kGemvGroup<Group>) {
+    const int share = q.group.gated ? 2 : 1;  // rows of w an element
+    for (; row0 < p.n; row0 += step) {
+      const int end = min(row0 + kRows, p.n) / share;
+      for (int i = row0 / share + static_cast<int>(threadIdx.x) / 32; i < end; i += blockDim.x / 32) {
+        gemv_group_element<T>(p, q, i);
+      }
+    }
+  } else {
+    gemv_plain<T>(p, row0, kRows, step);
+  }
+}
+
+template <class T, int kBits, int kEights, int kWarps, class Group>
+__device__ __forceinline__ void gemv_quant_block(const GemvArgs& p, const Group& q) {
   extern __shared__ __align__(128) unsigned char memory[];
   constexpr int kRows = gemv_quant_rows(kEights), kSums = gemv_quant_sums(kRows);
   const int warp = uniform_warp(), lane = threadIdx.x % 32, step = gridDim.x * kRows;
   const std::uint32_t base = shared_address(memory);
   const auto ask = [&](int stage, int row) {
-    gemv_quant_ask<T>(p, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes, kRows, row);
+    gemv_quant_ask<T, kRows>(p, q, base + 8 * stage, base + p.stages_at + stage * p.stage_bytes,
+                             row);
   };
   int row0 = blockIdx.x * kRows;
   if (warp < p.stages) {  // a stage each warp: asking takes long
@@ -201,13 +274,23 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     if (row0 + warp * step < p.n) ask(warp, row0 + warp * step);
   }
   launch_dependents();
+  uint4 norm[kGemvQuantRuns];
+  if constexpr (kGemvGroup<Group>) gemv_quant_norm<kWarps>(p, q.group, norm);
   wait_for_previous();  // x is written by the kernel before
   unsigned char* all = memory + 128;
   GemvHeldDigits<kBits> held;
-  const bool bad = gemv_quant_digits<T, kBits, kWarps>(p, all + warp * kSums, held);
+  float squares = 0.0f;
+  const bool bad =
+      gemv_quant_digits<T, kBits, kWarps>(p, q, norm, squares, all + warp * kSums, held);
+  if constexpr (kGemvGroup<Group>) {
+    if (q.group.norm != nullptr) {
+      squares = warp_reduce<Sum>(squares);
+      if (lane == 0) gemv_squares(memory)[warp] = squares;
+    }
+  }
   if (__syncthreads_or(bad)) {
     for (int i = 0; i < p.stages && row0 + i * step < p.n; ++i) barrier_wait(base + 8 * i, 0);
-    gemv_plain<T>(p, row0, kRows, step);
+    gemv_quant_plain<T, kRows>(p, q, row0, step);
     return;
   }
   int stage = 0, parity = 0;
@@ -226,11 +309,35 @@ __global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
     __syncthreads();
     const int ahead = row0 + p.stages * step;
     if (warp == stage && ahead < p.n) ask(stage, ahead);
-    gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0);
+    if constexpr (kGemvGroup<Group>) {
+      gemv_group_finish<T, kRows, kWarps>(p, q.group, gemv_squares(memory),
+                                          reinterpret_cast<const float*>(buffer), kSums / 4, row0,
+                                          min(kRows, p.n - row0));
+    } else {
+      gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0);
+    }
     row0 += step;
     if (row0 >= p.n) break;
     if (++stage == p.stages) stage = 0, parity ^= 1;
   }
+}
+
+template <class T, int kBits, int kEights, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
+    gemv_quant(const __grid_constant__ GemvArgs p) {
+#if __CUDA_ARCH__ >= 900
+  gemv_quant_block<T, kBits, kEights, kWarps>(p, GemvAlone{});
+#else
+  __trap();  // why_not keeps older architectures away
+#endif
+}
+
+template <class T, int kBits, int kEights, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, 16 / kWarps)
+    gemv_group_quant(const __grid_constant__ GemvArgs p,
+                     const __grid_constant__ GemvQuantGroupArgs q) {
+#if __CUDA_ARCH__ >= 900
+  gemv_quant_block<T, kBits, kEights, kWarps>(p, q);
 #else
   __trap();  // why_not keeps older architectures away
 #endif

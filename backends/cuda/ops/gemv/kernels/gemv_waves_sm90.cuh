@@ -9,7 +9,7 @@
 
 #include "_shim/async_shim.cuh"
 #include "_shim/epilogue_shim.cuh"
-#include "gemv/kernels/gemv_args.hpp"
+#include "gemv/kernels/gemv_group_sm90.cuh"
 #include "gemv/kernels/gemv_unpack_sm90.cuh"
 
 namespace rm::cuda_ops {
@@ -26,32 +26,12 @@ __host__ __device__ constexpr int gemv_waves_rows(int segments, int pairs) {
 /// Registers' pairs; none: the products' second eight rows are zeros.
 __host__ __device__ constexpr int gemv_waves_pairs(int pairs) { return pairs == 0 ? 1 : pairs; }
 
-/// In place of GemvGroupArgs: one weight, and x as it is.
-struct GemvAlone {};
-template <class Group>
-inline constexpr bool kGemvGroup = std::is_same_v<Group, GemvGroupArgs>;
-
-/// The part of a group that a turn's rows belong to: no turn has rows of two.
-__device__ __forceinline__ int gemv_part(const GemvGroupArgs& g, int row0) {
-  return (row0 >= g.first[1] ? 1 : 0) + (row0 >= g.first[2] ? 1 : 0);
-}
-
-/// Asks for a turn's rows: one copy where they lie together. Called by one lane. Where products are
-/// gated half of the turn is rows of the first weight, half the same rows of the second.
+/// Asks for a turn's rows: one copy where they lie together. Called by one lane.
 template <int kRows, class Group>
 __device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, const Group& g, std::uint32_t bar,
                                                std::uint32_t stage, int row0, int have) {
   if constexpr (kGemvGroup<Group>) {
-    const bool gated = g.gated != 0;
-    const int part = gated ? 0 : gemv_part(g, row0);
-    const int row = gated ? row0 / 2 : row0 - g.first[part], each = gated ? have / 2 : have;
-    const std::int64_t from = static_cast<std::int64_t>(row) * p.row_bytes;
-    barrier_expect(bar, have * p.row_bytes);
-    bulk_copy(stage, static_cast<const char*>(g.w[part]) + from, each * p.row_bytes, bar);
-    if (gated) {
-      bulk_copy(stage + kRows / 2 * p.row_bytes, static_cast<const char*>(g.w[1]) + from,
-                each * p.row_bytes, bar);
-    }
+    gemv_group_ask<kRows>(p, g, bar, stage, row0, have);
     return;
   }
   barrier_expect(bar, have * p.row_bytes);
@@ -59,28 +39,6 @@ __device__ __forceinline__ void gemv_waves_ask(const GemvArgs& p, const Group& g
   const int copies = p.together ? 1 : have, each = p.together ? have * p.row_bytes : p.row_bytes;
 #pragma unroll 1
   for (int r = 0; r < copies; ++r, w += p.w_pitch) bulk_copy(stage + r * p.row_bytes, w, each, bar);
-}
-
-/// Where a block keeps its warps' sums of squares of x: behind the barriers.
-__device__ __forceinline__ float* gemv_squares(unsigned char* memory) {
-  return reinterpret_cast<float*>(memory + 64);
-}
-
-/// 16 bytes of x times those of the norm's weight; adds the squares of x.
-template <class T>
-__device__ __forceinline__ uint4 gemv_normed(const GemvGroupArgs& g, uint4 x, uint4 weight,
-                                             float& squares) {
-  float a[kVec<T>], w[kVec<T>];
-  load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&x), a);
-  load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&weight), w);
-#pragma unroll
-  for (int i = 0; i < kVec<T>; ++i) {
-    squares += a[i] * a[i];
-    a[i] *= w[i] + g.weight_offset;
-  }
-  uint4 out;
-  store_vec<T, kVec<T>>(reinterpret_cast<T*>(&out), a);
-  return out;
 }
 
 /// This warp's sums over its columns. x: this lane's part of the first kHeld steps, once loaded.
@@ -151,42 +109,6 @@ __device__ __forceinline__ void gemv_waves_store(
   }
 }
 
-/// The same for a group, whose products have one row of x.
-template <class T, int kRows>
-__device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvGroupArgs& g,
-                                                  const float* squares, const float* all, int row0,
-                                                  int have) {
-  const int i = threadIdx.x;
-  if (i >= kRows * 8 && i >= 32) return;
-  const bool gated = g.gated != 0;
-  const int rows = gated ? kRows / 2 : kRows;
-  float v = 0.0f, u = 0.0f;
-  for (int k = 0; k < kGemvWavesWarps && i < rows * 8; ++k) {
-    v += all[k * kRows * 8 + i];
-    if (gated) u += all[k * kRows * 8 + rows * 8 + i];
-  }
-#pragma unroll
-  for (int k = 1; k < 8; k <<= 1) {
-    v += __shfl_xor_sync(0xffffffffu, v, k);
-    u += __shfl_xor_sync(0xffffffffu, u, k);
-  }
-  if (i % 8 != 0 || i / 8 >= (gated ? have / 2 : have)) return;
-  if (g.norm != nullptr) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < kGemvWavesWarps; ++k) sum += squares[k];
-    const float inverse = rsqrtf(sum / static_cast<float>(p.k) + g.eps);
-    v *= inverse, u *= inverse;
-  }
-  const int part = gated ? 0 : gemv_part(g, row0);
-  const int n = (gated ? row0 / 2 : row0 - g.first[part]) + i / 8;
-  if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
-  v = activate<true>(g.activation, v, 0.0f);
-  if (gated) v *= u;
-  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
-  static_cast<T*>(g.y[part])[n] = from_float<T>(v);
-}
-
 /// The elements of a turn's rows, from all warps' sums.
 template <class T, int kRows, int kSegments>
 __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float* all, int row0,
@@ -243,7 +165,8 @@ __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group&
     if (warp == stage && leads && ahead < p.n) ask(stage, ahead);
     const int have = min(kRows, p.n - row0);
     if constexpr (kGemvGroup<Group>) {
-      gemv_group_finish<T, kRows>(p, g, gemv_squares(memory), all, row0, have);
+      gemv_group_finish<T, kRows, kGemvWavesWarps>(p, g, gemv_squares(memory), all, kRows * 8, row0,
+                                                   have);
     } else {
       gemv_waves_finish<T, kRows, kSegments>(p, all, row0, have);
     }
@@ -330,7 +253,8 @@ __device__ __forceinline__ void gemv_once_block(const GemvArgs& p, const Group& 
   gemv_waves_store<kPairs, 8>(all + warp * kRows * 8, sum);
   __syncthreads();
   if constexpr (kGemvGroup<Group>) {
-    gemv_group_finish<T, kRows>(p, g, gemv_squares(memory), all, row0, have);
+    gemv_group_finish<T, kRows, kGemvWavesWarps>(p, g, gemv_squares(memory), all, kRows * 8, row0,
+                                                   have);
   } else {
     gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
   }
