@@ -2,10 +2,56 @@
 #include <bit>
 
 #include "gemv/common.hpp"
-#include "gemv/kernels/gemv_quant_sm90.cuh"
+#include "gemv/kernels/gemv_quant_once_sm90.cuh"
 
 namespace rm::cuda_ops {
 namespace {
+
+int aligned(std::int64_t bytes) { return static_cast<int>(ceil_div(bytes, 128) * 128); }
+
+/// Where a stage has its scales, and its size.
+void cut_stage(GemvArgs& a, int rows) {
+  a.scales_at = aligned(rows * a.row_bytes + 256);  // a run's last bytes may lie behind a row
+  a.stage_bytes = aligned(a.scales_at + ceil_div(a.k, a.group) * ceil_div(rows, 8) * 16);
+}
+
+/// At least so much shared memory that a third block does not fit.
+constexpr int kTwoBlocks = 80 * 1024;
+
+template <class Kernel, class Group>
+Status launch_blocks(Kernel* kernel, std::int64_t blocks, int warps, int bytes, int most,
+                     const GemvArgs& a, const Group& q, bool overlap, Stream stream) {
+  if (Status s = allow_shared_memory("gemv", kernel, most); !s) return s;
+  const Launch how{static_cast<unsigned>(blocks), static_cast<unsigned>(warps) * 32,
+                   static_cast<std::size_t>(std::max(bytes, kTwoBlocks)), 1, overlap};
+  if constexpr (kGemvGroup<Group>) {
+    return rm::cuda_ops::launch("gemv", kernel, how, stream, a, q);
+  } else {
+    return rm::cuda_ops::launch("gemv", kernel, how, stream, a);
+  }
+}
+
+/// w in as many blocks as run at once.
+bool fits_once(const GemvArgs& a) {
+  return a.k <= kGemvQuantOnceMost && a.n <= 2 * kGemvQuantOnceRows * multiprocessors();
+}
+
+template <class T, int kBits, class Group>
+Status launch_once(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
+  cut_stage(a, kGemvQuantOnceRows);
+  a.stages_at = 128 + aligned(kGemvQuantOnceWarps * gemv_quant_sums(kGemvQuantOnceRows));
+  auto* kernel = [] {
+    if constexpr (kGemvGroup<Group>) {
+      return gemv_group_quant_once<T, kBits>;
+    } else {
+      return gemv_quant_once<T, kBits>;
+    }
+  }();
+  // a lane may read a warp's columns behind the last row
+  const int bytes = a.stages_at + a.stage_bytes + kGemvQuantOnceMost;
+  return launch_blocks(kernel, ceil_div(a.n, kGemvQuantOnceRows), kGemvQuantOnceWarps, bytes,
+                       kGemvHalfMemory, a, q, overlap, stream);
+}
 
 /// Of a group (gemv_group_quant) or of one weight.
 template <class T, int kBits, int kEights, int kWarps, class Group>
@@ -22,10 +68,7 @@ Status launch(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   constexpr int kRows = gemv_quant_rows(kEights), kBlocks = 16 / kWarps;
   constexpr int kMemory = kBlocks == 1 ? kGemvMemory : kGemvHalfMemory;
   auto* kernel = kernel_of<T, kBits, kEights, kWarps>(q);
-  const auto aligned = [](std::int64_t v) { return static_cast<int>(ceil_div(v, 128) * 128); };
-  const int groups = static_cast<int>(ceil_div(a.k, a.group));
-  a.scales_at = aligned(kRows * a.row_bytes + 256);  // a run's last bytes may lie behind a row
-  a.stage_bytes = aligned(a.scales_at + groups * gemv_quant_eights(kEights) * 16);
+  cut_stage(a, kRows);
   a.stages_at = 128 + aligned(kWarps * gemv_quant_sums(kRows));
   // nibbles of long rows: a third stage costs more asking than it brings
   const int most = kBits == 4 && a.row_bytes >= 4096 ? 2 : kGemvQuantStages;
@@ -35,16 +78,8 @@ Status launch(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   a.stages = static_cast<int>(std::min<std::int64_t>(most, ceil_div(tiles, blocks)));
   while (a.stages > 0 && a.stages_at + a.stages * a.stage_bytes > kMemory) --a.stages;
   if (a.stages == 0) return unsupported("[gemv] gemv_quant_sm90: its rows do not fit");
-  // at least so much that a third block does not fit
-  const int bytes = std::max(a.stages_at + a.stages * a.stage_bytes, 80 * 1024);
-  if (Status s = allow_shared_memory("gemv", kernel, kMemory); !s) return s;
-  const Launch how{static_cast<unsigned>(blocks), kWarps * 32, static_cast<std::size_t>(bytes), 1,
-                   overlap};
-  if constexpr (kGemvGroup<Group>) {
-    return rm::cuda_ops::launch("gemv", kernel, how, stream, a, q);
-  } else {
-    return rm::cuda_ops::launch("gemv", kernel, how, stream, a);
-  }
+  return launch_blocks(kernel, blocks, kWarps, a.stages_at + a.stages * a.stage_bytes, kMemory, a, q,
+                       overlap, stream);
 }
 
 /// Stages of 32 KiB. Sixteen warps and one block a multiprocessor, stages of 56 KiB (a group's of up
@@ -56,6 +91,10 @@ Status launch_of(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
   const bool wide = a.k > (a.bits == 8 ? 4096 : gemv_quant_most(8)),
              two = 16 * a.row_bytes <= 32 * 1024;
+  if (fits_once(a)) {
+    return a.bits == 8 ? launch_once<T, 8>(a, q, overlap, stream)
+                       : launch_once<T, 4>(a, q, overlap, stream);
+  }
   if (a.bits == 8) {
     return wide  ? launch<T, 8, kFewest, 16>(a, q, overlap, stream)
            : two ? launch<T, 8, 2, 8>(a, q, overlap, stream)

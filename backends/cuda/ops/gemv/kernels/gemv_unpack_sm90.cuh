@@ -34,6 +34,19 @@ struct GemvUnpack {
     }
   }
 
+  /// Eight neighbouring weights, 8 * kBits / 32 words; those of 4 bits as pairs (0,4) (1,5) (2,6) (3,7).
+  static __device__ __forceinline__ void eight(const std::uint32_t (&word)[kBits / 4],
+                                               std::uint32_t (&out)[4]) {
+    static_assert(kBits == 8 || kBits == 4);
+    if constexpr (kBits == 8) {
+      bytes(word[0], out[0], out[1]);
+      bytes(word[1], out[2], out[3]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[j] = nibbles(word[0] >> 4 * j);
+    }
+  }
+
  private:
   /// Four signed bytes as two pairs.
   static __device__ __forceinline__ void bytes(std::uint32_t u, std::uint32_t& lo,
