@@ -124,9 +124,9 @@ cache::Artefact artefact_of(const py::dict& value) {
     out.compat = text("compat");
   }
   for (const auto& [name, bytes] : sections) {
-    if (const SharedBytes* lent = shared_bytes_of(bytes)) {
-      out.sections.push_back({name.cast<std::string>(), {}, lent->owner, lent->bytes,
-                              lent->offset == 0 ? lent->file : nullptr});
+    if (const SharedBytes* shared = shared_bytes_of(bytes)) {
+      out.sections.push_back({name.cast<std::string>(), {}, shared->owner, shared->bytes,
+                              shared->offset == 0 ? shared->file : nullptr});
       continue;
     }
     out.sections.push_back({name.cast<std::string>(), bytes_of(bytes)});

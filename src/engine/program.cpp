@@ -27,7 +27,7 @@ bool packs_later(Packing p) { return p == Packing::kLater || p == Packing::kSpar
 
 select::PackRule rule_of(Packing p) {
   if (p == Packing::kNever) return select::PackRule::kNone;
-  return p == Packing::kSpare ? select::PackRule::kAcross : select::PackRule::kAll;
+  return p == Packing::kSpare ? select::PackRule::kTransposed : select::PackRule::kAll;
 }
 
 bool same(DLDevice a, DLDevice b) {

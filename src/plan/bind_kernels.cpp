@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kPackWeights = "pack_weights";
 
 bool packs(select::PackRule rule, const Step& gemm) {
-  if (rule != select::PackRule::kAcross) return rule == select::PackRule::kAll;
+  if (rule != select::PackRule::kTransposed) return rule == select::PackRule::kAll;
   const ir::Layout& b = gemm.inputs[1].layout;
   auto trans = gemm.attrs.find("trans_b");
   bool rows = trans == gemm.attrs.end() || std::get<int64_t>(trans->second) != 0;

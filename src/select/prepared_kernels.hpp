@@ -37,8 +37,8 @@ struct Prepared {
 
 /// Which constant weights kernels may copy into a layout of their own.
 enum class PackRule {
-  kNone,    // none: all are read in the layout they have
-  kAcross,  // transposed weights ([K,N]): reading them row by row of the result misses the caches
+  kNone,        // none: all are read in the layout they have
+  kTransposed,  // those stored as [K,N]: reading them row by row of the result misses the caches
   kAll,
 };
 

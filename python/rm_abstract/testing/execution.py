@@ -260,14 +260,14 @@ def _generation(s: Subject) -> Row:
         return Row("generation", "skipped", "transformers, the reference, is not installed")
     from rm_abstract.testing import generation
 
-    told: list[str] = []
+    methods: list[str] = []
 
     def compared() -> str:
-        told.append(generation.check(s.name, s.properties))
+        methods.append(generation.check(s.name, s.properties))
         return ""
 
     row = _row("generation", compared)
-    return Row(f"generation of {told[0]}", "passed") if told else row
+    return Row(f"generation of {methods[0]}", "passed") if methods else row
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -52,7 +52,7 @@ class CompiledLoss(Routed):
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """The loss of one batch, to be differentiated by its ``backward()``."""
         try:
-            self._check_surroundings()
+            self._check_modes()
             tensors, key, structure = batches.flatten(inputs, targets)
             self._check_module(tuple(p.requires_grad for p in self._held))
             if key in self._refused:

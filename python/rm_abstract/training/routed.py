@@ -140,7 +140,7 @@ class Routed:
 
     # ---- is everything as it was? --------------------------------------------------------------
 
-    def _check_surroundings(self) -> None:
+    def _check_modes(self) -> None:
         """Modes of this call that a program does not have."""
         if not torch.is_grad_enabled():
             raise Decline("RM706", "gradients are switched off")

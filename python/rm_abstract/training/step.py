@@ -77,7 +77,7 @@ class TrainingStep(Routed):
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Trains on one batch. Returns the loss before the update, a scalar without gradient."""
         try:
-            self._check_surroundings()
+            self._check_modes()
             tensors, batch, structure = batches.flatten(inputs, targets)
             self._check_unchanged()
             key = (batch, self._is_last())

@@ -70,8 +70,8 @@ def _names(count: int) -> list[str]:
         if _line(function / "sriov_numvfs") not in ("", "0"):
             continue  # its virtual functions are the NPUs
         names.append(_PCI_NAMES.get(_line(function / "device"), UNKNOWN))
-    told = os.environ.get("RBLN_TARGET_SOC")
-    return names if len(names) == count and not told else [told or UNKNOWN] * count
+    named = os.environ.get("RBLN_TARGET_SOC")
+    return names if len(names) == count and not named else [named or UNKNOWN] * count
 
 
 def _memory(name: str) -> int:
