@@ -233,6 +233,26 @@ def test_calls_that_are_differentiated_stay_with_the_original_for_a_while(x):
     assert routed(model) == before + 1
 
 
+def test_a_tensor_of_a_torch_func_transform_that_ended_is_left_to_pytorch(x):
+    """Its gradients come from the original: what connects programs to autograd takes none."""
+    model, kept = ready(Net(), x), []
+
+    def loss(inner):
+        kept.append(inner)
+        return inner.sum()
+
+    torch.func.grad(loss)(x)
+    (ended,) = kept
+    assert torch._C._functorch.is_functorch_wrapped_tensor(ended)
+    before = routed(model)
+    output = model(ended)["scores"].sum()
+    assert routed(model) == before
+    assert_same(
+        torch.autograd.grad(output, [*model.parameters()]),
+        eager_gradients(model, x, lambda out: out["scores"].sum()),
+    )
+
+
 def test_a_forward_with_an_effect_runs_once_a_call(x, capsys):
     class Loud(Net):
         def forward(self, x):

@@ -19,7 +19,8 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -75,6 +76,15 @@ class Learned:
     differentiable: tuple[bool, ...] = ()
 
 
+class Needed(NamedTuple):
+    """What requires gradients in one call."""
+
+    inputs: list[torch.Tensor] | None  # None: an argument is a cache, which a second run would move
+    of_inputs: tuple[bool, ...]
+    weights: Weights
+    of_weights: tuple[bool, ...]
+
+
 class EagerPeriod:
     """How many calls stay with the original because the last ones were differentiated."""
 
@@ -97,7 +107,12 @@ class Weights:
 
     def __init__(self, module: nn.Module) -> None:
         self._named = [*module.named_parameters(), *module.named_buffers()]
-        self.tensors = [tensor for _, tensor in self._named]
+        by_id = {id(tensor): tensor for _, tensor in self._named}
+        self.ids, self.tensors = by_id.keys(), list(by_id.values())  # each once
+
+    def wanted(self) -> tuple[bool, ...]:
+        """Which of `tensors` require gradients just now."""
+        return tuple([tensor.requires_grad for tensor in self.tensors])
 
     def replaced(self, module: nn.Module) -> dict[str, torch.Tensor]:
         """By name, the tensors of then that the module no longer has."""
@@ -134,12 +149,15 @@ class GradientCalls:
         if structure:
             self._known.clear()
 
-    def needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a weight or an argument of the call requires gradients."""
-        if any([t.requires_grad for t in self._current().tensors]):
-            return True
-        leaves = pytree.tree_leaves((args, kwargs))
-        return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    def needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needed | None:
+        """None where no weight and no argument of the call requires gradients."""
+        weights, inputs = self._current(), input_tensors(args, kwargs)
+        tensors = pytree.tree_leaves((args, kwargs)) if inputs is None else inputs
+        of_inputs = tuple([isinstance(t, torch.Tensor) and t.requires_grad for t in tensors])
+        of_weights = weights.wanted()
+        if not any(of_weights) and not any(of_inputs):
+            return None
+        return Needed(inputs, of_inputs, weights, of_weights)
 
     def _current(self) -> Weights:
         if self._weights is None:
@@ -153,6 +171,7 @@ class GradientCalls:
         route: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        needed: Needed,
     ) -> Any:
         """The outputs, connected to a gradient; NotImplemented: the original must serve the call.
 
@@ -160,15 +179,14 @@ class GradientCalls:
         `why` has the reason, and nothing of the user's ran.
         """
         module = self._module()
-        inputs = input_tensors(args, kwargs)
+        inputs, weights = needed.inputs, needed.weights
         if module is None or inputs is None:
             return self._leave("gradients are enabled and an argument is a cache")
         if self._eager_period.paused():
             return self._leave("its gradients are computed: PyTorch's own forward is faster then")
-        weights = self._current()
-        if any(t._backward_hooks for t in weights.tensors if t.requires_grad):
+        if any([t._backward_hooks for t in compress(weights.tensors, needed.of_weights)]):
             return self._leave("a weight has gradient hooks")
-        kind = self._kind(args, kwargs, inputs, weights)
+        kind = self._kind(args, kwargs, needed)
         if kind is None:
             return self._leave("gradients are enabled")
         known = self._known.get(kind)
@@ -178,29 +196,19 @@ class GradientCalls:
             return self._learn(kind, module, args, kwargs, inputs, weights)
         if known.refused:
             return self._leave(known.refused)
-        return self._connected(route, known, module, args, kwargs, inputs)
+        return self._connected(route, known, module, args, kwargs, needed)
 
     def _leave(self, why: str) -> Any:
         self.why = why
         return NotImplemented
 
-    def _kind(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: list[torch.Tensor],
-        weights: Weights,
-    ) -> Any:
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any], needed: Needed) -> Any:
         """What decides which outputs require gradients; None: the router takes no such call."""
         with torch.no_grad():
             described = self._describe(args, kwargs)
         if len(described) == 2:
             return None
-        wanted = (
-            tuple([t.requires_grad for t in inputs]),
-            tuple([t.requires_grad for t in weights.tensors]),
-        )
-        return described[1], wanted
+        return described[1], needed.of_inputs, needed.of_weights
 
     def _learn(
         self,
@@ -231,14 +239,16 @@ class GradientCalls:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        inputs: list[torch.Tensor],
+        needed: Needed,
     ) -> Any:
         served = self._routed()
         with torch.no_grad():
             output = route(*args, **kwargs)
         if self._routed() == served:  # compiled, compared or declined: the weights may be others
             self._weights = Weights(module)
-        weights = self._current()
+        weights, of_weights = self._current(), needed.of_weights
+        if weights is not needed.weights:
+            of_weights = weights.wanted()
         tensors = output_tensors(output)
         if tensors is None or len(tensors) != len(known.differentiable):
             raise ExecutionError(
@@ -247,12 +257,13 @@ class GradientCalls:
                 code="RM503",
             )
         results = [t for t, wanted in zip(tensors, known.differentiable, strict=True) if wanted]
-        given = {id(t): t for t in (*inputs, *weights.tensors)}  # each once
-        towards = [t for t in given.values() if t.requires_grad]
+        inputs = {id(t): t for t in needed.inputs or () if id(t) not in weights.ids}
+        given = [*inputs.values(), *weights.tensors]  # each once
+        towards = [t for t in inputs.values() if t.requires_grad]
+        towards += compress(weights.tensors, of_weights)
         if results and towards:
             call = _Call(module, args, kwargs, weights, known, towards, results, self._eager_period)
-            connect: Callable[..., Any] = Recomputed.apply
-            connect(call, list(given.values()), *towards)
+            _connect(call, given, *towards)
         return output
 
 
@@ -377,6 +388,12 @@ class Recomputed(torch.autograd.Function):
         create = torch.is_grad_enabled()
         with torch.enable_grad(), _as_in_the_call(call.module):
             return (None, None, *call.gradients(given, create))
+
+
+# What `apply` calls once it has looked at every argument for tensors of a transform of torch.func
+# that has ended, which takes a fifth of such a call's time beside its program. The router takes no
+# such tensor.
+_connect: Callable[..., Any] = super(torch.autograd.Function, Recomputed).apply
 
 
 @contextlib.contextmanager

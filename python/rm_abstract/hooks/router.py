@@ -296,8 +296,9 @@ class Router(Ours):
     def _look_closer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compiles such a call once, or runs it eager."""
         gradients = self._gradient_calls() if torch.is_grad_enabled() else None
-        if gradients is not None and gradients.needed(args, kwargs):
-            output = gradients.serve(self, args, kwargs)
+        needed = None if gradients is None else gradients.needed(args, kwargs)
+        if gradients is not None and needed is not None:
+            output = gradients.serve(self, args, kwargs, needed)
             if output is NotImplemented:
                 return self._eager("RM117", gradients.why, args, kwargs)
             return output
