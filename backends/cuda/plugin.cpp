@@ -6,6 +6,8 @@
 #include <cuda_runtime_api.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,22 +26,27 @@ namespace {
 constexpr std::string_view kVersion = "0.1.0";
 // Below the CPU's: "auto" does not choose a GPU by itself yet (docs/gpu.md).
 constexpr int kScore = 50;
+constexpr size_t kAlignment = 256;  // that cudaMalloc keeps at least
 
 struct DeviceBuffer final : plugin::Buffer {
-  DeviceBuffer(int device, size_t bytes) : device(device) {
+  DeviceBuffer(int device, size_t bytes, size_t align) : device(device) {
     const DeviceScope scope(device);
     const RelaxedCapture relaxed;
-    check_cuda(cudaMalloc(&data, bytes == 0 ? 1 : bytes), "memory on the device");
+    const size_t more = align > kAlignment ? align - kAlignment : 0;
+    check_cuda(cudaMalloc(&memory, std::max<size_t>(bytes, 1) + more), "memory on the device");
+    const auto first = reinterpret_cast<uintptr_t>(memory);
+    data = reinterpret_cast<void*>(more == 0 ? first : (first + align - 1) & ~(align - 1));
   }
   // cudaFree waits for the device: nothing that still reads the memory can be under way behind it.
   ~DeviceBuffer() override {
     const RelaxedCapture relaxed;
-    if (cudaFree(data) != cudaSuccess) cudaGetLastError();  // the process ends, or the context did
+    if (cudaFree(memory) != cudaSuccess) cudaGetLastError();  // the process ends, or the context did
   }
   void* ptr() override { return data; }
 
   const int device;
-  void* data = nullptr;
+  void* memory = nullptr;  // what the driver gave
+  void* data = nullptr;    // the first aligned byte of it
 };
 
 cudaGraphExec_t exec_of(rm_graph* graph) { return reinterpret_cast<cudaGraphExec_t>(graph); }
@@ -137,7 +144,7 @@ class CudaDevice final : public plugin::Device {
     out.dl_device_type = kDLCUDA;
     out.dl_device_id = index_;
     out.memory_bytes = memory_;
-    out.alignment = 256;
+    out.alignment = kAlignment;
     out.name = plugin::str(name_);
     out.arch = plugin::str(arch_);
     out.properties = {properties_.data(), properties_.size()};
@@ -152,11 +159,11 @@ class CudaDevice final : public plugin::Device {
   }
 
   std::unique_ptr<plugin::Buffer> alloc(uint32_t, size_t bytes, size_t align) override {
-    if (align > 256) {
-      throw plugin::Error(RM_INVALID_ARGUMENT, "[cuda] expected an alignment of at most 256, got " +
-                                                   std::to_string(align));
+    if ((align & (align - 1)) != 0) {
+      throw plugin::Error(RM_INVALID_ARGUMENT,
+                          "[cuda] expected a power-of-two alignment, got " + std::to_string(align));
     }
-    return std::make_unique<DeviceBuffer>(index_, bytes);
+    return std::make_unique<DeviceBuffer>(index_, bytes, align);
   }
   std::unique_ptr<plugin::Stream> stream_create(uint32_t) override {
     const DeviceScope scope(index_);

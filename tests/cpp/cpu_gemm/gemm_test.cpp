@@ -430,6 +430,36 @@ TEST_CASE("any number of threads gives the same bits, and so does any number of 
   }
 }
 
+TEST_CASE("copies of a's rows for many threads take little more than a itself") {
+  // The gradient of a weight: a is the transpose of what lies in memory, so that it is copied.
+  Random random(37);
+  Spec s;
+  s.m = 192, s.n = 96, s.k = 2048, s.trans_b = false, s.constant_b = false, s.scattered = true;
+  Operands o = make_operands(s, random);
+  const uint64_t a_bytes = uint64_t(s.m * s.k) * 4, b_bytes = uint64_t(s.n * s.k) * 4;
+  const int before = omp_get_max_threads();
+  for (const rm_kernel* row : gemm_rows()) {
+    if (text(row->name).find("packed") == std::string::npos) continue;
+    std::string first;
+    for (int most : {2, 16, 48}) {
+      omp_set_num_threads(most);
+      const Prepared prepared(*row, make_problem(s, o));
+      if (!prepared.supported()) continue;
+      INFO(text(row->name), " prepared for ", most, " threads: ", prepared.workspace_bytes());
+      CHECK(prepared.workspace_bytes() < 3 * (a_bytes + b_bytes));
+      for (int threads : {1, 3, most}) {  // fewer than prepared for: in more pieces
+        omp_set_num_threads(threads);
+        prepared.launch();
+        const std::string bits(o.c.memory.get(), size_t(o.c.elements) * 4);
+        if (first.empty()) first = bits;
+        CHECK((bits == first));
+      }
+      CHECK(prepared.workspace_kept());
+    }
+  }
+  omp_set_num_threads(before);
+}
+
 TEST_CASE("activations stay within a few units in the last place over their whole range") {
   // K = 1 and b = 1 pass a straight through to the activation.
   std::vector<float> xs = {0.f, -0.f, 1e-30f, -1e-30f, 88.f, -88.f, 1e30f, -1e30f};

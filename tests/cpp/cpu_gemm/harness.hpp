@@ -248,6 +248,7 @@ class Prepared {
 
   bool supported() const { return state_ != nullptr; }
   const std::string& why_not() const { return why_not_; }
+  uint64_t workspace_bytes() const { return workspace_bytes_; }
   double cost_ns() const { return row_.cost_ns(&problem_, nullptr, 0); }
   std::string layout() const { return text(packing_.layout); }
 

@@ -116,6 +116,13 @@ void PackedGemm::plan_threads() {
   threads_ = static_cast<int>(
       std::clamp<double>(worth, 1, std::min<double>(thread_limit(), double(tasks))));
   plan_stream();
+  if (copy_a_ && !streamed_) {
+    // All threads together copy no more than about twice a's rows at a time: whole blocks for as
+    // many threads as a large machine has would outweigh a many times.
+    const int64_t fair = divide_up(2 * g_.batch * g_.m, threads_);
+    mc_ = std::min(mc_, std::max<int64_t>(fair, k_.mr));
+    a_bytes_ = round_line(static_cast<uint64_t>(mc_ * lda_ * k_.a_element_bytes));
+  }
   thread_bytes_ = acc_bytes_ + a_bytes_;
   if (streamed_) {
     thread_bytes_ += round_line(static_cast<uint64_t>(stream_panels_ * panel_bytes()));
