@@ -139,6 +139,33 @@ class SimBuffer final : public plugin::Buffer {
   const size_t bytes_;
 };
 
+uint64_t bytes_of(const rm_tensor& tensor) {
+  uint64_t bytes = (uint64_t{tensor.dtype.bits} + 7) / 8;
+  for (int d = 0; d < tensor.ndim; ++d) bytes *= static_cast<uint64_t>(tensor.shape[d]);
+  return bytes;
+}
+
+}  // namespace
+
+struct SimWeight {
+  SimWeight(const rm_tensor& from, uint64_t memory_bytes)
+      : memory(memory_bytes, bytes_of(from), 64),
+        shape(from.shape, from.shape + from.ndim),
+        tensor(from) {
+    std::memcpy(memory.ptr(), static_cast<const char*>(from.data) + from.byte_offset,
+                bytes_of(from));
+    tensor.data = memory.ptr();
+    tensor.byte_offset = 0;
+    tensor.shape = shape.data();
+    tensor.strides = nullptr;
+  }
+  SimBuffer memory;
+  std::vector<int64_t> shape;
+  rm_tensor tensor;
+};
+
+namespace {
+
 class SimExecutable final : public plugin::Executable {
  public:
   SimExecutable(std::string artefact, rm_constants constants) : artefact_(std::move(artefact)) {
@@ -161,8 +188,8 @@ class SimExecutable final : public plugin::Executable {
     out.device_bytes = memory_needed(program);
   }
 
-  /// Loads it: what a real device would do in deserialize().
-  void load() {
+  /// Loads it: what a real device would do in deserialize(). The device has `memory_bytes`.
+  void load(plugin::SharedConstants<SimWeight>& weights, uint64_t memory_bytes) {
     parts_ = decode(artefact_);
     types_ = parse(parts_.program);
     host_ =
@@ -178,6 +205,16 @@ class SimExecutable final : public plugin::Executable {
         tensors[i].byte_offset = 0;
         constant.tensor = &tensors[i];
       }
+    }
+    for (rm_constant& constant : constants) {
+      const bool is_embedded = std::any_of(tensors.begin(), tensors.end(), [&](const auto& one) {
+        return constant.tensor == &one;
+      });
+      if (is_embedded) continue;
+      weights_.push_back(weights.of(constant, [&](const rm_constant& given) {
+        return std::make_shared<SimWeight>(*given.tensor, memory_bytes);
+      }));
+      constant.tensor = &weights_.back()->tensor;
     }
     const rm_program program{
         sizeof(rm_program), str("rm.ir/1"), {parts_.program.data(), parts_.program.size()}};
@@ -246,6 +283,7 @@ class SimExecutable final : public plugin::Executable {
 
   const std::string artefact_;
   std::vector<rm_constant> external_;
+  std::vector<std::shared_ptr<SimWeight>> weights_;  // what the program reads of them
   Artefact parts_;
   Program types_;
   const rm_host_executor* host_ = nullptr;
@@ -342,13 +380,9 @@ std::unique_ptr<plugin::Executable> SimDevice::compile(const rm_program& program
   for (size_t i = 0; settings_.embed && i < options.constants.size; ++i) {
     const rm_constant& constant = row(options.constants, i);
     if (constant.tensor == nullptr || constant.tensor->data == nullptr) continue;
-    uint64_t bytes = (uint64_t{constant.tensor->dtype.bits} + 7) / 8;
-    for (int d = 0; d < constant.tensor->ndim; ++d) {
-      bytes *= static_cast<uint64_t>(constant.tensor->shape[d]);
-    }
     artefact.embedded.emplace_back(
         std::string(view(constant.name)),
-        std::string(static_cast<const char*>(constant.tensor->data), bytes));
+        std::string(static_cast<const char*>(constant.tensor->data), bytes_of(*constant.tensor)));
   }
   return std::make_unique<SimExecutable>(encode(artefact), options.constants);
 }
@@ -362,7 +396,7 @@ std::unique_ptr<plugin::Executable> SimDevice::deserialize(rm_bytes artefact,
                                                            rm_constants constants) {
   auto executable = std::make_unique<SimExecutable>(
       std::string(static_cast<const char*>(artefact.data), artefact.size), constants);
-  executable->load();
+  executable->load(weights_, settings_.memory_bytes);
   return executable;
 }
 

@@ -10,6 +10,8 @@
 
 namespace rm::sim {
 
+struct SimWeight;
+
 class SimDevice final : public plugin::Device {
  public:
   explicit SimDevice(size_t index);
@@ -31,6 +33,7 @@ class SimDevice final : public plugin::Device {
   const size_t index_;
   std::string name_, target_;
   std::vector<rm_option> properties_;
+  plugin::SharedConstants<SimWeight> weights_;  // in the device's memory, for all loaded programs
 };
 
 }  // namespace rm::sim

@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -112,6 +114,43 @@ class HostBuffer final : public Buffer {
 
  private:
   void* ptr_ = nullptr;
+};
+
+/// A device's copies of weights: one for all programs of a process that have the same content. A
+/// model's programs (a prompt's, a token's, every bucket) are loaded one by one, each with all of its
+/// weights. Any thread may call it.
+template <class T>
+class SharedConstants {
+ public:
+  /// The copy that a loaded program holds, else `make(constant)`, a std::shared_ptr<T>. It copies:
+  /// the constant goes with the executable it was given to, and the copy serves others.
+  template <class Make>
+  std::shared_ptr<T> of(const rm_constant& constant, Make&& make) {
+    if (constant.digest.size == 0) return make(constant);
+    const std::string key = key_of(constant);
+    const std::lock_guard lock(mutex_);
+    if (const auto known = held_.find(key); known != held_.end()) {
+      if (std::shared_ptr<T> held = known->second.lock()) return held;
+    }
+    std::erase_if(held_, [](const auto& one) { return one.second.expired(); });
+    std::shared_ptr<T> made = make(constant);
+    held_[key] = made;
+    return made;
+  }
+
+ private:
+  static std::string key_of(const rm_constant& constant) {
+    const rm_tensor& tensor = *constant.tensor;
+    std::string key(static_cast<const char*>(constant.digest.data), constant.digest.size);
+    const auto append = [&key](const auto& value) {
+      key.append(reinterpret_cast<const char*>(&value), sizeof value);
+    };
+    append(tensor.dtype.code), append(tensor.dtype.bits), append(tensor.dtype.lanes);
+    for (int i = 0; i < tensor.ndim; ++i) append(tensor.shape[i]);
+    return key;
+  }
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<T>> held_;
 };
 
 /// The default stream runs everything at once, so syncing it has nothing to wait for.

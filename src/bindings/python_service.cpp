@@ -1,5 +1,5 @@
-// The worker's side of a plugin in Python. Tensors are (name, dtype, dims, memoryview) rows over
-// shared memory; constants and inputs can only be read.
+// The worker's side of a plugin in Python. Tensors are (name, dtype, dims, memoryview, digest) rows
+// over shared memory; constants and inputs can only be read.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +25,8 @@ py::list rows_of(const worker::MappedTensors& tensors, Access access) {
     out.append(py::make_tuple(
         tensor.slot->name, std::string(ir::name(dtype)), tensor.slot->dims,
         py::memoryview::from_memory(tensor.data, static_cast<ssize_t>(tensor.slot->bytes),
-                                    access == Access::kRead)));
+                                    access == Access::kRead),
+        py::bytes(tensor.slot->digest)));
   }
   return out;
 }

@@ -214,7 +214,9 @@ void bind_client(py::module_& m) {
           "[(offset, bytes, dims)] in order.")
       .def_property_readonly("memory", [](const std::shared_ptr<Weights>& self) {
         return Mapping{self, &self->memory};
-      });
+      })
+      .def("digest", &Weights::digest, py::call_guard<py::gil_scoped_release>(),
+           "Tells plugins the digest of every tensor, as it is now.");
   py::class_<LoadedProgram, std::shared_ptr<LoadedProgram>>(m, "LoadedProgram",
                                                             "A program in a worker.")
       .def_property_readonly("inputs",

@@ -35,6 +35,8 @@ void place_slots(Slots& slots, uint64_t& offset);
 struct Weights {
   SharedMemory memory;
   Slots slots;
+  /// Tells the digest of every tensor as it is now. Takes as long as reading the memory once.
+  void digest();
 };
 
 class Worker;

@@ -1,8 +1,32 @@
 // What a client holds in a worker: loaded programs and sets of states, released when they go.
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "base/hash.hpp"
 #include "worker/client.hpp"
 #include "worker/wire.hpp"
 
 namespace rm::worker {
+
+void Weights::digest() {
+  constexpr size_t kMostThreads = 8;             // beyond them the memory is the limit
+  constexpr uint64_t kWorthAThread = 4 << 20;    // bytes: a thread takes as long to start
+  std::atomic<size_t> next{0};
+  const auto work = [&] {
+    for (size_t i = next++; i < slots.size(); i = next++) {
+      const Digest found = hash_bytes(ByteSpan(memory.data() + slots[i].offset, slots[i].bytes));
+      slots[i].digest.assign(reinterpret_cast<const char*>(found.bytes.data()), Digest::kBytes);
+    }
+  };
+  const size_t useful = std::min({slots.size(), memory.size() / kWorthAThread, kMostThreads,
+                                  size_t{std::thread::hardware_concurrency()}});
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < useful; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+}
 
 std::shared_ptr<StateSet> Worker::make_states(uint64_t device, Slots slots,
                                               const WaitLimits& limits) {

@@ -94,6 +94,16 @@ def test_an_operator_that_is_wrong_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert verdict == "failed" and detail.startswith("tanh: ") and "relu" not in detail
 
 
+def test_a_plugin_that_shares_weights_of_one_name_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    conformance.cache_clear()
+    monkeypatch.setenv("SMALL_FAULT", "weights_by_name")
+    found = conformance(PYTHON_PLUGINS / "rm_backend_small.py")
+    verdict, detail = found["programs compute what torch computes"]
+    assert verdict == "failed" and "weights of several programs: " in detail
+
+
 ODD = {
     1: set(),  # a newer minor version is fine
     6: {"device info stays inside the callers struct"},

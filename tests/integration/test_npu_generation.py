@@ -260,6 +260,25 @@ def test_states_are_freed_with_their_cache(monkeypatch: pytest.MonkeyPatch) -> N
             assert tokens(model, inputs) == expected
 
 
+def test_programs_of_a_model_have_its_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "VOCABULARY", 16384)
+    with rm.init("sim:0", fallback=STRICT):
+        model = llama()
+        weights = sum(p.nbytes for p in model.parameters())
+        assert weights > 4 << 20
+    # Enough for what one program needs, and not for the weights of two.
+    monkeypatch.setenv("RM_SIM_MEMORY", str(int(1.9 * weights) + (3 << 20)))
+    with rm.init("sim:0", fallback=STRICT):
+        rm.accelerate(model)
+        for rows in (1, 2):
+            inputs = prompt(rows)
+            assert tokens(model, inputs) == eager(model, inputs)
+        assert len(entries(model)) == 4  # a prompt's and a token's program, of one row and of two
+        with torch.no_grad():
+            model.lm_head.weight.mul_(-1)  # the old copy goes, with the programs that had it
+        assert tokens(model, inputs) == eager(model, inputs)
+
+
 HALF = """
 with rm.init("sim:0", compile_options={"precision": "bf16"}, fallback=STRICT):
     model, inputs = llama(), prompt(2)

@@ -34,6 +34,7 @@ def model(shared_cache: Path) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RM_BACKEND_PATH", str(PLUGINS))
         patch.setenv("RM_CACHE_DIR", str(shared_cache))
+        patch.setenv("MINE_UPLOADS", str(shared_cache / "uploads"))
         torch.manual_seed(0)
         with rm.init("mine:0", fallback=STRICT):
             yield llama()
@@ -48,6 +49,17 @@ def test_tokens_are_the_originals_and_the_cache_never_travels(model: Any, rows: 
     assert tokens(model, inputs, 20) == expected
     after = traffic(model)
     assert after.states == before.states and after.inputs > before.inputs
+
+
+def test_programs_of_a_model_bring_its_weights_to_the_device_once(
+    model: Any, shared_cache: Path
+) -> None:
+    for rows in (1, 3):
+        inputs = prompt(rows)
+        assert tokens(model, inputs) == eager(model, inputs)
+    uploads = (shared_cache / "uploads").read_text().splitlines()
+    contents = {(tuple(w.shape), w.detach().numpy().tobytes()) for w in model.parameters()}
+    assert len(uploads) == len(set(uploads)) >= len(contents)  # a line has its worker's number
 
 
 def test_states_grow_and_rows_are_reordered_in_the_worker(model: Any) -> None:

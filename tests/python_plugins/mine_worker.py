@@ -15,6 +15,7 @@ from rm_abstract.plugin import Failure
 from rm_abstract.worker.ports import Port
 from rm_abstract.worker.python_backend import Program
 from rm_abstract.worker.python_states import TorchState
+from rm_abstract.worker.shared_weights import Held, SharedWeights
 from rm_abstract.worker.tensors import Tensor
 
 
@@ -27,9 +28,17 @@ def fault(name: str) -> bool:
     return os.environ.get("MINE_FAULT") == name
 
 
+def upload(tensor: Tensor) -> torch.Tensor:
+    """To the device. MINE_UPLOADS=file: a line for each."""
+    if path := os.environ.get("MINE_UPLOADS"):
+        with open(path, "a") as file:
+            print(os.getpid(), tensor.digest.hex(), tensor.shape, file=file)
+    return tensor.torch().clone()
+
+
 class Loaded:
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: torch.nn.Module, weights: Mapping[str, Held[torch.Tensor]]) -> None:
+        self._module, self._weights = module, weights
 
     def execute(
         self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[TorchState] = ()
@@ -55,6 +64,7 @@ class Loaded:
 class TorchWorker:
     def __init__(self, device: int) -> None:
         print(f"mine: device {device} in {sys.executable}", file=sys.stderr)
+        self._weights = SharedWeights(upload)
 
     def compile(
         self,
@@ -88,7 +98,9 @@ class TorchWorker:
     def load(self, artefact: bytes, weights: Mapping[str, Tensor]) -> Loaded:
         if fault("load_hang"):
             time.sleep(1e9)
-        return Loaded(Program("rm.ir/1", artefact, weights).torch().eval())
+        held = {name: self._weights.of(tensor) for name, tensor in weights.items()}
+        given = {name: one.value for name, one in held.items()}
+        return Loaded(Program("rm.ir/1", artefact, weights).torch(given).eval(), held)
 
     def make_state(self, port: Port) -> TorchState:
         return TorchState(port)

@@ -22,6 +22,7 @@ import torch
 from rm_abstract import _core, device
 from rm_abstract.base.errors import PluginError
 from rm_abstract.testing import states
+from rm_abstract.testing import weights as shared_weights
 from rm_abstract.testing.programs import (
     IDS,
     KERNEL_PROGRAMS,
@@ -116,6 +117,7 @@ def whole_programs(s: Subject) -> Iterator[Row]:
         for name, text in WHOLE_PROGRAMS.items():
             yield _row(name, lambda text=text: _whole_program(s, pool, text))  # type: ignore[misc]
         yield from _operators_one_by_one(s, pool)
+        yield _row("weights of several programs", lambda: _weights(s, pool))
     finally:
         pool.close()
 
@@ -144,6 +146,15 @@ def _operators_one_by_one(s: Subject, pool: WorkerPool) -> Iterator[Row]:
     yield from alone
     if not any(row.verdict == "failed" for row in alone):
         yield together
+
+
+def _weights(s: Subject, pool: WorkerPool) -> str:
+    for text in (shared_weights.PROMPT, shared_weights.TOKEN):
+        if refused := _refused(s, text):
+            return refused
+    takes_onnx = s.properties.get("program_format") == "onnx"
+    shared_weights.check(pool, takes_onnx, lambda got, want: compare(got, want, s.tolerance))
+    return ""
 
 
 def _whole_program(s: Subject, pool: WorkerPool, text: str) -> str:

@@ -23,7 +23,7 @@ from rm_abstract.worker.python_plugins import Found, fingerprint, source_digest
 from rm_abstract.worker.python_states import Copy, StateSet, copy_states
 from rm_abstract.worker.tensors import Tensor
 
-Rows = list[tuple[str, str, list[int], memoryview]]
+Rows = list[tuple[str, str, list[int], memoryview, bytes]]
 Types = list[tuple[str, str, list[int]]]
 Region = tuple[int, int, int, int, list[int]]
 _LONGEST_TEXT = 8000  # characters of an error's text
@@ -62,12 +62,14 @@ class Program:
     def _ports(self) -> tuple[list[ports.Port], list[ports.Port], list[ports.Port]]:
         return ports.of_onnx(self.code) if self.format == "onnx" else ports.of_text(self.text)
 
-    def torch(self) -> Any:
+    def torch(self, weights: Mapping[str, Any] | None = None) -> Any:
         """An nn.Module of a program in rm.ir/1: forward(*inputs, *states) -> tuple of the outputs
-        and the states' new content."""
+        and the states' new content. ``weights``: torch tensors in place of the mapped ones."""
         from rm_abstract.worker.ir_to_torch import ir_to_torch, states_last
 
-        module = ir_to_torch(self.text, {n: t.torch() for n, t in self.weights.items()})
+        if weights is None:
+            weights = {n: t.torch() for n, t in self.weights.items()}
+        module = ir_to_torch(self.text, weights)
         return states_last(module) if module.program.donated else module
 
     def onnx(self) -> Any:
@@ -256,7 +258,9 @@ def _ports(states: Types) -> list[ports.Port]:
 
 
 def _tensors(rows: Rows) -> list[Tensor]:
-    return [Tensor(name, dtype, tuple(dims), data) for name, dtype, dims, data in rows]
+    return [
+        Tensor(name, dtype, tuple(dims), data, digest) for name, dtype, dims, data, digest in rows
+    ]
 
 
 def _tensors_by_name(rows: Rows) -> dict[str, Tensor]:

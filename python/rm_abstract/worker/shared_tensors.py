@@ -21,6 +21,7 @@ def weights_block(weights: Mapping[str, torch.Tensor]) -> Any:
     with torch.no_grad():
         for slot, tensor in zip(slots, weights.values(), strict=True):
             slot.copy_(tensor)
+    block.digest()
     return block
 
 

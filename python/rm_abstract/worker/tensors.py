@@ -41,6 +41,7 @@ class Tensor:
     dtype: str  # "f32", as in the program's text
     shape: tuple[int, ...]
     data: memoryview
+    digest: bytes = b""  # of what a weight holds, 32 bytes; empty for inputs, outputs and states
 
     def numpy(self) -> Any:
         """A view as numpy.ndarray."""
