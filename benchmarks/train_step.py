@@ -1,6 +1,7 @@
-"""Training steps on the CPU: compile_step against the best that torch itself offers.
+"""Training steps: compile_step against the best that torch itself offers.
 
     python benchmarks/train_step.py [--threads 4] [--rounds 15] [--only mlp] [--clock cpu]
+    python benchmarks/train_step.py --device gpu [--only mlp]
 
 For each workload all variants train copies of one model on the same batches. First their losses
 are compared (the first 100 steps of compile_step against eager), then steps are timed in turns, so
@@ -8,6 +9,12 @@ that what else the machine does meets all alike. With --clock cpu the processor 
 counts, all threads together: with --threads 1, on a machine that others use, it says more than the
 wall's. A figure is the median of the rounds' medians in µs a step; the ratio is to the fastest of
 torch's variants in the same run.
+
+With --device gpu everything lies on the first NVIDIA GPU, one batch is timed again and again, and a
+figure is the time of a round's steps with one synchronisation behind them, divided by their number.
+Torch's variants are then also the whole step as a CUDA graph made by hand, of the eager and of the
+compiled model. The GPT has 124 M parameters and trains in bfloat16 autocast. Memory: what torch's
+allocator holds in a step of eager's beside parameters and states, and the arena of the program.
 
 With --memory the GPT is trained without a memory budget, at half of the bytes that eager keeps for
 its backward, and at nine twentieths; times alternate in the same way.
@@ -24,7 +31,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -63,7 +70,7 @@ class Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -77,6 +84,11 @@ class Workload:
     loss: Loss
     target: float  # against the fastest of torch's variants
     steps: int  # timed in one round
+    precision: str = "auto"
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.batches[0][0].is_cuda
 
 
 def mlp(rows: int, target: float) -> Workload:
@@ -88,15 +100,28 @@ def mlp(rows: int, target: float) -> Workload:
     return Workload(f"MLP 3x256, batch {rows}", model, batches, F.cross_entropy, target, 100)
 
 
+def word_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
 def gpt() -> Workload:
     model = Gpt(tokens=96, width=256, layers=4, heads=8, length=128)
     data = [torch.randint(0, 96, (8, 129)) for _ in range(4)]
-
-    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
     batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in data]
-    return Workload("GPT 4 layers, d 256, 8x128", model, batches, loss, 1.3, 3)
+    return Workload("GPT 4 layers, d 256, 8x128", model, batches, word_loss, 1.3, 3)
+
+
+def gpt2() -> Workload:
+    model = Gpt(tokens=50257, width=768, layers=12, heads=12, length=512)
+    ids = torch.randint(0, 50257, (8, 513))
+    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())]
+    return Workload("GPT-2 124M, bf16, 8x512", model, batches, word_loss, 1.15, 10, "bf16")
+
+
+def moved(work: Workload) -> Workload:
+    """On the GPU."""
+    batches = [(x.cuda(), y.cuda()) for x, y in work.batches]
+    return replace(work, model=work.model.cuda(), batches=batches)
 
 
 def torch_step(work: Workload, how: str) -> Step:
@@ -108,10 +133,43 @@ def torch_step(work: Workload, how: str) -> Step:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = work.loss(run(x), y)
+        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "bf16"):
+            loss = work.loss(run(x), y)
         loss.backward()
         update()
         return loss.detach()
+
+    return step
+
+
+def graph_step(work: Workload, compiled: bool) -> Step:
+    """The whole step of one batch, recorded as PyTorch's documentation does it."""
+    model = copy.deepcopy(work.model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, capturable=True)
+    run = torch.compile(model) if compiled else model
+    x, y = work.batches[0]
+
+    def once() -> torch.Tensor:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "bf16"):
+            loss = work.loss(run(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            once()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = once()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        graph.replay()
+        return loss
 
     return step
 
@@ -126,7 +184,14 @@ def worst_difference(work: Workload, ours: Step, steps: int = 100) -> float:
 
 
 def timed(step: Step, work: Workload, clock: Callable[[], float]) -> float:
-    """Median microseconds of one round."""
+    """Median microseconds of one round; on a GPU their mean."""
+    if work.on_gpu:
+        torch.cuda.synchronize()
+        start = clock()
+        for _ in range(work.steps):
+            step(*work.batches[0])
+        torch.cuda.synchronize()
+        return (clock() - start) / work.steps * 1e6
     took = []
     for i in range(work.steps):
         batch = work.batches[i % len(work.batches)]
@@ -136,15 +201,22 @@ def timed(step: Step, work: Workload, clock: Callable[[], float]) -> float:
     return statistics.median(took) * 1e6
 
 
+PEERS = ("eager", "foreach", "fused", "compile", "compile all")
+
+
 def measure(work: Workload, rounds: int, clock: Callable[[], float]) -> str:
     model = copy.deepcopy(work.model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    ours = rm.compile_step(model, work.loss, optimizer, options={"fallback": "error"})
+    ours = rm.compile_step(
+        model, work.loss, optimizer, precision=work.precision, options={"fallback": "error"}
+    )
     worst = worst_difference(work, ours)
-    variants: dict[str, Step] = {
-        name: torch_step(work, name)
-        for name in ("eager", "foreach", "fused", "compile", "compile all")
-    }
+    variants: dict[str, Step] = {}
+    for name in PEERS:
+        variants[name] = torch_step(work, name)
+    if work.on_gpu:
+        variants["graph"] = graph_step(work, False)
+        variants["graph of compiled"] = graph_step(work, True)
     variants["compile_step"] = ours
     for step in variants.values():
         for batch in (work.batches * 3)[:6]:
@@ -166,7 +238,26 @@ def measure(work: Workload, rounds: int, clock: Callable[[], float]) -> str:
         str(work.target),
         f"{worst:.0e}",
     ]
-    return f"| {' | '.join(row)} |"
+    text = f"| {' | '.join(row)} |"
+    if work.on_gpu:
+        report = ours.report()["programs"][0]
+        text += f"\n\n{eager_peak(work) / 1e6:.1f} MB eager's peak, "
+        text += f"{report['arena_bytes'] / 1e6:.1f} MB the arena; steps of the plan: "
+        text += ", ".join(f"{n} {name}" for name, n in sorted(report["kernels"].items())) + "\n"
+    return text
+
+
+def eager_peak(work: Workload) -> int:
+    """Bytes that torch's allocator holds at most in a step, beside parameters and states."""
+    step = torch_step(work, "fused")
+    for _ in range(2):
+        step(*work.batches[0])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step(*work.batches[0])
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def kept_by_eager(work: Workload) -> int:
@@ -266,6 +357,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--vocabulary", action="store_true")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     given = parser.parse_args()
     clock = time.perf_counter if given.clock == "wall" else time.process_time
@@ -276,10 +368,13 @@ def main() -> None:
         return measure_memory(gpt(), given.rounds, clock)
     if given.vocabulary:
         return measure_vocabulary(given.rounds, clock)
-    print("| workload | eager | foreach | fused | compile | compile all | compile_step | ", end="")
-    print("ratio to the best | goal | worst loss difference |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for work in (mlp(8, 3.0), mlp(64, 1.7), gpt()):
+    gpu = given.device == "gpu"
+    names = [*PEERS, *(("graph", "graph of compiled") if gpu else ()), "compile_step"]
+    columns = ["workload", *names, "ratio to the best", "goal", "worst loss difference"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    makers: list[Callable[[], Workload]] = [lambda: mlp(8, 3.0), lambda: mlp(64, 1.7)]
+    for make in [*makers, gpt2 if gpu else gpt]:
+        work = moved(make()) if gpu else make()
         if given.only.lower() in work.name.lower():
             print(measure(work, given.rounds, clock), flush=True)
 

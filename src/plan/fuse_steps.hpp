@@ -20,4 +20,7 @@ void fuse_products(StepList& list, const Served& served);
 /// `append_sdpa`.
 void fuse_attention(StepList& list, const Served& served);
 
+/// Updates by Adam of several parameters with the same numbers: `adams`.
+void fuse_updates(StepList& list, const Served& served);
+
 }  // namespace rm::plan

@@ -73,7 +73,7 @@ int64_t elements(const Axes& a, const std::vector<int64_t>& sizes, size_t operan
 }
 
 bool is_product(const Shape& s) {
-  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || is_fused(s.op);
+  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || (is_fused(s.op) && s.op != "adams");
 }
 
 /// Repeated axes to a few, the outermost first, until the check is affordable.
@@ -87,6 +87,12 @@ void bound(const Shape& s, const rm_kernel& row, const Axes& a, std::vector<int6
     const double most = slow ? kFallbackProducts : kMostProducts;
     for (size_t i = 0; i < a.all.size() && products(s, a, sizes) > most; ++i) {
       if (a.all[i].letter == '*') sizes[i] = std::min<int64_t>(sizes[i], 2);
+    }
+    return;
+  }
+  if (s.op == "adams") {  // of all parameters
+    for (size_t i = 0; i < a.all.size(); ++i) {
+      if (!a.all[i].inner && !a.all[i].fixed) few(i);
     }
     return;
   }

@@ -193,6 +193,22 @@ Axes linears_axes(Shape& s) {
   return a;
 }
 
+/// Each parameter has axes of its own, which its gradient, states and results share.
+Axes adams_axes(const Shape& s) {
+  Axes a;
+  a.of = {{a.add(s.inputs[0].layout.dims[0], 0, false, true)}, {}};
+  std::vector<std::vector<int>> results;
+  for (size_t i = 2; i + 3 < s.inputs.size(); i += 4) {
+    const Ints& dims = s.inputs[i].layout.dims;
+    std::vector<int> own;
+    for (size_t d = 0; d < dims.size(); ++d) own.push_back(a.add(dims[d], 0, d + 1 == dims.size()));
+    a.of.insert(a.of.end(), 4, own);
+    results.insert(results.end(), 3, own);
+  }
+  a.of.insert(a.of.end(), results.begin(), results.end());
+  return a;
+}
+
 Axes embedding_axes(const Shape& s) {
   Axes a;
   const int v = a.add(s.inputs[0].layout.dims[0], 'V');
@@ -279,6 +295,7 @@ Axes axes_of(Shape& s) {
   if (s.op == "sdpa") return sdpa_axes(s);
   if (s.op == "append_sdpa") return append_sdpa_axes(s);
   if (s.op == "linears" || s.op == "quant_linears") return linears_axes(s);
+  if (s.op == "adams") return adams_axes(s);
   if (s.op == "embedding") return embedding_axes(s);
   if (s.op == "gather" || s.op == "scatter" || s.op == "index" || s.op == "index_copy") {
     return lookup_axes(s);

@@ -181,14 +181,34 @@ std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inp
   return out;
 }
 
+std::vector<Part> adams(const Shape& shape, const std::vector<Filled>& inputs,
+                        const std::vector<Filled>& before) {
+  ir::Node node;
+  node.op = "adam", node.attrs = shape.attrs;
+  std::vector<Part> out;
+  for (size_t i = 2, y = 0; i + 3 < inputs.size(); i += 4, y += 3) {
+    std::vector<ir::TensorType> types;
+    for (size_t k = 0; k < 3; ++k) types.push_back(before[y + k].values.type);
+    std::vector<HostTensor> results = ops::get("adam").reference(
+        node, {operand(inputs, i), operand(inputs, i + 1), operand(inputs, i + 2), operand(inputs, i + 3),
+               operand(inputs, 0), nullptr, operand(inputs, 1)}, types);
+    for (size_t k = 0; k < 3; ++k) {
+      std::vector<int64_t> all = all_of(results[k]);
+      out.push_back({y + k, std::move(results[k]), std::move(all)});
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 bool is_fused(std::string_view op) {
-  return op == "linears" || op == "quant_linears" || op == "append_sdpa";
+  return op == "linears" || op == "quant_linears" || op == "append_sdpa" || op == "adams";
 }
 
 std::vector<Part> expected_fused(const Shape& shape, const std::vector<Filled>& inputs,
                                  const std::vector<Filled>& before) {
+  if (shape.op == "adams") return adams(shape, inputs, before);
   return shape.op == "append_sdpa" ? append_sdpa(shape, inputs, before) : linears(shape, inputs, before);
 }
 

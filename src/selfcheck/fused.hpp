@@ -1,6 +1,6 @@
-// What the steps that plans fuse should give (docs/operators.md: linears, quant_linears, append_sdpa).
-// They are no operators of the graph, so src/ops has no reference of them; these are made of those it
-// has.
+// What the steps that plans fuse should give (docs/operators.md: linears, quant_linears, append_sdpa,
+// adams). They are no operators of the graph, so src/ops has no reference of them; these are made of
+// those it has.
 #pragma once
 
 #include <string_view>

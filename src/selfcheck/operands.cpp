@@ -148,12 +148,14 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
     }
     return;
   }
-  if (s.op == "adam" && input == 4) {
+  const bool many = s.op == "adams";
+  if ((s.op == "adam" && input == 4) || (many && input == 0)) {
     constexpr double kNumbers[] = {0.125, 0.75, 0.125, 0.875, 0.125, 0.25, 0.5, 0.5};
     for (int64_t i = 0; i < t.size(); ++i) ir::store_element(t.type.dtype, t.at(i), kNumbers[i % 8]);
     return;
   }
-  if (s.op == "adam" && (input == 3 || input == 5)) {  // squares
+  const bool squares = many ? input > 1 && input % 4 == 1 : s.op == "adam" && (input == 3 || input == 5);
+  if (squares) {
     for (int64_t i = 0; i < t.size(); ++i) {
       ir::store_element(t.type.dtype, t.at(i), static_cast<double>(random.between(0, 64)) / 32);
     }

@@ -106,6 +106,7 @@ std::vector<rm_kernel> all_rows() {
   add_reduce_rows(out);
   add_image_rows(out);
   add_quant_rows(out);
+  add_update_rows(out);
   return out;
 }
 

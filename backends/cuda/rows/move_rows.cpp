@@ -1,8 +1,9 @@
-// Operators that move data: copy, embedding, gather, index, index_copy.
+// Operators that move data: copy, embedding, gather, index, index_copy, scatter.
 #include "copy/api.hpp"
 #include "embedding/api.hpp"
 #include "indexing/api.hpp"
 #include "rows/row.hpp"
+#include "scatter/api.hpp"
 
 namespace rm::cuda {
 namespace {
@@ -97,6 +98,37 @@ struct IndexedOp {
   }
 };
 
+struct ScatterOp {
+  using Problem = cuda_ops::Scatter;
+  static constexpr const char* kOp = "scatter";
+  static auto rows() { return cuda_ops::scatter_rows(); }
+
+  std::vector<Placed> tensors;  // x, index, src, y
+  Problem given;                // without tensors
+
+  explicit ScatterOp(const rm_problem& raw) {
+    const Operands p(raw);
+    for (size_t i = 0; i < 3; ++i) tensors.push_back({p.input(i), i, false});
+    tensors.push_back({p.output(0), 0, true});
+    given.axis = static_cast<int>(p.attr_int("axis", 0));
+    const std::string_view kind = p.attr_string("kind", "set");
+    constexpr std::string_view kNames[] = {"set", "add", "mul", "max", "min"};
+    for (int i = 0; i < 5; ++i) {
+      if (kind == kNames[i]) given.kind = static_cast<cuda_ops::ScatterKind>(i);
+    }
+  }
+  Problem problem(const Tensor* t) const {
+    Problem p = given;
+    p.x = t[0], p.index = t[1], p.src = t[2], p.y = t[3];
+    return p;
+  }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::scatter(p, kernel, stream);
+  }
+};
+
 }  // namespace
 
 void add_move_rows(std::vector<rm_kernel>& out) {
@@ -105,6 +137,7 @@ void add_move_rows(std::vector<rm_kernel>& out) {
   Row<IndexedOp<cuda_ops::IndexKind::gather>>::add(out);
   Row<IndexedOp<cuda_ops::IndexKind::select>>::add(out);
   Row<IndexedOp<cuda_ops::IndexKind::copy>>::add(out);
+  Row<ScatterOp>::add(out);
 }
 
 }  // namespace rm::cuda

@@ -19,6 +19,7 @@
 // and every kernel in it. Launched one by one they do not.
 // Operands whose strides the module does not take are copied into the workspace first, results out of
 // it afterwards. An operator that keeps a part of its result says `static constexpr bool kUpdates`.
+// One with more than kMostTensors operands and results says `static constexpr size_t kTensors`.
 //
 // Tables ask tensors for their alignment. When a kernel is chosen there are no addresses yet, so
 // each operand stands at a made-up one on 2^40; where a real one lies worse than its kernel needs,
@@ -96,6 +97,13 @@ struct Row {
   using Problem = typename Op::Problem;
   using ModuleRow = cuda_ops::KernelRow<Problem>;
   static constexpr bool kPacks = requires(const Op& op) { op.packed(); };
+  static constexpr size_t kMost = [] {
+    if constexpr (requires { Op::kTensors; }) {
+      return size_t{Op::kTensors};
+    } else {
+      return kMostTensors;
+    }
+  }();
 
   struct State {
     Op op;  // its tensors as the module gets them
@@ -123,7 +131,7 @@ struct Row {
   /// body(problem) over made-up addresses.
   template <class Body>
   static auto planned(const Op& op, Body&& body) {
-    cuda_ops::Tensor t[kMostTensors];
+    cuda_ops::Tensor t[kMost];
     for (size_t i = 0; i < op.tensors.size(); ++i) {
       t[i] = op.tensors[i].tensor;
       t[i].data = reinterpret_cast<void*>((i + 1) << 40);
@@ -143,7 +151,7 @@ struct Row {
   static State decoded(const rm_problem& p) {
     State state{Op(p), {}, {}};
     Op& op = state.op;
-    if (op.tensors.size() > kMostTensors) throw NotForModule("too many operands");
+    if (op.tensors.size() > kMost) throw NotForModule("too many operands");
     if constexpr (kPacks) {
       state.packed = op.packed();
       if (state.packed) op.tensors[state.packed->tensor].tensor = state.packed->layout;
@@ -236,7 +244,7 @@ template <class Op>
 void Row<Op>::State::launch(const rm_launch& l) const {
   const DeviceScope scope(device);
   const RelaxedCapture relaxed;
-  cuda_ops::Tensor t[kMostTensors];
+  cuda_ops::Tensor t[kMost];
   for (size_t i = 0; i < op.tensors.size(); ++i) {
     const Placed& placed = op.tensors[i];
     t[i] = placed.tensor;
@@ -283,5 +291,6 @@ void add_move_rows(std::vector<rm_kernel>& out);
 void add_image_rows(std::vector<rm_kernel>& out);
 void add_reduce_rows(std::vector<rm_kernel>& out);
 void add_quant_rows(std::vector<rm_kernel>& out);
+void add_update_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

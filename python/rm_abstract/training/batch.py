@@ -21,10 +21,12 @@ def _spec_of(targets: int) -> Any:
     return pytree.tree_structure((0, (0,) * targets))
 
 
-def flatten(inputs: Any, targets: tuple[Any, ...]) -> tuple[list[torch.Tensor], Hashable, Any]:
+def flatten(
+    inputs: Any, targets: tuple[Any, ...], device: torch.device
+) -> tuple[list[torch.Tensor], Hashable, Any]:
     """(tensors, key, what rebuilds them): steps with equal keys are served by one program.
 
-    Raises Decline for arguments that a program cannot take.
+    Raises Decline for arguments that a program on ``device`` cannot take.
     """
     leaves: list[Any]
     if type(inputs) is torch.Tensor and all(type(t) is torch.Tensor for t in targets):
@@ -35,8 +37,10 @@ def flatten(inputs: Any, targets: tuple[Any, ...]) -> tuple[list[torch.Tensor], 
     kinds: list[Hashable] = []
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
-            if leaf.requires_grad or leaf.device.type != "cpu" or leaf.layout is not torch.strided:
-                raise Decline("RM703", "a batch with gradients, or that is no dense CPU tensor")
+            if leaf.requires_grad or leaf.layout is not torch.strided:
+                raise Decline("RM703", "a batch with gradients, or that is no dense tensor")
+            if leaf.device != device:
+                raise Decline("RM703", f"a batch on {leaf.device} for a model on {device}")
             tensors.append(leaf)
             kinds.append((leaf.shape, leaf.dtype))
         elif isinstance(leaf, _VALUES):
@@ -61,13 +65,15 @@ def loss_of(
     inputs: Any,
     targets: Sequence[Any],
     precision: str = "auto",
+    kind: str = "cpu",
 ) -> Any:
     """The loss; without a ``loss_fn`` it is the field ``loss`` of the model's output.
 
-    ``precision`` "bf16" or "fp16" is torch's autocast around model and loss, "auto" none.
+    ``precision`` "bf16" or "fp16" is torch's autocast, for devices of this ``kind``, around model
+    and loss, "auto" none.
     """
     if precision != "auto":
-        with torch.autocast("cpu", HALF[precision]):
+        with torch.autocast(kind, HALF[precision]):
             return loss_of(model, loss_fn, inputs, targets)
     output = call_model(model, inputs)
     if loss_fn is not None:
@@ -86,10 +92,11 @@ class StepModule(torch.nn.Module):
         self.model = model
         self.loss_fn = loss_fn
         self.precision = precision
+        self.kind = "cpu"  # of the model's device
         self.training = model.training
 
     def forward(self, inputs: Any, targets: tuple[Any, ...]) -> Any:
-        return loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
+        return loss_of(self.model, self.loss_fn, inputs, targets, self.precision, self.kind)
 
 
 class OfTensors(torch.nn.Module):

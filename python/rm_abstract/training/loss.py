@@ -28,7 +28,6 @@ from rm_abstract.training.routed import (
     check_parameter,
     named,
     original,
-    usable_backends,
 )
 from rm_abstract.training.stored import Stored
 
@@ -51,9 +50,10 @@ class CompiledLoss(Routed):
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """The loss of one batch, to be differentiated by its ``backward()``."""
+        self._locate()
         try:
             self._check_modes()
-            tensors, key, structure = batches.flatten(inputs, targets)
+            tensors, key, structure = batches.flatten(inputs, targets, self._place.device)
             self._check_module(tuple(p.requires_grad for p in self._held))
             if key in self._refused:
                 raise self._refused[key]
@@ -92,7 +92,7 @@ class CompiledLoss(Routed):
         self._counts["eager"] += 1
         with original():
             loss: torch.Tensor = batches.loss_of(
-                self.model, self.loss_fn, inputs, targets, self.precision
+                self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
             )
         return loss
 
@@ -151,15 +151,18 @@ class CompiledLoss(Routed):
             forward,
             parameters,
             Wanted(scaled=self.scaler is not None),
-            usable_backends(),
+            self._place,
             stored,
         )
+
+    def _anchor(self) -> Any:
+        return next(self.model.parameters(), None)
 
     def _parameters(self) -> list[Tied]:
         names = self._names()
         trained = [p for p in self._held if p.requires_grad]
         for p in trained:
-            check_parameter(p, names[id(p)][0])
+            check_parameter(p, names[id(p)][0], self._place.device)
         return [Tied(p, names[id(p)], 0) for p in trained]
 
 

@@ -131,8 +131,8 @@ def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -
         beta1, beta2 = group["betas"]
         if isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
             raise Decline("RM701", "betas that are tensors")
-        if not all(isinstance(s, torch.Tensor) for s in steps):
-            raise Decline("RM701", "a counter of steps that is no tensor")
+        if not all(isinstance(s, torch.Tensor) and s.is_cpu for s in steps):
+            raise Decline("RM701", "a counter of steps that is no tensor on the CPU")
         counts = {float(s) for s in steps}
         if len(counts) > 1:
             raise Decline("RM701", "parameters of one group that took different numbers of steps")

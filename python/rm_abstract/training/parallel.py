@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rm_abstract.base.config import Settings
 from rm_abstract.training.loss import CompiledLoss
+from rm_abstract.training.place import device_type
 
 _BUCKET_BYTES = 25 << 20  # of torch's DistributedDataParallel
 
@@ -44,7 +45,7 @@ class ParallelStep:
                 f"[compile_parallel_step] expected 1 micro-batch or more, got {accumulate}"
             )
         if scaler is None and precision == "fp16":
-            scaler = torch.amp.GradScaler("cpu")
+            scaler = torch.amp.GradScaler(device_type(model.parameters()))
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         self.model, self.optimizer, self.group = model, optimizer, group

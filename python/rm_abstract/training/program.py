@@ -12,6 +12,7 @@ from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.capture.training import Forward
 from rm_abstract.training.optimizers import Rule
+from rm_abstract.training.place import Place
 from rm_abstract.training.stored import Stored
 
 # Logits of a loss from this size on (bytes) are made by pieces of their rows where that saves some.
@@ -75,16 +76,19 @@ class StepProgram:
         return list(self.program.run([*batch, *numbers, *sums, *donated, *frozen]))
 
 
-def program_of(text: str, backends: list[str], stored: Stored) -> Any:
+def program_of(text: str, place: Place, stored: Stored) -> Any:
     """A step after the passes, compiled. Weights are read where they lie: nothing is packed."""
-    return _core.Program(text, {}, backends, "", packing="never", checks=stored.checks)
+    backends = place.backends()
+    return _core.Program(
+        text, {}, backends, "", packing="never", checks=stored.checks, device=place.index
+    )
 
 
 def compile_step_program(
     forward: Forward,
     parameters: list[Tied],
     wanted: Wanted,
-    backends: list[str],
+    place: Place,
     stored: Stored,
 ) -> StepProgram:
     """The whole step. Without an update the loss and the gradients only, by parameter.
@@ -114,7 +118,7 @@ def compile_step_program(
             unused.update(made["unused"])  # they stay weights that are only read
             trained = [t for t in trained if t.names[0] not in unused]
         text = stored.optimised(made["text"])
-        program = program_of(text, backends, stored)
+        program = program_of(text, place, stored)
     except _core.CoreError as error:
         if error.reason.startswith("RM7"):
             raise Decline(error.reason, str(error)) from error
@@ -125,7 +129,7 @@ def compile_step_program(
         trained,
         made["frozen"],
         forward.written,
-        forward.constants,
+        {name: place.there(t) for name, t in forward.constants.items()},
         wanted,
         forward.draws,
         made["hyper"][1],

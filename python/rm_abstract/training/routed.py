@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rm_abstract import _core, device
+from rm_abstract import _core
 from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, RoutingWarning
@@ -26,10 +26,10 @@ from rm_abstract.guards import sources
 from rm_abstract.hooks.route import make_facts
 from rm_abstract.training import batch as batches
 from rm_abstract.training.dropout import new_state
+from rm_abstract.training.place import Place, place_of
 from rm_abstract.training.program import StepProgram, Tied
 from rm_abstract.training.stored import Stored
 
-_BRIDGE = "torch"
 _PASSING = ("RM108", "RM103")  # somebody asked for eager
 
 
@@ -52,6 +52,7 @@ class Routed:
         self.model, self.loss_fn, self.precision = model, loss_fn, precision
         self.scaler = scaler  # torch.amp.GradScaler, or None: losses are not scaled
         self._scale = torch.empty(())  # f32, an input of programs whose loss is scaled
+        self._place = Place(torch.device("cpu"))  # known at the first step
         self._name, self._settings = name, settings
         self._module = batches.StepModule(model, loss_fn, precision)
         self._programs: dict[Hashable, StepProgram] = {}
@@ -102,7 +103,7 @@ class Routed:
                 self._stored = Stored(self._settings)
             forward = self._stored.forward(
                 self._module,
-                (self.precision, key),
+                (self.precision, self._place.kind, key),
                 names,
                 lambda: capture_forward(module, tensors, names),
             )
@@ -123,7 +124,7 @@ class Routed:
 
     def _frozen(self, found: StepProgram) -> list[torch.Tensor]:
         return [
-            self._random
+            self._place.follow("random", self._random)
             if n == RANDOM
             else found.constants[n]
             if n in found.constants
@@ -140,11 +141,28 @@ class Routed:
 
     # ---- is everything as it was? --------------------------------------------------------------
 
+    def _anchor(self) -> Any:
+        """A parameter, which shows where the model lies; None without any."""
+        raise NotImplementedError
+
+    def _locate(self) -> None:
+        """Follows a model that was moved: programs are for one device."""
+        anchor = self._anchor()
+        if anchor is None or anchor.device == self._place.device:
+            return
+        self._place = place_of(anchor)
+        self._module.kind = self._place.kind
+        self._scale = torch.empty((), device=self._place.device)
+        self._signature = None
+
     def _check_modes(self) -> None:
         """Modes of this call that a program does not have."""
+        self._place.check()
+        if self._place.kind != "cpu" and (self.precision != "auto" or self.scaler is not None):
+            raise Decline("RM703", "mixed precision on a GPU")
         if not torch.is_grad_enabled():
             raise Decline("RM706", "gradients are switched off")
-        if torch.is_autocast_enabled("cpu"):
+        if torch.is_autocast_enabled(self._place.kind):
             raise Decline("RM106", "autocast")
         if torch.is_anomaly_enabled() or torch.is_inference_mode_enabled():
             raise Decline("RM706", "anomaly detection or inference mode")
@@ -208,17 +226,11 @@ class Routed:
         }
 
 
-def check_parameter(p: torch.Tensor, name: str) -> None:
-    """Raises Decline for a parameter that no program trains."""
-    dense = p.layout is torch.strided and p.device.type == "cpu"
+def check_parameter(p: torch.Tensor, name: str, device: torch.device) -> None:
+    """Raises Decline for a parameter that no program on the device trains."""
+    dense = p.layout is torch.strided and p.device == device
     if not dense or p.dtype not in (torch.float32, torch.float64):
         raise Decline("RM703", f"{name} is {p.dtype} on {p.device}")
-
-
-def usable_backends() -> list[str]:
-    device.load_plugins()
-    usable = {row["name"] for row in _core.backend.backends() if row["available"]}
-    return [name for name in ("cpu", _BRIDGE) if name in usable]
 
 
 def named(module: Any, name: str) -> torch.Tensor:

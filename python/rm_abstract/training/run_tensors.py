@@ -11,6 +11,7 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.training import optimizers
+from rm_abstract.training.place import Place
 from rm_abstract.training.program import StepProgram
 from rm_abstract.training.routed import named
 
@@ -85,9 +86,12 @@ class HyperRows:
 
     def __init__(self) -> None:
         self._cells = array("d")
-        self.tensor = torch.empty(0)
+        self._held = torch.empty(0)  # the cells as a tensor
+        self.tensor = self._held  # where programs read it
 
-    def fill(self, numbers: list[float], groups: int, limits: Sequence[float | None]) -> None:
+    def fill(
+        self, numbers: list[float], groups: int, limits: Sequence[float | None], place: Place
+    ) -> None:
         """``limits``: the largest norm and the largest value of gradients, where they have one."""
         height = groups
         if any(limit is not None for limit in limits):
@@ -96,8 +100,9 @@ class HyperRows:
             numbers = [*numbers, *most, *([0.0] * (width - len(most)))]
             height += 1
         cells = array("d", numbers)
-        if len(cells) == len(self._cells) and height == len(self.tensor):
+        if len(cells) == len(self._cells) and height == len(self._held):
             self._cells[:] = cells
-            return
-        self._cells = cells
-        self.tensor = torch.frombuffer(cells, dtype=torch.float64).reshape(height, -1)
+        else:
+            self._cells = cells
+            self._held = torch.frombuffer(cells, dtype=torch.float64).reshape(height, -1)
+        self.tensor = place.follow("hyper", self._held)

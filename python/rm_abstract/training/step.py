@@ -22,6 +22,7 @@ from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers, run_tensors
 from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
+from rm_abstract.training.place import device_type
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
 from rm_abstract.training.routed import (
     Routed,
@@ -29,7 +30,6 @@ from rm_abstract.training.routed import (
     check_parameter,
     named,
     original,
-    usable_backends,
 )
 from rm_abstract.training.stored import Stored
 
@@ -51,7 +51,7 @@ class TrainingStep(Routed):
         accumulate: int = 1,
     ) -> None:
         if scaler is None and precision == "fp16":
-            scaler = torch.amp.GradScaler("cpu")
+            scaler = torch.amp.GradScaler(device_type(model.parameters()))
         if scaler is not None and not scaler.is_enabled():
             scaler = None
         super().__init__("compile_step", model, loss_fn, settings, precision, scaler)
@@ -76,9 +76,10 @@ class TrainingStep(Routed):
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Trains on one batch. Returns the loss before the update, a scalar without gradient."""
+        self._locate()
         try:
             self._check_modes()
-            tensors, batch, structure = batches.flatten(inputs, targets)
+            tensors, batch, structure = batches.flatten(inputs, targets, self._place.device)
             self._check_unchanged()
             key = (batch, self._is_last())
             if key in self._refused:
@@ -155,7 +156,9 @@ class TrainingStep(Routed):
         with original():
             if self.accumulated == 0:
                 self.optimizer.zero_grad(set_to_none=True)
-            loss = batches.loss_of(self.model, self.loss_fn, inputs, targets, self.precision)
+            loss = batches.loss_of(
+                self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
+            )
             try:
                 part = loss if self.accumulate == 1 else loss / self.accumulate
                 (part if self.scaler is None else self.scaler.scale(part)).backward()
@@ -201,7 +204,7 @@ class TrainingStep(Routed):
             forward,
             parameters,
             self._wanted(),
-            usable_backends(),
+            self._place,
             stored,
         )
 
@@ -220,7 +223,7 @@ class TrainingStep(Routed):
 
     def _fit(self, found: StepProgram, tensors: list[torch.Tensor], budget: int) -> None:
         """Computes values twice where the arena is larger than the budget."""
-        stored, backends = self._stored, usable_backends()
+        stored = self._stored
         assert stored is not None
         rules = found.wanted.rules
         donated: list[torch.Tensor] = []  # of their shapes: states may not be there yet
@@ -239,7 +242,7 @@ class TrainingStep(Routed):
             found.program,
             found.text,
             budget,
-            lambda text: program_of(text, backends, stored),
+            lambda text: program_of(text, self._place, stored),
             inputs,
         )
         found.program, found.text = fitted.program, fitted.text
@@ -359,7 +362,7 @@ class TrainingStep(Routed):
                     continue
                 if id(p) not in names:
                     raise Decline("RM703", "the optimizer trains a tensor that is not the model's")
-                check_parameter(p, names[id(p)][0])
+                check_parameter(p, names[id(p)][0], self._place.device)
                 found.append(Tied(p, names[id(p)], number))
         trained = {id(t.tensor) for t in found}
         for name, p in self._module.named_parameters():
@@ -377,9 +380,13 @@ class TrainingStep(Routed):
         return run_tensors.sums(found, self.optimizer, self.accumulated)
 
     def _fill(self, numbers: list[float]) -> None:
-        self._hyper.fill(numbers, len(self._rules), (self.clip_norm, self.clip_value))
+        limits = (self.clip_norm, self.clip_value)
+        self._hyper.fill(numbers, len(self._rules), limits, self._place)
 
     # ---- is everything as it was? --------------------------------------------------------------
+
+    def _anchor(self) -> Any:
+        return next((p for g in self.optimizer.param_groups for p in g["params"]), None)
 
     def _check_unchanged(self) -> None:
         """Drops all programs when the model, the loss or the optimiser is no longer what it was."""

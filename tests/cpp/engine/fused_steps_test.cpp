@@ -41,7 +41,7 @@ struct State {
 // What the table's rows are asked for; tests change it.
 struct Allowed {
   size_t weights = 3;
-  bool norm = true, gate = true, attention = true;
+  bool norm = true, gate = true, attention = true, updates = true;
 };
 Allowed allowed;
 
@@ -225,6 +225,27 @@ rm_status* append_sdpa(const rm_launch* l) {
   return nullptr;
 }
 
+int takes_adams(const rm_problem*, const rm_device_info*, rm_str*) { return allowed.updates; }
+
+rm_status* adams(const rm_launch* l) {
+  const State& s = *reinterpret_cast<const State*>(l->state);
+  const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
+  const float* number = in(0);
+  if (s.in[1].present && !*static_cast<const bool*>(l->inputs[1])) return nullptr;  // it is in place
+  for (size_t i = 2, y = 0; i < s.in.size(); i += 4, y += 3) {
+    auto* p = static_cast<float*>(l->outputs[y]);
+    auto* m = static_cast<float*>(l->outputs[y + 1]);
+    auto* v = static_cast<float*>(l->outputs[y + 2]);
+    for (int64_t k = 0; k < s.in[i].size(); ++k) {
+      const float g = in(i + 1)[k];
+      m[k] = in(i + 2)[k] + (g - in(i + 2)[k]) * number[2];
+      v[k] = in(i + 3)[k] * number[3] + g * g * number[4];
+      p[k] = in(i)[k] - m[k] / (std::sqrt(v[k]) / number[7] + number[5]) * number[6];
+    }
+  }
+  return nullptr;
+}
+
 /// The CPU's kernels and the test's own for some operators.
 std::shared_ptr<const select::KernelTable> kernels_with(const std::vector<std::string>& operators) {
   auto table = std::make_shared<select::KernelTable>();
@@ -242,6 +263,7 @@ std::shared_ptr<const select::KernelTable> kernels_with(const std::vector<std::s
     add("quant_linears", takes_linears, linears);
     add("quant_linear", takes_all, quant_linear);
     add("append_sdpa", takes_attention, append_sdpa);
+    add("adams", takes_adams, adams);
   }
   for (const rm_kernel& k : cpu.kernels()) table->add("cpu", &k, &cpu.get_device_info(0));
   for (const rm_kernel& k : rows) {
@@ -520,4 +542,101 @@ TEST_CASE("quantised products of several rows stay apart") {
   auto kernels = compare_quantised(2, 4, "return %24, %18, %19\n", rng);
   CHECK(kernels["test/quant_linears"] == 0);
   CHECK(kernels["test/quant_linear"] == 6);
+}
+
+namespace {
+
+/// An update of `count` parameters, every third by the second row of numbers. `read`: something reads
+/// the new value of the first parameter.
+std::string update_program(int count, bool read) {
+  std::string text = "rmir 1\ninput %0 \"numbers\" : f32[2,8]\ninput %1 \"apply\" : bool[]\n";
+  int next = 2;
+  const auto value = [](int i) { return "%" + std::to_string(i); };
+  std::vector<std::string> types;
+  for (int i = 0; i < count; ++i) {
+    types.push_back("f32[" + std::to_string(i + 1) + ",5]");
+    for (const char* name : {"g", "p", "m", "v"}) {
+      text += "input " + value(next++) + " \"" + name + std::to_string(i) + "\" : " + types.back() +
+              (name[0] == 'g' ? "\n" : " donated\n");
+    }
+  }
+  const int rows = next;
+  for (int r = 0; r < 2; ++r) {
+    text += value(next++) + " = slice(%0) {axis=0, start=<" +
+            std::to_string(r) + ">, step=1, stop=<" + std::to_string(r + 1) + ">} : f32[1,8]\n";
+    text += value(next) + " = reshape(" + value(next - 1) + ") {shape=<8>} : f32[8]\n";
+    ++next;
+  }
+  std::string results;
+  for (int i = 0; i < count; ++i) {
+    const std::string numbers = value(rows + (i % 3 == 2 ? 3 : 1)), &t = types[static_cast<size_t>(i)];
+    const int g = 2 + 4 * i;
+    text += value(next) + ", " + value(next + 1) + ", " + value(next + 2) + " = adam(" + value(g + 1) + ", " +
+            value(g) + ", " + value(g + 2) + ", " + value(g + 3) + ", " + numbers + ", _, %1) " +
+            "{decay=\"none\", maximize=0} : " + t + ", " + t + ", " + t + "\n";
+    const int made = next;
+    next += 3;
+    for (int k = 0; k < 3; ++k) {
+      text += value(next) + " = assign(" + value(g + 1 + k) + ", " + value(made + k) + ") : " + t + "\n";
+      results += ", " + value(next++);
+    }
+    if (read && i == 0) {
+      text += value(next) + " = neg(" + value(next - 3) + ") : " + t + "\n";
+      results += ", " + value(next++);
+    }
+  }
+  return text + "return " + results.substr(2) + "\n";
+}
+
+/// Inputs behind a step of the program, and its kernels.
+std::pair<std::vector<HostTensor>, std::map<std::string, int64_t>> updated(
+    const Case& c, const std::shared_ptr<const select::KernelTable>& kernels,
+    std::vector<HostTensor> inputs) {
+  Program program(c.graph, kernels);
+  program.set_weights(c.weight_tensors());
+  std::vector<engine::TensorView> views;
+  for (const HostTensor& t : inputs) views.push_back(view(t));
+  HostOutputs outputs;
+  program.run(views, outputs);
+  return {inputs, program.report().kernels};
+}
+
+}  // namespace
+
+TEST_CASE("updates with the same numbers become one step of twelve parameters at most") {
+  std::mt19937 rng(5);
+  for (const auto& [count, read, fused] : {std::tuple(2, false, 1), std::tuple(7, false, 2), std::tuple(7, true, 2),
+                                           std::tuple(20, false, 3), std::tuple(1, false, 0)}) {
+    CAPTURE(count);
+    const Case c = load(update_program(count, read), rng);
+    for (const bool apply : {true, false}) {
+      std::vector<HostTensor> inputs;
+      inputs.push_back(ops::from_doubles({ir::DType::kF32, {int64_t{2}, int64_t{8}}},
+                                         {0, 1, .1, .9, .1, 1e-3, .01, .5, 0, 1, .2, .8, .2, 1e-3, .02, .7}));
+      inputs.push_back(ops::from_doubles({ir::DType::kBool, {}}, {apply ? 1.0 : 0.0}));
+      for (int i = 0; i < count; ++i) {
+        for (int k = 0; k < 4; ++k) {
+          HostTensor t = random_tensor(rng, ir::DType::kF32, {i + 1, 5});
+          if (k == 3) {  // squares
+            std::vector<double> values = ops::to_doubles(t);
+            for (double& v : values) v = std::abs(v);
+            t = ops::from_doubles(t.type, values);
+          }
+          inputs.push_back(std::move(t));
+        }
+      }
+      allowed = {};
+      const auto [alone, plain] = updated(c, cpu_kernels(), inputs);
+      const auto [together, kernels] = updated(c, kernels_with({"adams"}), inputs);
+      for (size_t i = 0; i < alone.size(); ++i) CHECK(max_difference(alone[i], together[i]) < 1e-5);
+      CHECK((max_difference(alone[3], inputs[3]) > 0) == apply);
+      CHECK(::count(kernels, "test/adams") == fused);
+      CHECK(::count(plain, "adam") == count);
+      // The first one stays where its new value is read before the last.
+      if (read) CHECK(::count(kernels, "cpu/adam") == 1);
+      allowed.updates = false;
+      CHECK(::count(updated(c, kernels_with({"adams"}), inputs).second, "test/adams") == 0);
+    }
+  }
+  allowed = {};
 }

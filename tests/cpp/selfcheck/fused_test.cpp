@@ -134,6 +134,32 @@ rm_status* run_append_sdpa(const rm_launch* l) {
   return nullptr;
 }
 
+rm_status* run_adams(const rm_launch* l) {
+  const auto at = [](const void* p, int64_t i) { return static_cast<double>(static_cast<const float*>(p)[i]); };
+  const auto n = [&](int64_t i) { return at(l->inputs[0], i); };
+  const bool applies = l->inputs[1] == nullptr || *static_cast<const bool*>(l->inputs[1]);
+  const bool from_parameter = std::get<std::string>(running->attrs.at("decay")) == "parameter";
+  for (size_t y = 0; y < running->outputs.size(); y += 3) {
+    const size_t i = 2 + y / 3 * 4;
+    const auto to = [&](size_t k) { return static_cast<float*>(l->outputs[y + k]); };
+    const int64_t size = running->inputs[i].layout.num_elements();
+    for (int64_t e = 0; e < size; ++e) {
+      double p = at(l->inputs[i], e), g = at(l->inputs[i + 1], e);
+      double m = at(l->inputs[i + 2], e), v = at(l->inputs[i + 3], e);
+      if (applies) {
+        from_parameter ? p *= n(1) : g += p * n(0);
+        m += (g - m) * n(2), v = v * n(3) + g * g * n(4);
+        p -= m / (std::sqrt(v) / n(7) + n(5)) * n(6);
+      }
+      to(0)[e] = static_cast<float>(p), to(1)[e] = static_cast<float>(m), to(2)[e] = static_cast<float>(v);
+    }
+    if (wrong_output >= static_cast<int>(y) && wrong_output < static_cast<int>(y) + 3) {
+      to(static_cast<size_t>(wrong_output) - y)[size - 1] += 0.5f;
+    }
+  }
+  return nullptr;
+}
+
 rm_kernel kernel_of(const std::string& op) {
   static constexpr rm_edge kEdges[] = {{'N', 0, 32}, {'K', 0, 64}, {'T', 0, 16}};
   rm_kernel out{};
@@ -144,7 +170,7 @@ rm_kernel kernel_of(const std::string& op) {
     *state = const_cast<rm_kernel_state*>(kState);
     return nullptr;
   };
-  out.launch = op == "append_sdpa" ? run_append_sdpa : run_linears;
+  out.launch = op == "append_sdpa" ? run_append_sdpa : op == "adams" ? run_adams : run_linears;
   return out;
 }
 
@@ -153,7 +179,10 @@ rm_kernel kernel_of(const std::string& op) {
 TEST_CASE("fused steps are compared with what their parts give, in every result") {
   int count = 0;
   for (const auto& shape : problems()) {
-    if (shape.op != "linears" && shape.op != "quant_linears" && shape.op != "append_sdpa") continue;
+    if (shape.op != "linears" && shape.op != "quant_linears" && shape.op != "append_sdpa" &&
+        shape.op != "adams") {
+      continue;
+    }
     const rm_kernel kernel = kernel_of(shape.op);
     const select::Row row{&kernel, &cpu().get_device_info(0), "here"};
     const selfcheck::Shape small = selfcheck::alike(*problem_of(shape), kernel);

@@ -154,6 +154,15 @@ void add_quantised_groups(std::vector<Shape>& out, DType t, int64_t bits) {
 
 /// Only some devices have rows for these.
 void add_fused(std::vector<Shape>& out) {
+  for (bool apply : {false, true}) {
+    Shape s{"adams", {dense(DType::kF32, {8}), apply ? dense(DType::kBool, {}) : absent()}, {},
+            {{"decay", std::string(apply ? "parameter" : "gradient")}, {"maximize", int64_t{0}}}};
+    for (const ir::Ints& dims : {ir::Ints{3072, 768}, ir::Ints{768}, ir::Ints{5, 3, 7}}) {
+      for (int i = 0; i < 4; ++i) s.inputs.push_back(dense(DType::kF32, dims));
+      for (int i = 0; i < 3; ++i) s.outputs.push_back(dense(DType::kF32, dims));
+    }
+    out.push_back(std::move(s));
+  }
   for (DType t : {DType::kBF16, DType::kF16}) {
     for (int64_t bits : {4, 8}) add_quantised_groups(out, t, bits);
     const auto weight = [&](int64_t n, int64_t k) { return dense(t, {n, k}, true); };
