@@ -21,8 +21,9 @@ void fuse_sdpa(ir::Graph& graph, const PassContext&) {
 }
 
 void fuse_gemm(ir::Graph& graph, const PassContext&) {
-  Rewriter::run(graph, {linear_is_gemm, matmul_is_gemm, gemm_between_reshapes, gemm_takes_bias,
-                        gemm_takes_activation, gemm_takes_residual});
+  Rewriter::run(graph, {matmul_of_one_term_is_mul, linear_is_gemm, matmul_is_gemm,
+                        gemm_between_reshapes, gemm_takes_bias, gemm_takes_activation,
+                        gemm_takes_residual});
 }
 
 void fuse_conv(ir::Graph& graph, const PassContext&) {

@@ -45,6 +45,15 @@ bool linear_is_gemm(Rewriter& rw, const Node& node) {
                             rw.type(node.result())));
 }
 
+// [.., M, 1] x [.., 1, N]: a sum of one product, which an element-wise node takes along. Rotary
+// frequencies are made so.
+bool matmul_of_one_term_is_mul(Rewriter& rw, const Node& node) {
+  if (node.op != "matmul" || !ir::is_floating(rw.dtype(node.result()))) return false;
+  const ValueId a = node.operands[0], b = node.operands[1];
+  if (rw.dims(a).size() < 2 || rw.dims(b).size() < 2 || rw.dims(a).back() != Dim(1)) return false;
+  return rw.replace(node.result(), rw.emit("mul", {a, b}, {}, rw.type(node.result())));
+}
+
 bool matmul_is_gemm(Rewriter& rw, const Node& node) {
   if (node.op != "matmul" || rw.type(node.operands[1]).rank() != 2) return false;
   ValueId w = node.operands[1];

@@ -53,6 +53,7 @@ bool sdpa_range_mask_is_last_key(Rewriter& rw, const ir::Node& node);
 
 // gemm_rules.cpp
 bool linear_is_gemm(Rewriter& rw, const ir::Node& node);
+bool matmul_of_one_term_is_mul(Rewriter& rw, const ir::Node& node);
 bool matmul_is_gemm(Rewriter& rw, const ir::Node& node);
 bool gemm_takes_bias(Rewriter& rw, const ir::Node& node);
 bool gemm_takes_activation(Rewriter& rw, const ir::Node& node);

@@ -116,6 +116,25 @@ TEST_CASE("the rotary embedding is recognised and its mirror image is not") {
   CHECK(count(after(rope_text("%4", "%5"), {fuse_rope}), "rope") == 0);
 }
 
+TEST_CASE("a matrix product of one term an element is a multiplication, which fusion takes along") {
+  const std::string inputs = kS + "input %0 \"x\" : i64[s0,1,s1]\nweight %1 \"w\" : f32[1,8,1]\n";
+  const std::string body = inputs +
+                           "%2 = cast(%0) : f32[s0,1,s1]\n%3 = matmul(%1, %2) : f32[s0,8,s1]\n"
+                           "%4 = cos(%3) : f32[s0,8,s1]\nreturn %4\n";
+  check_rewrite(body, {fuse_gemm},
+                inputs +
+                    "%2 = cast(%0) : f32[s0,1,s1]\n%3 = mul(%1, %2) : f32[s0,8,s1]\n"
+                    "%4 = cos(%3) : f32[s0,8,s1]\nreturn %4\n",
+                0);
+  ir::Graph fused = after(body, {fuse_gemm, fuse_ewise});
+  CHECK(count(fused, "matmul") + count(fused, "mul") + count(fused, "cos") == 0);
+  CHECK(count(fused, "ewise") == 1);
+  check_kept(kS +
+                 "input %0 \"x\" : f32[s0,4,2]\ninput %1 \"y\" : f32[s0,2,4]\n"
+                 "%2 = matmul(%0, %1) : f32[s0,4,4]\nreturn %2\n",
+             {fuse_gemm});
+}
+
 TEST_CASE("attention written out is sdpa, with its scale and additive mask") {
   check_rewrite(
       kS + "input %0 \"q\" : f32[s0,4,s1,8]\ninput %1 \"k\" : f32[s0,4,s1+1,8]\ninput %2 \"v\" : "
