@@ -13,7 +13,7 @@ torch's variants in the same run.
 With --device gpu everything lies on the first NVIDIA GPU, one batch is timed again and again, and a
 figure is the time of a round's steps with one synchronisation behind them, divided by their number.
 Torch's variants are then also the whole step as a CUDA graph made by hand, of the eager and of the
-compiled model. The GPT has 124 M parameters and trains in bfloat16 autocast. Memory: what torch's
+compiled model. Memory: what torch's
 allocator holds in a step of eager's beside parameters and states, and the arena of the program.
 
 With --memory the GPT is trained without a memory budget, at half of the bytes that eager keeps for
@@ -84,7 +84,6 @@ class Workload:
     loss: Loss
     target: float  # against the fastest of torch's variants
     steps: int  # timed in one round
-    precision: str = "auto"
 
     @property
     def on_gpu(self) -> bool:
@@ -111,13 +110,6 @@ def gpt() -> Workload:
     return Workload("GPT 4 layers, d 256, 8x128", model, batches, word_loss, 1.3, 3)
 
 
-def gpt2() -> Workload:
-    model = Gpt(tokens=50257, width=768, layers=12, heads=12, length=512)
-    ids = torch.randint(0, 50257, (8, 513))
-    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())]
-    return Workload("GPT-2 124M, bf16, 8x512", model, batches, word_loss, 1.15, 10, "bf16")
-
-
 def moved(work: Workload) -> Workload:
     """On the GPU."""
     batches = [(x.cuda(), y.cuda()) for x, y in work.batches]
@@ -133,8 +125,7 @@ def torch_step(work: Workload, how: str) -> Step:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "bf16"):
-            loss = work.loss(run(x), y)
+        loss = work.loss(run(x), y)
         loss.backward()
         update()
         return loss.detach()
@@ -151,8 +142,7 @@ def graph_step(work: Workload, compiled: bool) -> Step:
 
     def once() -> torch.Tensor:
         optimizer.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "bf16"):
-            loss = work.loss(run(x), y)
+        loss = work.loss(run(x), y)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -207,9 +197,7 @@ PEERS = ("eager", "foreach", "fused", "compile", "compile all")
 def measure(work: Workload, rounds: int, clock: Callable[[], float]) -> str:
     model = copy.deepcopy(work.model)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    ours = rm.compile_step(
-        model, work.loss, optimizer, precision=work.precision, options={"fallback": "error"}
-    )
+    ours = rm.compile_step(model, work.loss, optimizer, options={"fallback": "error"})
     worst = worst_difference(work, ours)
     variants: dict[str, Step] = {}
     for name in PEERS:
@@ -373,7 +361,7 @@ def main() -> None:
     columns = ["workload", *names, "ratio to the best", "goal", "worst loss difference"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     makers: list[Callable[[], Workload]] = [lambda: mlp(8, 3.0), lambda: mlp(64, 1.7)]
-    for make in [*makers, gpt2 if gpu else gpt]:
+    for make in [*makers, gpt]:
         work = moved(make()) if gpu else make()
         if given.only.lower() in work.name.lower():
             print(measure(work, given.rounds, clock), flush=True)
