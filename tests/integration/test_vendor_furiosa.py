@@ -15,7 +15,7 @@ import pytest
 
 import rm_abstract as rm
 from rm_abstract.plugin import Failure
-from rm_abstract.vendors import environments
+from rm_abstract.vendors import environments, recipes
 from rm_abstract.vendors.furiosa import artefact, description, messages
 from rm_abstract.vendors.furiosa.attention import as_sum, mask_inputs, spelled_out
 from rm_abstract.worker.ir_to_torch import ir_to_torch
@@ -150,24 +150,24 @@ def test_damaged_artefacts_are_refused() -> None:
 
 
 def test_an_environment_is_made_and_examined(tmp_path: Path) -> None:
-    recipe = environments.Recipe("made_up", "RM_MADE_UP_PYTHON", pinned=(), others=())
+    recipe = recipes.Recipe("made_up", "RM_MADE_UP_PYTHON", pinned=(), others=())
     folder = tmp_path / "env"
     python = environments.create(recipe, folder, print)
     code = "import rm_abstract.plugin as p; print(p.__file__)"
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and str(folder) in done.stdout, done.stderr
-    found = environments.examine(environments.FURIOSA, str(python))
+    found = environments.examine(recipes.FURIOSA, str(python))
     wrong = {finding.detail for finding in found if finding.remedy}
     assert "expected furiosa-torch==2026.4.0, got none" in wrong
     assert not any("rm_abstract" in detail for detail in wrong)
     with pytest.raises(rm.ConfigError, match="not there yet"):
         environments.create(recipe, folder, print)
-    (finding,) = environments.examine(environments.FURIOSA, str(tmp_path / "none"))
+    (finding,) = environments.examine(recipes.FURIOSA, str(tmp_path / "none"))
     assert finding.remedy and "does not run" in finding.detail
 
 
 def test_an_environment_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
-    recipe = environments.Recipe("bad", "RM_BAD_PYTHON", pinned=("not a requirement",), others=())
+    recipe = recipes.Recipe("bad", "RM_BAD_PYTHON", pinned=("not a requirement",), others=())
     with pytest.raises(rm.DeviceUnavailableError, match="not a requirement"):
         environments.create(recipe, tmp_path / "env", print)
     assert not (tmp_path / "env").exists()

@@ -166,11 +166,9 @@ def test_an_npu_without_software_says_how_to_get_it(
 
 
 def test_the_doctor_examines_the_environment(tmp_path: Path) -> None:
-    from rm_abstract.vendors import environments
+    from rm_abstract.vendors import environments, recipes
 
-    recipe = environments.Recipe(
-        "rbln", "RM_RBLN_PYTHON", (), (), by_hand=("rebel-compiler==0.12",)
-    )
+    recipe = recipes.Recipe("rbln", "RM_RBLN_PYTHON", (), (), by_hand=("rebel-compiler==0.12",))
     python = environments.create(recipe, tmp_path / "env", print)
     (missing,) = environments.examine(recipe, str(python))
     assert "got none" in missing.detail and "account" in missing.remedy
@@ -178,7 +176,7 @@ def test_the_doctor_examines_the_environment(tmp_path: Path) -> None:
     (site / "vendor.pth").write_text(f"{VENDOR}\n")
     (fine,) = environments.examine(recipe, str(python))
     assert not fine.remedy and "rebel-compiler 0.12.0" in fine.detail
-    every = environments.examine(environments.RBLN, str(python))
+    every = environments.examine(recipes.RBLN, str(python))
     assert "expected optimum-rbln==0.12.0, got none" in {one.detail for one in every}
 
 

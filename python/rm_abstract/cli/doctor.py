@@ -178,13 +178,22 @@ def _died(child: subprocess.CompletedProcess[str]) -> Finding:
 def _vendors() -> list[Finding]:
     """The environments of vendors' software that were named, and their tools."""
     from rm_abstract.vendors import environments
+    from rm_abstract.vendors.recipes import RECIPES
 
     findings = []
-    for name, recipe in environments.RECIPES.items():
+    for name, recipe in RECIPES.items():
         python = environments.configured(recipe)
-        for one in environments.examine(recipe, python) if python else ():
+        if not python:
+            continue
+        title = f"{name} environment"
+        if recipe.optional and not environments.has(recipe, python):
+            findings.append(
+                Finding(title, "ok", f"{python} has no {recipe.optional}: {recipe.use}")
+            )
+            continue
+        for one in environments.examine(recipe, python):
             status = "warn" if one.remedy else "ok"
-            findings.append(Finding(f"{name} environment", status, one.detail, one.remedy))
+            findings.append(Finding(title, status, one.detail, one.remedy))
     return findings
 
 

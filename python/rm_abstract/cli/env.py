@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from rm_abstract.vendors.environments import RECIPES, create, missing_tools
+from rm_abstract.vendors.environments import create, examine
+from rm_abstract.vendors.recipes import RECIPES
 
 
 @click.group()
@@ -18,11 +19,11 @@ def env() -> None:
 @click.argument("vendor", type=click.Choice(sorted(RECIPES)))
 @click.argument("folder", type=click.Path(path_type=Path))
 def create_command(vendor: str, folder: Path) -> None:
-    """Make a new environment in FOLDER with the versions this release was tried with."""
+    """Make a new environment in FOLDER with the versions this release was tried with, and say what
+    it still lacks."""
     recipe = RECIPES[vendor]
     python = create(recipe, folder.absolute(), lambda line: click.echo(line, err=True))
-    for tool in missing_tools(recipe):
-        click.echo(f"{tool.program} is missing: apt-get install {tool.debian}", err=True)
-    for requirement in recipe.by_hand:
-        click.echo(f"install {requirement}.* in it, from the vendor's own package index", err=True)
+    for finding in examine(recipe, str(python)):
+        if finding.remedy:
+            click.echo(f"{finding.detail}\n  fix: {finding.remedy}", err=True)
     click.echo(f"export {recipe.variable}={python}")

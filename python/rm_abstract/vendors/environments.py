@@ -19,105 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rm_abstract.base.errors import ConfigError, DeviceUnavailableError
+from rm_abstract.vendors.recipes import RECIPES, Recipe, Tool
 from rm_abstract.worker.interpreter import of_another
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A program the vendor's compiler starts, and the Debian package it comes with."""
-
-    program: str
-    debian: str
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What an environment consists of. ``pinned`` is installed without dependencies, because the
-    vendor's own list drags in what is not needed; ``others`` is what of it is. ``by_hand`` is left
-    to the user."""
-
-    name: str
-    variable: str
-    pinned: Sequence[str]
-    others: Sequence[str]
-    tools: Sequence[Tool] = ()
-    node: str = ""  # below the root: a device that is not there can be made up with it
-    by_hand: Sequence[str] = ()  # from the vendor's own index, for those with an account there
-
-
-# furiosa-torch loads with exactly this torch, and that build's libraries are linked against CUDA's:
-# the nvidia wheels are never used, but without them torch does not import.
-FURIOSA = Recipe(
-    name="furiosa",
-    variable="RM_FURIOSA_PYTHON",
-    pinned=(
-        "torch==2.10.0",
-        "furiosa-torch==2026.4.0",
-        "furiosa-kernels==2026.4.0",
-        "nvidia-cublas-cu12==12.8.4.1",
-        "nvidia-cuda-cupti-cu12==12.8.90",
-        "nvidia-cuda-runtime-cu12==12.8.90",
-        "nvidia-cudnn-cu12==9.10.2.21",
-        "nvidia-cufft-cu12==11.3.3.83",
-        "nvidia-cufile-cu12==1.13.1.3",
-        "nvidia-curand-cu12==10.3.9.90",
-        "nvidia-cusparse-cu12==12.5.8.93",
-        "nvidia-cusparselt-cu12==0.7.1",
-        "nvidia-nccl-cu12==2.27.5",
-        "nvidia-nvjitlink-cu12==12.8.93",
-        "nvidia-nvshmem-cu12==3.4.5",
-    ),
-    others=(
-        "numpy",
-        "sympy",
-        "mpmath<1.4",
-        "networkx",
-        "jinja2",
-        "fsspec",
-        "filelock",
-        "typing_extensions",
-    ),
-    tools=(Tool("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),),
-    node="dev/rngd/npu0mgmt",
-)
-# What optimum-rbln 0.12.0 names, without what only audio and pictures need. torch-rbln stays out:
-# it changes torch when that is imported.
-RBLN = Recipe(
-    name="rbln",
-    variable="RM_RBLN_PYTHON",
-    pinned=(
-        "torch==2.13.0+cpu",
-        "optimum-rbln==0.12.0",
-        "transformers==5.15.1",
-        "tokenizers==0.22.1",
-        "diffusers==0.38.0",
-    ),
-    others=(
-        "accelerate>=1.0.1",
-        "filelock",
-        "fsspec",
-        "httpx<1.0.0",
-        "huggingface-hub>=1.0,<2",
-        "importlib_metadata",
-        "jinja2",
-        "mpmath<1.4",
-        "networkx",
-        "numpy",
-        "packaging>=24.1",
-        "Pillow",
-        "pyyaml",
-        "regex",
-        "requests",
-        "safetensors>=0.8.0rc0",
-        "sympy",
-        "tqdm",
-        "typer",
-        "typing_extensions",
-    ),
-    node="dev/rbln0",
-    by_hand=("rebel-compiler==0.12",),
-)
-RECIPES = {recipe.name: recipe for recipe in (FURIOSA, RBLN)}
 
 
 @contextmanager
@@ -161,7 +64,7 @@ def create(recipe: Recipe, folder: Path, say: Callable[[str], None]) -> Path:
     python = folder / "bin" / "python"
     try:
         say(f"making {folder}")
-        environment = of_another(recipe.name)
+        environment = of_another(recipe.whose())
         _run([sys.executable, "-m", "venv", str(folder)], environment)
         pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q"]
         say(f"installing {len(recipe.pinned)} pinned packages; this may be gigabytes")
@@ -179,8 +82,9 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode != 0:
         last = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        advice = "; try pip set up for PyTorch's index of CPU builds" if "+cpu" in last else ""
         raise DeviceUnavailableError(
-            f"[env] expected {' '.join(command[:4])} to work, got: {last}", code="RM401"
+            f"[env] expected {' '.join(command[:4])} to work, got: {last}{advice}", code="RM401"
         )
 
 
@@ -198,29 +102,16 @@ def link_this_package(folder: Path) -> None:
 
 
 def examine(recipe: Recipe, python: str) -> list[Finding]:
-    """What an environment has and lacks, without importing anything of the vendor's here or
-    there."""
+    """What an environment has and lacks. Nothing of the vendor's is imported, here or there; torch
+    is, and what is built for it, where the versions are right."""
     remedy = (
         f"rm-abstract env create {recipe.name} FOLDER, then {recipe.variable}=FOLDER/bin/python"
     )
     names = [wanted.partition("==")[0] for wanted in (*recipe.pinned, *recipe.by_hand)]
-    code = (
-        "import json, sys\nfrom importlib import metadata\nfound = {}\n"
-        "for name in ['rm_abstract', *sys.argv[1:]]:\n"
-        "    try: found[name] = metadata.version(name)\n"
-        "    except metadata.PackageNotFoundError: found[name] = None\n"
-        "print(json.dumps(found))"
-    )
     try:
-        done = subprocess.run(
-            [python, "-c", code, *names], capture_output=True, text=True, timeout=120, check=False,
-            env=of_another(recipe.name),
-        )  # fmt: skip
-        found = json.loads(done.stdout) if done.returncode == 0 else None
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        return [Finding(f"{python} does not run: {error}", remedy)]
-    if found is None:
-        return [Finding(f"{python} does not run: {done.stderr.strip()[-300:]}", remedy)]
+        found = _versions(recipe, python, names)
+    except DeviceUnavailableError as error:
+        return [Finding(str(error), remedy)]
     findings = []
     for requirement in recipe.pinned:
         name, _, wanted = requirement.partition("==")
@@ -237,16 +128,68 @@ def examine(recipe: Recipe, python: str) -> list[Finding]:
                     "index: an account of the vendor's is needed",
                 )
             )
-    if found["rm_abstract"] is None:
+    if found["rm_abstract"] is None and not recipe.optional:
         findings.append(Finding("expected rm_abstract in it, got none", remedy))
     findings += [
         Finding(f"expected {tool.program} on PATH, got none", f"apt-get install {tool.debian}")
         for tool in missing_tools(recipe)
     ]
+    findings += _broken(recipe, python, found)
     if not findings:
         first = ", ".join(f"{name} {found[name]}" for name in names[:2])
         findings.append(Finding(f"{python}: {first}"))
     return findings
+
+
+def _asked(recipe: Recipe, python: str, code: str, *arguments: str) -> str:
+    """The last line of what a program prints there. Raises DeviceUnavailableError."""
+    try:
+        done = subprocess.run(
+            [python, "-c", code, *arguments], capture_output=True, text=True, timeout=300,
+            check=False, env={**of_another(recipe.whose()), "RM_DISABLE": "1"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DeviceUnavailableError(f"{python} does not run: {error}", code="RM401") from None
+    if done.returncode != 0:
+        last = done.stderr.strip()[-300:] or f"exit status {done.returncode}"
+        raise DeviceUnavailableError(f"{python} does not run: {last}", code="RM401")
+    return (done.stdout.strip().splitlines() or [""])[-1]
+
+
+def _versions(recipe: Recipe, python: str, names: Sequence[str]) -> dict[str, str | None]:
+    """The version of every distribution; those of other names are told under the pinned ones."""
+    code = (
+        "import json, sys\nfrom importlib import metadata\nfound = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: found[name] = metadata.version(name)\n"
+        "    except metadata.PackageNotFoundError: found[name] = None\n"
+        "print(json.dumps(found))"
+    )
+    printed = _asked(recipe, python, code, "rm_abstract", *names, *recipe.same.values())
+    try:
+        found: dict[str, str | None] = json.loads(printed)
+    except ValueError:
+        raise DeviceUnavailableError(f"{python} is no Python", code="RM401") from None
+    for name, other in recipe.same.items():
+        found[name] = found[name] or found[other]
+    return found
+
+
+def _broken(recipe: Recipe, python: str, found: Mapping[str, str | None]) -> list[Finding]:
+    """What is installed and does not import: built for another torch, or without its libraries."""
+    for name in recipe.imports:
+        if not found.get(name):
+            continue
+        try:
+            _asked(recipe, python, f"import {name}")
+        except DeviceUnavailableError as error:
+            last = str(error).strip().splitlines()[-1]
+            remedy = (
+                f"{python} -m pip install --force-reinstall --no-deps {name}=={found[name]}, with "
+                "pip set up for PyTorch's index of CPU builds"
+            )
+            return [Finding(f"{name} {found[name]} does not import: {last}", remedy)]
+    return []
 
 
 def missing_tools(recipe: Recipe) -> list[Tool]:
@@ -255,4 +198,16 @@ def missing_tools(recipe: Recipe) -> list[Tool]:
 
 def configured(recipe: Recipe) -> str:
     """The interpreter named for it; "" when none is."""
-    return os.environ.get(recipe.variable, "")
+    own, other = (
+        os.environ.get(name, "") if name else "" for name in (recipe.variable, recipe.overruled_by)
+    )
+    return other if other and (own or has(recipe, other)) else own
+
+
+def has(recipe: Recipe, python: str) -> bool:
+    """Whether an environment is one of this recipe, where it may be one of another."""
+    try:
+        found = _versions(recipe, python, [recipe.optional, *recipe.same])
+    except DeviceUnavailableError:
+        return False
+    return found[recipe.optional] is not None

@@ -72,10 +72,12 @@ def names(backend: str = "vllm") -> list[str]:
     python = interpreter(backend)
     folder = _folder(python, inherited(backend).get("PYTHONPATH", ""))
     if folder is None:
-        package = "vllm-rbln" if backend == "rbln" else "vllm"
+        remedy = "pip install vllm there, or RM_VLLM_PYTHON with the Python of an environment that "
+        remedy += "has it"
+        if backend == "rbln":
+            remedy = "RM_RBLN_PYTHON with that of `rm-abstract env create vllm-rbln FOLDER`"
         raise Error(
-            f"[inference_engine] expected {_MISSING}, got none in {python}; try pip install "
-            f"{package} there, or RM_VLLM_PYTHON with the Python of an environment that has it",
+            f"[inference_engine] expected {_MISSING}, got none in {python}; try {remedy}",
             code="RM330",
         )
     found = {*_fields(folder / "engine" / "arg_utils.py"), *OURS}
