@@ -118,9 +118,11 @@ void PackedGemm::plan_threads() {
   plan_stream();
   if (copy_a_ && !streamed_) {
     // All threads together copy no more than about twice a's rows at a time: whole blocks for as
-    // many threads as a large machine has would outweigh a many times.
-    const int64_t fair = divide_up(2 * g_.batch * g_.m, threads_);
-    mc_ = std::min(mc_, std::max<int64_t>(fair, k_.mr));
+    // many threads as a large machine has would outweigh a many times. A thread computes at least
+    // one tile's rows at a time, so no more threads are asked for than two copies have tiles.
+    const int64_t rows = std::max<int64_t>(1, 2 * g_.batch * g_.m);
+    threads_ = static_cast<int>(std::min<int64_t>(threads_, divide_up(rows, k_.mr)));
+    mc_ = std::min(mc_, std::max<int64_t>(divide_up(rows, threads_), k_.mr));
     a_bytes_ = round_line(static_cast<uint64_t>(mc_ * lda_ * k_.a_element_bytes));
   }
   thread_bytes_ = acc_bytes_ + a_bytes_;
