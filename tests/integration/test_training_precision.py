@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import rm_abstract as rm
 from rm_abstract import _core
+from rm_abstract.capture.training import widen_losses
 
 STRICT = {"fallback": "error"}
 
@@ -185,3 +186,41 @@ def test_a_gradient_of_a_half_type_is_rounded_once(op: str) -> None:
     (slope,) = torch.autograd.grad((y * w.double()).sum(), exact)
     for mine, wanted in zip(ours, slope.tolist(), strict=True):
         assert math.isclose(mine, wanted, rel_tol=2**-8, abs_tol=2**-12)
+
+
+def test_dropout_of_half_values_draws_in_the_program() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.25), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    step = rm.compile_step(model, F.cross_entropy, optimizer, precision="bf16", options=STRICT)
+    x, y = torch.randn(32, 16), torch.randint(0, 8, (32,))
+    losses = [float(step(x, y)) for _ in range(30)]
+    assert step.report()["compiled"] == 30 - step.report()["eager"] >= 28
+    assert losses[-1] < losses[0]
+
+
+def test_losses_under_cuda_autocast_are_widened() -> None:
+    # CUDA's autocast runs the parts of cross_entropy in float32, which a trace does not show.
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return F.cross_entropy(x, y) + F.cross_entropy(x.float(), y)
+
+    given = (torch.randn(4, 8).bfloat16(), torch.randint(0, 8, (4,)))
+    module = torch.export.export(Loss(), given, strict=False).graph_module
+    region = next(n for n in module.graph.nodes if "wrap_with_autocast" in str(n.target))
+
+    def casts() -> int:
+        inner = getattr(module, str(region.args[4].target))
+        losses = [n for n in inner.graph.nodes if "cross_entropy_loss" in str(n.target)]
+        return sum("_to_copy" in str(n.args[0].target) for n in losses)
+
+    found = casts()
+    widen_losses(module)
+    assert casts() == found  # the CPU's is in its list
+    region.args = ("cuda", *region.args[1:])
+    widen_losses(module)
+    assert casts() == found + 1  # of the half one
+    region.args = ("cuda", region.args[1], False, *region.args[3:])
+    widen_losses(module)
+    assert casts() == found + 1  # autocast is off there

@@ -92,6 +92,8 @@ def capture_forward(
         regions = any(map(_is_autocast, program.graph.nodes))
         if regions and switches.seen:
             raise Decline("RM706", "a region without gradients, under autocast")
+        if regions:
+            widen_losses(program.graph_module)
         if regions or is_inplace(program):
             program = program.run_decompositions({})  # regions become the casts that they made
     imported = import_program(program, for_training=True)
@@ -125,6 +127,32 @@ def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None
             raise Decline("RM702", f"{name} ({source_line(node)})")
         if _is_float(node.meta.get("val")):
             flows.add(node)
+
+
+def widen_losses(module: torch.fx.GraphModule, device: str = "") -> None:
+    """Writes into regions of autocast on a GPU the casts of losses whose parts make them.
+
+    CUDA's autocast runs ``log_softmax`` and ``nll_loss`` in float32, the CPU's ``cross_entropy``
+    itself. Traces keep ``cross_entropy`` as one operator, of which CUDA's knows nothing.
+    """
+    for node in list(module.graph.nodes):
+        if _is_autocast(node):
+            kind, _, enabled = node.args[:3]
+            inner = getattr(module, str(node.args[4].target))
+            widen_losses(inner, str(kind) if enabled else "")
+            inner.recompile()
+        elif device == "cuda" and node.target is torch.ops.aten.cross_entropy_loss.default:
+            with module.graph.inserting_before(node):
+                node.args = tuple(_widened(module.graph, a) for a in node.args)
+
+
+def _widened(graph: torch.fx.Graph, argument: Any) -> Any:
+    """A half tensor in float32, anything else as it is."""
+    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
+        return argument
+    cast = torch.ops.aten._to_copy.default
+    return graph.call_function(cast, (argument,), {"dtype": torch.float32})
 
 
 def _is_autocast(node: torch.fx.Node) -> bool:

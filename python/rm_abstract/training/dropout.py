@@ -39,5 +39,5 @@ class Drawing(TorchFunctionMode):
             return func(*args, **kwargs)
         drawn = philox_uniform(torch.tensor([self._seed, self._next]), tuple(x.shape)).float()
         self._next += 1
-        keep = drawn >= torch.tensor(p, dtype=torch.float32)
-        return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros((), dtype=x.dtype))
+        keep = (drawn >= torch.tensor(p, dtype=torch.float32)).to(x.device)
+        return torch.where(keep, x * (1.0 / (1.0 - p)), torch.zeros_like(x))

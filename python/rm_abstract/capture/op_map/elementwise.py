@@ -176,11 +176,12 @@ def _dropout(c: Call) -> Value | None:
     if not c["train"] or p == 0:
         return x
     static = all(isinstance(d, int) for d in x.dims)
-    if not c.b.for_training or not static or p >= 1 or x.dtype not in ("f32", "f64"):
+    if not c.b.for_training or not static or p >= 1 or not x.is_float:
         return None
     keep = c.b.binary("ge", c.b.draw(x.dims), c.b.scalar("f32", p), "bool")
-    scaled = c.b.binary("mul", x, c.b.scalar(x.dtype, 1.0 / (1.0 - p)))
-    return c.b.where(keep, scaled, c.b.scalar(x.dtype, 0.0))
+    wide = x if x.dtype == "f64" else c.b.cast(x, "f32")  # half types are rounded once
+    scaled = c.b.binary("mul", wide, c.b.scalar(wide.dtype, 1.0 / (1.0 - p)))
+    return c.b.cast(c.b.where(keep, scaled, c.b.scalar(wide.dtype, 0.0)), x.dtype)
 
 
 def _native_dropout(c: Call) -> Sequence[Value | None] | None:
