@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import statistics
 import subprocess
@@ -60,15 +61,24 @@ SIZES = {
     **dict.fromkeys(("num_key_value_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 128),
-    **dict.fromkeys(("embedding_size", "head_dim"), 16),
+    **dict.fromkeys(("embedding_size", "head_dim", "rotary_dim"), 16),
     "vocab_size": 128,
 }
+# What these architectures need besides, or instead (None: the configuration's own value stays).
+OPTIONS: dict[str, dict[str, Any]] = {
+    "Falcon": {"head_dim": None},  # derived there
+    "Funnel": {"num_hidden_layers": None, "block_sizes": [1, 1]},
+    "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
+    "Lilt": {"hidden_size": 96},  # a multiple of 6
+    "SqueezeBert": {"embedding_size": 64},
+    "Xmod": {"default_language": "en_XX"},
+}
 TRANSFORMERS = (
-    "Albert Bert BertGeneration BigBird BioGpt Bloom Camembert CodeGen Cohere ConvBert CTRL "
+    "Albert Bert BigBird BioGpt Bloom Camembert CodeGen Cohere ConvBert CTRL "
     "Data2VecText Deberta DebertaV2 DistilBert Electra Ernie Esm Falcon FNet Funnel Gemma "
-    "Gemma2 Glm GPT2 GPTBigCode GPTNeo GPTNeoX GPTJ Granite Helium Ibert LayoutLM Lilt Llama "
+    "Gemma2 Glm GPT2 GPTBigCode GPTNeo GPTNeoX GPTJ Granite Helium LayoutLM Lilt Llama "
     "Longformer Luke Mamba MarkupLM MegatronBert Mistral Mixtral MobileBert ModernBert MPNet "
-    "Mpt MRA Nezha Nystromformer Olmo Olmo2 OpenAIGPT OPT Persimmon Phi Phi3 Qwen2 Qwen3 "
+    "Mpt Nystromformer Olmo Olmo2 OpenAIGPT OPT Persimmon Phi Phi3 Qwen2 Qwen3 "
     "RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer SqueezeBert StableLm Starcoder2 "
     "T5Encoder XGLM XLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso"
 ).split()
@@ -136,7 +146,11 @@ def build(package: str, name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str
     stub_torchvision()
     import torchvision
 
-    model = torchvision.models.get_model(name, weights=None, weights_backbone=None)
+    builder = torchvision.models.get_model_builder(name)
+    # Detectors load a backbone's weights by default.
+    untrained = {"weights": None, "weights_backbone": None}
+    known = inspect.signature(builder).parameters
+    model = builder(**{option: none for option, none in untrained.items() if option in known})
     image = torch.rand(3, 224, 224)
     if name in ("r3d_18", "s3d", "mvit_v2_s"):
         return model, (torch.rand(1, 3, 16, 224 if name != "r3d_18" else 112, 112 * 2),), {}
@@ -156,10 +170,11 @@ def _transformer(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
     else:
         kind = getattr(transformers, f"{name}Config")
         plain = kind()
-        sizes = {
+        sizes: dict[str, Any] = {
             key: size for key, size in SIZES.items() if isinstance(getattr(plain, key, None), int)
         }
-        config = kind(**sizes)
+        sizes.update(OPTIONS.get(name, {}))
+        config = kind(**{key: value for key, value in sizes.items() if value is not None})
         for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
             setattr(config, token, 1)
         model = getattr(transformers, f"{name}Model")(config)
@@ -196,8 +211,14 @@ def measure(package: str, name: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     with torch.no_grad():
         with rm.disabled():
+            # The counter asks views of parameters for a gradient's function: there is none here.
+            trained = [weight for weight in model.parameters() if weight.requires_grad]
+            model.requires_grad_(False)
             with FlopCounterMode(display=False) as counter:
-                expected = model(*args, **kwargs)
+                model(*args, **kwargs)
+            for weight in trained:
+                weight.requires_grad_()
+            expected = model(*args, **kwargs)
             counted = {str(op): n for op, n in counter.get_flop_counts().get("Global", {}).items()}
             repeats = difference(model(*args, **kwargs), expected) == 0.0
         worst = max(difference(model(*args, **kwargs), expected) for _ in range(CALLS))

@@ -17,11 +17,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import PLAIN
 from rm_abstract.capture import output_classes
 from rm_abstract.capture.aliases import taker
 from rm_abstract.capture.errors import capture_error
-from rm_abstract.kv import kv_cache, state_cache
+from rm_abstract.kv import kv_cache, state_cache, window_cache
 from rm_abstract.kv.bundle import is_bundle_type
 
 Structure: TypeAlias = "list[Any]"
@@ -96,6 +97,8 @@ class Recorder:
             updated = sorted(int(i) for i, done in cache.is_updated.items() if done)
             leaf = self.caches.get(id(cache), -1)
             self.touched[id(cache)] = ["caches", leaf, first, second, updated]
+        elif id(cache) not in self.touched and self._is_new_window(cache):
+            self.touched[id(cache)] = self._windows(cache, path)
         elif id(cache) not in self.touched:
             numbers = self._numbers(cache, path)
             leaf = self.caches.get(id(cache), -1)
@@ -104,6 +107,20 @@ class Recorder:
                 ["states", numbers] if new_states else ["cache", leaf, numbers]
             )
         return self.touched[id(cache)]
+
+    def _is_new_window(self, cache: Any) -> bool:
+        return id(cache) not in self.caches and window_cache.is_windowed(cache)
+
+    def _windows(self, cache: Any, path: str) -> Structure:
+        """A cache of windows that the call made: its tensors, windows and the positions seen."""
+        held = window_cache.read(cache)
+        if isinstance(held, Decline):
+            raise capture_error(
+                "RM204", f"expected a cache of one step at {path}, got {held}", "use_cache=False"
+            )
+        tensors, seen = held
+        count = self._number(torch.full((), seen, dtype=torch.int64))
+        return ["windows", [self._number(t) for t in tensors], window_cache.windows(cache), count]
 
     def _numbers(self, cache: Any, path: str) -> list[int]:
         """The content of one cache by number; -1: a tensor of the call that did not change."""
@@ -166,6 +183,11 @@ def builder(structure: Structure) -> Build:
     if kind == "states":
         numbers = structure[1]
         return lambda tensors, leaves: state_cache.made([tensors[n] for n in numbers])
+    if kind == "windows":
+        held, windows, seen = structure[1:]
+        return lambda tensors, leaves: window_cache.made(
+            [tensors[n] for n in held], windows, int(tensors[seen])
+        )
     if kind == "caches":
         return _pair_builder(*structure[1:])
     if kind in ("list", "tuple"):
@@ -214,13 +236,17 @@ def with_layouts(structure: Structure, turned: Mapping[int, list[int]]) -> Struc
     return _replaced(structure, put) if turned else structure
 
 
+NEW_CACHES = ("states", "windows")  # caches that only a call itself makes
+_LEAVES = frozenset(
+    ("input", "part", "none", "const", "float", "int", "cache", *NEW_CACHES, "caches")
+)
 _FRONT = {"class": 3, "named": 3, "torch": 2, "node": 5}  # where the parts begin
 
 
 def _replaced(structure: Structure, put: Callable[[int], Structure]) -> Structure:
     """The structure with put(number) where tensors were."""
     kind = structure[0]
-    if kind in ("input", "part", "none", "const", "float", "int", "cache", "states", "caches"):
+    if kind in _LEAVES:
         return structure
     if kind == "tensor":
         return put(structure[1])

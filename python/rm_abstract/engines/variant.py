@@ -14,7 +14,7 @@ import torch
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.entry_report import EntryReport
-from rm_abstract.capture.outputs import builder
+from rm_abstract.capture.outputs import NEW_CACHES, builder
 from rm_abstract.engines.placement import core_of
 from rm_abstract.engines.trial import Trial
 from rm_abstract.guards import torch_state
@@ -95,7 +95,7 @@ class Variant:
         self.program = program
         self.serves: Callable[[Any], bool] = record.signature.test(is_past)
         self._build = builder(record.output)
-        self._caches = [builder(c) for c in record.caches if c[0] != "states" and c[1] >= 0]
+        self._caches = [builder(c) for c in record.caches if c[0] not in NEW_CACHES and c[1] >= 0]
         self.report = EntryReport(signature="", engine="native", device="")
         self.trial: Trial | None = None  # until it has won against the original
         self.measured: tuple[float, float] | None = None  # by it, seconds: compiled, eager

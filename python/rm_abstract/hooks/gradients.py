@@ -50,10 +50,10 @@ def output_tensors(output: Any) -> list[torch.Tensor] | None:
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif kv_cache.is_cache(leaf):
-            held = kv_cache.read(leaf)
+            held = kv_cache.contents(leaf)
             if isinstance(held, Decline):
                 return None
-            found += held
+            found += [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
         elif leaf is not None and not isinstance(leaf, (bool, int, float, str)):
             return None
     return found

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from rm_abstract.base.decline import Decline
-from rm_abstract.kv import bundle, state_cache
+from rm_abstract.kv import bundle, state_cache, window_cache
 
 _OURS = "rm_abstract.kv.device_cache"
 
@@ -87,6 +87,17 @@ def read(cache: Any) -> list[torch.Tensor] | Decline:
     if not layers and cache.layer_class_to_replicate is not DynamicLayer:
         return Decline("RM114", f"a cache of {cache.layer_class_to_replicate}")
     return tensors
+
+
+def contents(cache: Any) -> list[Any] | Decline:
+    """What a call left in a cache it returned, for comparisons: the tensors as `read` gives them,
+    of a cache of windows also their lengths and the positions seen."""
+    if not window_cache.is_windowed(cache):
+        return read(cache)
+    held = window_cache.read(cache)
+    if isinstance(held, Decline):
+        return held
+    return [*held[0], window_cache.windows(cache), held[1]]
 
 
 def _read_device(cache: Any) -> list[torch.Tensor] | Decline:

@@ -119,7 +119,7 @@ def _walk(a: Any, b: Any, path: str, limits: Limits, verdict: Verdict) -> None:
         if kinds != expected:
             verdict.fail(f"{path} has layers {sorted(kinds)}, expected {sorted(expected)}")
             return
-        _walk(kv_cache.read(a), kv_cache.read(b), f"{path}.layers", limits, verdict)
+        _walk(kv_cache.contents(a), kv_cache.contents(b), f"{path}.layers", limits, verdict)
     elif (parts := output_classes.take(a)) is not None:
         other = output_classes.take(b)
         if other is None or other.context != parts.context:
