@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -193,7 +194,11 @@ def test_every_operator_it_takes_is_compared_by_the_conformance_suite(
         capture_output=True, text=True, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "41 of 43" in done.stdout and "not resize: it refuses" in done.stdout, done.stdout
+    (said,) = re.findall(
+        r"(\d+) of (\d+); not resize: it refuses .*; sort: it refuses", done.stdout
+    )
+    compared, every = map(int, said)
+    assert compared == every - 2 >= 40, done.stdout
 
 
 def test_a_model_is_checked_for_both_vendors_without_any_device(tiny_llama: Path) -> None:
