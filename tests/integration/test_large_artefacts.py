@@ -68,6 +68,7 @@ def served(form: str, folder: Path, mib: int = MIB) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", ["file", "folder"] if HEAVY else ["file"])
 @pytest.mark.sampled(1, of="large artefacts")
+@pytest.mark.timeout(1800)  # 4 GiB go to the disk several times
 def test_a_large_artefact_is_never_copied_in_the_users_process(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 """What derives from a module's weights (quantised, cast, joined), held once for all its programs.
 
 A program keeps what it uses; the pool only lets the next program find it. Tensors are told apart
-by memory and version: after a write the derived values of before are not found again.
+by memory and version: after a write the derived values of before are not found again. Writes that
+leave no trace there (through `data`, by a fused optimiser) are heard of, and the pool is left.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ class SharedWeights:
                 self._pool, self._seen = _core.SharedConstants(), {}
             self._seen.update(now)
             return self._pool
+
+    def forget(self) -> None:
+        """Programs asked for from now on share with none of before."""
+        with self._lock:
+            self._pool, self._seen = None, {}
 
 
 def _identity(tensor: torch.Tensor) -> _Identity:

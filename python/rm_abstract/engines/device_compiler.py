@@ -4,7 +4,6 @@ artefacts it made (kept in the compile cache), and the model's weights in memory
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,11 @@ from rm_abstract.base.errors import DeviceUnavailableError, from_core
 from rm_abstract.engines.artefacts import Artefacts
 from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.progress import Progress
+from rm_abstract.engines.weight_blocks import WeightBlocks
 from rm_abstract.kv.residence import Types
 from rm_abstract.worker import onnx_program
 from rm_abstract.worker.dtypes import DTYPE_NAMES
-from rm_abstract.worker.shared_tensors import tensors_in, weights_block
+from rm_abstract.worker.shared_tensors import tensors_in
 
 
 @dataclass
@@ -37,7 +37,9 @@ class DeviceCompiler:
     Implements kv.residence.StateStore.
     """
 
-    def __init__(self, context: EngineContext, artefacts: Artefacts, label: str) -> None:
+    def __init__(
+        self, context: EngineContext, artefacts: Artefacts, blocks: WeightBlocks, label: str
+    ) -> None:
         resolved = context.device
         self.backend, self.index, self.device = resolved.backend, resolved.index, resolved.name
         rows = {row["name"]: row for row in _core.backend.backends()}
@@ -61,8 +63,7 @@ class DeviceCompiler:
         self.kernel_checks = context.kernel_checks
         self._artefacts = artefacts
         self._label = label
-        self._shared: tuple[Any, Any] | None = None
-        self._lock = threading.Lock()
+        self._blocks = blocks
         self.traffic = Traffic()
 
     @property
@@ -148,15 +149,7 @@ class DeviceCompiler:
 
     def shared(self, weights: dict[str, torch.Tensor]) -> Any:
         """The weights in memory the workers map; one copy for all programs that use the same."""
-        if not weights:
-            return None
-        identity = tuple((n, t.data_ptr(), t._version, t.shape) for n, t in weights.items())
-        with self._lock:
-            if self._shared is not None and self._shared[0] == identity:
-                return self._shared[1]
-            block = weights_block(weights)
-            self._shared = (identity, block)
-            return block
+        return self._blocks.of(weights)
 
     # ---- tensors that stay on the device (named "0", "1", ... in their order) -------------------
 

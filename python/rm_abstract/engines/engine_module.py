@@ -20,6 +20,7 @@ from rm_abstract.engines.context import EngineContext
 from rm_abstract.engines.derived import SharedWeights
 from rm_abstract.engines.module_weights import ModuleWeights, WeightVersions, ties_of
 from rm_abstract.engines.placement import placement_of
+from rm_abstract.engines.weight_blocks import WeightBlocks
 from rm_abstract.guards import sources
 
 
@@ -33,6 +34,7 @@ class EngineModule:
         self.artefacts = Artefacts(context)
         self.weights = ModuleWeights(self.get)
         self.shared = SharedWeights()
+        self.blocks = WeightBlocks()
         self.placement = placement_of(context.device)
         self._ties: frozenset[tuple[str, ...]] | None = None  # when the first program was made
         self._user_code: bool | None = None  # runs_user_code(), once it was found out
@@ -68,13 +70,19 @@ class EngineModule:
         """Forgets what was derived from the module; ``what`` is as in `Engine.invalidate`. True
         when programs made so far are right for it once they have its weights."""
         self.artefacts.forget_module()
-        self.placement.forget()
+        self.forget_weights()
         self._user_code = None
         ties, self._ties = self._ties, None
         if what != "weights" or ties not in (None, ties_of(self.get())):
             return False
         self._ties = ties
         return True
+
+    def forget_weights(self) -> None:
+        """The next program to ask for what is made of weights gets it made of those of now."""
+        self.placement.forget()
+        self.shared.forget()
+        self.blocks.forget()
 
     def runs_user_code(self) -> bool:
         """Whether forward reaches a class or function that no installed package's version names."""

@@ -252,7 +252,7 @@ class ProgramEngine:
         return True
 
     def read_weights_anew(self) -> bool:
-        self._own.placement.forget()
+        self._own.forget_weights()
         return all([self.refresh(variant) for variant in self.variants()])
 
     def slower(self, variant: Variant, eager_s: float) -> None:

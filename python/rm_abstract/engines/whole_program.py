@@ -46,7 +46,7 @@ class BucketCompiler:
     def __init__(self, module: EngineModule) -> None:
         self._module, settings = module, module.context.settings
         label = type(module.get()).__name__
-        self.device = DeviceCompiler(module.context, module.artefacts, label)
+        self.device = DeviceCompiler(module.context, module.artefacts, module.blocks, label)
         self._batches = settings.integers("batch_size")
         self._lengths = settings.integers("sequence_length")
         rounds = self.device.properties.get("numerics") == "bf16"
