@@ -102,7 +102,7 @@ def test_gpt2_generates_with_its_past(session: Any, tmp_path: Path, seed: int) -
     assert steps >= 7
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_a_second_process_starts_from_the_cache() -> None:
     """RM_CACHE_DIR is the test's own, and both processes inherit it."""
     found = []

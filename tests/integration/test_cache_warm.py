@@ -57,7 +57,7 @@ def warm(model_dir: Path) -> dict:
     return json.loads(done.stdout[done.stdout.index("{") :])
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_a_run_after_warm_misses_nothing(model_dir: Path):
     first = warm(model_dir)
     assert {row["cache"] for row in first["programs"]} == {"miss"}

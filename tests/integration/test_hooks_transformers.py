@@ -347,6 +347,7 @@ assert not hasattr(torch.nn.Module.train, "__wrapped__")
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("first", ["ours", "between", "theirs"])
 def test_import_order_does_not_matter(first, bert_dir):
     done = subprocess.run(

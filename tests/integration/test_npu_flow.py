@@ -224,7 +224,7 @@ def serve(calls: list[dict[str, Any]], **environment: str) -> list[dict[str, Any
     return found
 
 
-@pytest.mark.sampled(2, of="npu with real models")
+@pytest.mark.sampled(1, of="npu with real models")
 def test_every_part_of_the_key_makes_exactly_one_compile(seed: int) -> None:
     of_the_call = [{}, {"length": 20}, {"half": True}, {"options": {"optimization_level": 0}}]
     processes: list[tuple[list[dict[str, Any]], dict[str, str]]] = [
@@ -251,7 +251,7 @@ def test_a_device_of_less_precision_serves_only_who_allows_it() -> None:
     assert allowed["routed"] == 2 and 1e-6 < allowed["error"] < 0.1
 
 
-@pytest.mark.sampled(2, of="npu with real models")
+@pytest.mark.sampled(1, of="npu with real models")
 def test_a_second_process_compiles_nothing_of_a_real_model(minilm: Path) -> None:
     source = (
         "import rm_abstract as rm, torch, json; rm.init('npu:0', fallback='error:compile')\n"

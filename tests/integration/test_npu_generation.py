@@ -319,7 +319,7 @@ def test_a_device_without_updates_in_place_serves_the_old_way() -> None:
     on_device(NO_UPDATES, RM_SIM_UNSUPPORTED="index_copy")
 
 
-@pytest.mark.sampled(2, of="npu with real models")
+@pytest.mark.sampled(1, of="npu with real models")
 def test_a_device_of_half_precision_keeps_its_states_too() -> None:
     on_device(HALF, RM_SIM_NUMERICS="bf16")
 
@@ -340,7 +340,7 @@ print(json.dumps([right, [r["cache"] for r in rows], sum(r["calls"] for r in row
 """
 
 
-@pytest.mark.sampled(2, of="npu with real models")
+@pytest.mark.sampled(1, of="npu with real models")
 def test_a_second_process_compiles_nothing_of_the_trained_llama(
     tiny_llama: Path, tmp_path: Path
 ) -> None:

@@ -179,7 +179,7 @@ def test_devices_that_come_and_go_are_seen(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_its_own_options_reach_it_and_are_in_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +262,7 @@ def test_an_answer_of_another_kind_is_the_plugins_error(
     assert any("to give text, got int" in line for line in found.warned), found.warned
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     venv.create(tmp_path / "sdk", with_pip=False)
     python = tmp_path / "sdk" / "bin" / "python"
@@ -281,7 +281,7 @@ def test_its_interpreter_is_chosen_by_the_environment(tmp_path: Path) -> None:
     assert set(seen.read_text().split()) == {str(python)}
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_an_interpreter_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     found = serve("mine:0", calls=1, RM_MINE_PYTHON=str(tmp_path / "python"))
     assert found["right"] and "RM401" in found["codes"]
@@ -316,7 +316,7 @@ def test_an_index_it_has_no_device_for_is_an_error() -> None:
     assert "DeviceUnavailableError" in done.stderr and "below 1" in done.stderr
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_an_entry_point_may_give_the_plugin(tmp_path: Path) -> None:
     package = tmp_path / "vendor"
     package.mkdir()
@@ -343,7 +343,7 @@ def test_an_entry_point_may_give_the_plugin(tmp_path: Path) -> None:
 # ---- ONNX ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_a_backend_that_takes_onnx_gives_equal_results() -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -355,7 +355,7 @@ def test_a_backend_that_takes_onnx_gives_equal_results() -> None:
     assert second["right"] and second["compiled"] == 0
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_without_the_exporter_a_backend_that_takes_onnx_says_what_to_install(
     tmp_path: Path,
 ) -> None:
@@ -376,7 +376,7 @@ def test_without_the_exporter_a_backend_that_takes_onnx_says_what_to_install(
     assert any("pip install 'rm_abstract[onnx]'" in line for line in found["warned"])
 
 
-@pytest.mark.sampled(3, of="interpreters of plugins")
+@pytest.mark.sampled(2, of="interpreters of plugins")
 def test_a_worker_whose_interpreter_lacks_the_sdk_says_so_and_is_no_crash(tmp_path: Path) -> None:
     source = (PLUGINS / "rm_backend_mine.py").read_text()
     (tmp_path / "rm_backend_mine.py").write_text(source)

@@ -28,7 +28,7 @@ def run(repository: Path, script: str, result: Path) -> tuple[dict, dict[str, in
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_the_warm_run_of_the_quickstart_misses_nothing(
     repository: Path, tmp_path: Path, script: str
 ):

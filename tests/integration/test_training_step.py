@@ -491,7 +491,7 @@ print(report["captured"], report["found"], report["compiled"])
 """
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_a_second_process_captures_nothing(tmp_path: Path) -> None:
     def run(mode: str, rate: str) -> str:
         environment = {**os.environ, "RM_CACHE_DIR": str(tmp_path)}

@@ -216,7 +216,7 @@ def test_a_model_is_checked_for_both_vendors_without_any_device(tiny_llama: Path
     assert any(why.startswith("embedding: ") for why in kept)
 
 
-@pytest.mark.sampled(3, of="rbln")
+@pytest.mark.sampled(2, of="rbln")
 def test_check_compiles_the_parts_without_an_npu(
     tmp_path: Path, standin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def served(model: Any, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, t
 @pytest.mark.parametrize(
     "make", [bert, roberta, vit] if HEAVY else [bert], ids=lambda make: make.__name__
 )
-@pytest.mark.sampled(3, of="rbln")
+@pytest.mark.sampled(2, of="rbln")
 def test_encoders_run_on_the_npu(make: Callable[[], Any], standin: Path) -> None:
     torch.manual_seed(0)
     rm.init("npu:0", fallback=STRICT)
@@ -329,7 +329,7 @@ def script(source: str, **environment: str) -> tuple[list[str], str]:
     return done.stdout.splitlines(), done.stderr
 
 
-@pytest.mark.sampled(3, of="rbln")
+@pytest.mark.sampled(2, of="rbln")
 def test_without_an_npu_it_is_compiled_once_and_a_second_process_compiles_nothing(
     standin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,7 +362,7 @@ with torch.no_grad():
 """
 
 
-@pytest.mark.sampled(3, of="rbln")
+@pytest.mark.sampled(2, of="rbln")
 def test_both_vendors_are_counted_and_a_live_model_moves_between_them(
     tmp_path: Path, standin: Path
 ) -> None:

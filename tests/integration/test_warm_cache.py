@@ -43,7 +43,7 @@ def run(cwd: Path, options: dict[str, object] | None = None, **env: str):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_a_warm_process_misses_nothing_and_another_option_does(tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -63,7 +63,7 @@ def test_a_warm_process_misses_nothing_and_another_option_does(tmp_path: Path):
     assert other["miss"] > 0
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_a_damaged_cache_changes_speed_and_nothing_else(tmp_path: Path, own_cache: Path):
     _, expected = run(tmp_path)
     entries = sorted((own_cache / "v1" / "objects").glob("*/*.rmc"))

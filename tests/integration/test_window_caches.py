@@ -130,6 +130,7 @@ print(entry["routed"], [e["cache"] for e in entry["entries"]])
 """
 
 
+@pytest.mark.sampled(4, of="second process")
 def test_a_second_process_finds_the_program(tmp_path, monkeypatch):
     from pathlib import Path
 

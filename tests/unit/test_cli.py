@@ -123,7 +123,7 @@ def model_dir(tmp_path_factory):
     return folder
 
 
-@pytest.mark.sampled(5, of="second process")
+@pytest.mark.sampled(4, of="second process")
 def test_compile_fills_the_cache_so_that_the_next_run_hits(model_dir):
     command = [sys.executable, "-m", "rm_abstract.cli.main", "compile", str(model_dir), "--json"]
     command += ["--batch-size", "1,2", "--sequence-length", "8"]
