@@ -80,6 +80,11 @@ class Fusion {
     const std::vector<size_t>& writes = uses_[index(r)].writes;
     return std::none_of(writes.begin(), writes.end(), [&](size_t w) { return w > from && w < to; });
   }
+  /// Memory of the caller's that `step` alone writes: before it, it holds what it held before the plan.
+  bool stable(const Ref& r, size_t step) const {
+    const std::vector<size_t>& writes = uses_[index(r)].writes;
+    return list_.buffers[index(r)].kind == BufferKind::kInput && writes.size() == 1 && writes[0] == step;
+  }
   bool served(const Step& step) const { return served_(list_.buffers, step); }
   /// `step` in place of the one at `s`; the others are done by it.
   void replace(size_t s, Step step, const std::vector<size_t>& others) {
@@ -342,7 +347,10 @@ void fuse_one_attention(Fusion& f, size_t s) {
   }
   Step out;
   out.op = "append_sdpa";
-  out.attrs = {{"ends", int64_t{ends ? 1 : 0}}, {"scale", attr_float(attention, "scale", 1.0)}};
+  const bool stable = f.stable(k, *keys) && f.stable(v, *values);
+  out.attrs = {{"ends", int64_t{ends ? 1 : 0}},
+               {"scale", attr_float(attention, "scale", 1.0)},
+               {"stable", int64_t{stable ? 1 : 0}}};
   out.inputs = {turn_q.inputs[0],      turn_k.inputs[0], put_v.inputs[1],
                 turn_q.inputs[1],      turn_q.inputs[2], put_k.inputs[0],
                 present(attention, 3) ? attention.inputs[3] : Ref{}};

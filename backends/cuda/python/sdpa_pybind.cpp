@@ -40,8 +40,8 @@ void forward(py::handle q, py::handle k, py::handle v, py::handle mask, py::hand
 
 void step(py::handle q, py::handle k_new, py::handle v_new, py::handle cos, py::handle sin,
           py::handle position, py::handle k, py::handle v, py::handle o, py::handle mask,
-          const std::optional<float>& scale, bool ends, bool overlap, py::handle workspace,
-          std::uintptr_t stream, const char* kernel) {
+          const std::optional<float>& scale, bool ends, bool overlap, bool stable_caches,
+          py::handle workspace, std::uintptr_t stream, const char* kernel) {
   const OptionalTensor m(kOp, "mask", mask);
   SdpaStep p;
   p.s = problem(q, k, v);
@@ -49,7 +49,7 @@ void step(py::handle q, py::handle k_new, py::handle v_new, py::handle cos, py::
   p.k_new = device_tensor(kOp, "k_new", k_new), p.v_new = device_tensor(kOp, "v_new", v_new);
   p.cos = device_tensor(kOp, "cos", cos), p.sin = device_tensor(kOp, "sin", sin);
   p.position = device_tensor(kOp, "position", position);
-  p.ends = ends, p.overlap = overlap;
+  p.ends = ends, p.overlap = overlap, p.stable_caches = stable_caches;
   run_op(sdpa_step, p, kernel, workspace_of(kOp, workspace), stream_of(stream));
 }
 
@@ -125,12 +125,14 @@ PYBIND11_MODULE(_ops_sdpa, m) {
   m.def("step", step, py::arg("q"), py::arg("k_new"), py::arg("v_new"), py::arg("cos"),
         py::arg("sin"), py::arg("position"), py::arg("k"), py::arg("v"), py::kw_only(),
         py::arg("o"), py::arg("mask") = py::none(), py::arg("scale") = py::none(),
-        py::arg("ends") = false, py::arg("overlap") = false, py::arg("workspace") = py::none(),
-        py::arg("stream") = 0, py::arg("kernel") = "",
+        py::arg("ends") = false, py::arg("overlap") = false, py::arg("stable_caches") = false,
+        py::arg("workspace") = py::none(), py::arg("stream") = 0, py::arg("kernel") = "",
         "A step of decoding: q [B, H, 1, D] and k_new [B, G, 1, D] are rotated by halves with cos, "
         "sin\n[B, 1, 1, D], k_new and v_new written into k, v [B, G, T, D] at position [1], and o "
         "is attention of\nthe rotated q to them, under the mask, up to the position where `ends`. "
-        "workspace(q, k) bytes.");
+        "workspace(q, k) bytes. overlap: as forward's; with stable_caches rows of the caches but the "
+        "position's\nmay be read early: what wrote them lies behind something that started only after "
+        "all before it had ended.");
   m.def("workspace", workspace, py::arg("q"), py::arg("k"), "Bytes that forward needs.");
   m.def("forward", forward, py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mask") = py::none(),
         py::kw_only(), py::arg("o"), py::arg("lse") = py::none(), py::arg("lengths") = py::none(),

@@ -1,6 +1,6 @@
 // The table of copy: checks, choice and launches.
 #include "_shim/alias_shim.hpp"
-#include "_shim/dispatch_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "copy/api.hpp"
 #include "copy/kernels/copy_any.cuh"
 
@@ -11,11 +11,11 @@ Walk<2> walk_of(const Copy& p) { return cuda_ops::walk_of<2>({&p.x, &p.y}); }
 
 /// fn(E{}) for the unsigned integer of an element's size.
 template <class Fn>
-void with_element(int bytes, Fn&& fn) {
+Status with_element(int bytes, Fn&& fn) {
   if (bytes == 1) return fn(std::uint8_t{});
   if (bytes == 2) return fn(std::uint16_t{});
   if (bytes == 4) return fn(std::uint32_t{});
-  fn(std::uint64_t{});
+  return fn(std::uint64_t{});
 }
 
 CopyWalk divided(const Walk<2>& w) {
@@ -32,13 +32,13 @@ constexpr std::int64_t kCounted = 0x7fff0000;
 
 /// One launch of `parts` walks over E's, each of less than kCounted.
 template <class E, int kParts>
-void launch_elements(CopyParts<kParts>& all, Stream stream) {
+Status launch_elements(CopyParts<kParts>& all, Stream stream) {
   std::uint32_t blocks = 0;
   for (int k = 0; k < all.parts; ++k) {
     all.first_block[k] = blocks;
     blocks += static_cast<std::uint32_t>(ceil_div(all.part[k].walk.total, 1024));
   }
-  copy_elements<E, kParts><<<blocks, 256, 0, stream>>>(all);
+  return launch_overlapped("copy", copy_elements<E, kParts>, blocks, 256, 0, stream, all);
 }
 
 const char* vector_why_not(const Copy& p) {
@@ -70,8 +70,7 @@ Walk<2> vectors_of(const Copy& p) {
 
 Status launch_vector(const Copy& p, Workspace, Stream stream) {
   CopyParts<1> all{{}, 1, {{p.x.data, p.y.data, divided(vectors_of(p))}}};
-  launch_elements<uint4>(all, stream);
-  return launch_status("copy");
+  return launch_elements<uint4>(all, stream);
 }
 
 /// The axis along which x is dense, or -1.
@@ -107,18 +106,15 @@ Status launch_tiled(const Copy& p, Workspace, Stream stream) {
   const int a = dense_axis(w), last = w.rank - 1;
   const std::int64_t blocks = w.total / w.shape[a] / w.shape[last] *
                               ceil_div(w.shape[a], kCopyTile) * ceil_div(w.shape[last], kCopyTile);
-  with_element(size_of(p.x.dtype), [&](auto e) {
+  return with_element(size_of(p.x.dtype), [&](auto e) {
     using E = decltype(e);
     constexpr int V = 8 / static_cast<int>(sizeof(E));
     const E* x = static_cast<const E*>(p.x.data);
     E* y = static_cast<E*>(p.y.data);
-    if (tiles_in_packs(p, w, a, V)) {
-      copy_tiles<E, V><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(w, a, x, y);
-    } else {
-      copy_tiles<E, 1><<<static_cast<unsigned>(blocks), 256, 0, stream>>>(w, a, x, y);
-    }
+    auto* kernel = tiles_in_packs(p, w, a, V) ? copy_tiles<E, V> : copy_tiles<E, 1>;
+    return launch_overlapped("copy", kernel, static_cast<unsigned>(blocks), 256, 0, stream, w, a, x,
+                             y);
   });
-  return launch_status("copy");
 }
 
 const char* turned_why_not(const Copy& p) {
@@ -149,23 +145,21 @@ Status launch_turned(const Copy& p, Workspace, Stream stream) {
     t.outer.stride[0][k] = w.stride[0][d], t.outer.stride[1][k] = w.stride[1][d];
     blocks *= w.shape[d];
   }
-  copy_turned<<<static_cast<unsigned>(blocks), 256, 0, stream>>>(t);
-  return launch_status("copy");
+  return launch_overlapped("copy", copy_turned, static_cast<unsigned>(blocks), 256, 0, stream, t);
 }
 
 Status launch_naive(const Copy& p, Workspace, Stream stream) {
   const Walk<2> w = walk_of(p);
-  with_element(size_of(p.x.dtype), [&](auto e) {
+  return with_element(size_of(p.x.dtype), [&](auto e) {
     using E = decltype(e);
     if (w.total < kCounted) {
       CopyParts<1> all{{}, 1, {{p.x.data, p.y.data, divided(w)}}};
-      launch_elements<E>(all, stream);
-    } else {
-      copy_many_elements<E><<<static_cast<unsigned>(ceil_div(w.total, 256)), 256, 0, stream>>>(
-          w, static_cast<const E*>(p.x.data), static_cast<E*>(p.y.data));
+      return launch_elements<E>(all, stream);
     }
+    return launch_overlapped("copy", copy_many_elements<E>,
+                             static_cast<unsigned>(ceil_div(w.total, 256)), 256, 0, stream, w,
+                             static_cast<const E*>(p.x.data), static_cast<E*>(p.y.data));
   });
-  return launch_status("copy");
 }
 
 double cost(const Copy& p, double factor) {
@@ -211,9 +205,9 @@ Status copy(const Copy& p, const char* kernel, Stream stream) {
 Status copy_parts(std::span<const Copy> parts, const char* kernel, Stream stream) {
   CopyParts<kCopyParts> all{};
   const auto flush = [&]() -> Status {
-    if (all.parts > 0) launch_elements<uint4>(all, stream);
+    const Status s = all.parts > 0 ? launch_elements<uint4>(all, stream) : Status{};
     all.parts = 0;
-    return launch_status("copy");
+    return s;
   };
   std::int64_t vectors = 0;
   for (const Copy& p : parts) {

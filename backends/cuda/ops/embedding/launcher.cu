@@ -1,7 +1,7 @@
 // The tables of embedding: checks, choice and launches.
 #include "_shim/alias_shim.hpp"
 #include "_shim/walk_shim.hpp"
-#include "_shim/dispatch_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "embedding/api.hpp"
 #include "embedding/kernels/embedding_any.cuh"
 
@@ -59,7 +59,7 @@ EmbeddingArgs forward_args(const EmbeddingForward& p) {
 template <bool kVector>
 Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
   EmbeddingArgs a = forward_args(p);
-  dispatch_float(p.table.dtype, [&](auto type) {
+  return dispatch_float(p.table.dtype, [&](auto type) -> Status {
     using T = typename decltype(type)::type;
     constexpr int V = kVector ? 16 / static_cast<int>(sizeof(T)) : 1;
     a.by_row = FastDivisor(static_cast<std::uint32_t>(a.n / V));
@@ -73,11 +73,14 @@ Status launch_forward(const EmbeddingForward& p, Workspace, Stream stream) {
       }
       a.y = static_cast<T*>(p.y.data) + first * a.n;
       const std::int64_t packs = a.count * (a.n / V);
-      embedding_rows<T, V>
-          <<<static_cast<unsigned>(ceil_div(packs, 256 * kEmbeddingPacks)), 256, 0, stream>>>(a);
+      const auto blocks = static_cast<unsigned>(ceil_div(packs, 256 * kEmbeddingPacks));
+      if (Status s = launch_overlapped("embedding", embedding_rows<T, V>, blocks, 256, 0, stream, a);
+          !s) {
+        return s;
+      }
     }
+    return {};
   });
-  return launch_status("embedding");
 }
 
 const char* vector_why_not(const EmbeddingForward& p) {

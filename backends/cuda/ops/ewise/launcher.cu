@@ -61,8 +61,7 @@ Status launch_interp(const Ewise& p, Workspace, Stream stream) {
   const EwiseArgs args = interp_args(p);
   const auto blocks =
       static_cast<unsigned>(std::min<std::int64_t>(ceil_div(args.total, 128), 1 << 20));
-  ewise_interp<<<blocks, 128, 0, stream>>>(args);
-  return launch_status("ewise");
+  return launch_overlapped("ewise", ewise_interp, blocks, 128, 0, stream, args);
 }
 
 constexpr KernelRow<Ewise> kRows[] = {

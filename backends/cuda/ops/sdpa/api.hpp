@@ -32,6 +32,9 @@ struct SdpaStep {
   Tensor position;         // [1] int32 or int64
   bool ends = false;
   bool overlap = false;    // as in Sdpa
+  bool stable_caches = false;  // with overlap: rows of the caches but the position's may be read
+                               // early; what wrote them is behind something that started only after
+                               // all before it had ended, and nothing since has
 };
 
 std::span<const KernelRow<SdpaStep>> sdpa_step_rows();

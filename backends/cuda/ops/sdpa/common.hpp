@@ -49,10 +49,17 @@ Status with_type(const Sdpa& p, Fn&& fn) {
 Status check_sdpa(const Sdpa& p);
 Status check_sdpa_tensor(const char* what, const Tensor& t, const Sdpa& p, bool key);
 
+/// What all rows on tensor cores ask for: 16-bit floats, a head dim up to `longest`, aligned rows.
+const char* tensor_why_not(const Sdpa& p, int longest);
+
 /// Rows that few queries take, and the bytes that their blocks leave for each other.
 const char* decode_why_not(const Sdpa& p);
+const char* decode_f32_why_not(const Sdpa& p);
+Status launch_decode(const Sdpa& p, Workspace, Stream stream);
+Status launch_decode_f32(const Sdpa& p, Workspace, Stream stream);
 std::size_t decode_workspace(const Sdpa& p);
-Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, Workspace, Stream stream);
+Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches, Workspace,
+                          Stream stream);
 
 const char* wgmma_why_not(const Sdpa& p);
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream);

@@ -34,7 +34,7 @@ Status launch_step(const SdpaStep& p, Workspace workspace, Stream stream) {
   a.cos_batch = p.cos.stride[0], a.sin_batch = p.sin.stride[0];
   a.k_batch = p.k_new.stride[0], a.k_head = p.k_new.stride[1];
   a.v_batch = p.v_new.stride[0], a.v_head = p.v_new.stride[1];
-  return launch_decode_step(whole(p), a, workspace, stream);
+  return launch_decode_step(whole(p), a, p.stable_caches, workspace, stream);
 }
 
 constexpr KernelRow<SdpaStep> kRows[] = {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "_shim/divide_shim.hpp"
+#include "_shim/launch_shim.hpp"
 #include "_shim/walk_shim.hpp"
 
 namespace rm::cuda_ops {
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(256)
   }
   const E* x = static_cast<const E*>(all.part[k].x);
   E* y = static_cast<E*>(all.part[k].y);
+  overlap_begin(x, y);
   E value[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
@@ -70,6 +72,7 @@ __global__ void __launch_bounds__(256)
 /// The same over any number of elements.
 template <class E>
 __global__ void __launch_bounds__(256) copy_many_elements(const Walk<2> w, const E* x, E* y) {
+  overlap_begin();
   const std::int64_t i = blockIdx.x * 256ll + threadIdx.x;
   if (i >= w.total) return;
   std::int64_t at[2];
@@ -108,6 +111,7 @@ inline constexpr int kTurnA = 4 * 8 * 8, kTurnL = 2 * 4 * 8;
 
 /// x dense along an axis, y along another: a thread turns 8 x 8 elements of two bytes in registers.
 __global__ void __launch_bounds__(256) copy_turned(const __grid_constant__ CopyTurn p) {
+  overlap_begin();
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   std::uint32_t rest = p.tiles_l.quotient(blockIdx.x);
   const std::uint32_t tile_l = blockIdx.x - rest * p.tiles_l.d;
@@ -160,6 +164,7 @@ __global__ void __launch_bounds__(256) copy_tiles(const Walk<2> w, int a, const 
     to += rest % w.shape[d] * w.stride[1][d];
     rest /= w.shape[d];
   }
+  overlap_begin(x, y);
   P pack[kCopyTile / kRows];
 #pragma unroll
   for (int i = 0; i < kCopyTile / kRows; ++i) {

@@ -4,6 +4,7 @@
 
 #include "_shim/device_shim.cuh"
 #include "_shim/divide_shim.hpp"
+#include "_shim/launch_shim.hpp"
 
 namespace rm::cuda_ops {
 
@@ -37,6 +38,7 @@ __global__ void __launch_bounds__(256) embedding_rows(const EmbeddingArgs p) {
   const auto total = static_cast<int>(p.count) * static_cast<int>(p.by_row.d);
   const int first =
       static_cast<int>(blockIdx.x) * 256 * kEmbeddingPacks + static_cast<int>(threadIdx.x);
+  overlap_begin(p.table, p.ids);
   Pack<T, kV> v[kEmbeddingPacks];
 #pragma unroll
   for (int u = 0; u < kEmbeddingPacks; ++u) {

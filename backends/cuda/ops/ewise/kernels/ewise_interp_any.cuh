@@ -3,6 +3,7 @@
 #pragma once
 
 #include "_shim/device_shim.cuh"
+#include "_shim/launch_shim.hpp"
 #include "ewise/kernels/ewise_args.hpp"
 #include "ewise/kernels/ewise_math.cuh"
 
@@ -114,6 +115,7 @@ __device__ inline EwiseRegister ewise_step(const EwiseStep& s, const EwiseRegist
 }
 
 __global__ void __launch_bounds__(128) ewise_interp(const __grid_constant__ EwiseArgs p) {
+  overlap_begin(p.y, p.operand[0].data);
   EwiseRegister regs[kMaxOperands + kMaxInstructions];
   const std::int64_t grid = static_cast<std::int64_t>(gridDim.x) * blockDim.x;
   for (std::int64_t e = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;

@@ -16,7 +16,9 @@ struct SdpaArgs {
   std::int64_t causal_offset;
   int batch, heads, groups, rows, keys, dim, ratio;  // ratio: heads / groups
   int mask_is_bool, lengths_are_64, causal, splits, cluster;
-  int early;  // the launch overlaps the stream's previous kernel
+  int early;   // the launch overlaps the stream's previous kernel
+  int stable;  // k and v, but for a step's own row, were there before the kernels that it may overlap
+  int span;    // tiles of a block that holds all its keys at once
   int lengths_step, lengths_more;  // from a batch's length to the next one's; what is added to it
   float scale;
 };
