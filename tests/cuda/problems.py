@@ -101,3 +101,10 @@ def quantised_weight(
         return q.to(torch.int8), scales, full
     u = (q + 8).to(torch.uint8)
     return u[:, ::2] | (u[:, 1::2] << 4), scales, full
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary embedding by halves."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos + turned * sin

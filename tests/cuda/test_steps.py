@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from arena import Arena
-from problems import ACTIVATIONS, DTYPES, assert_close, quantised_weight, tolerance
+from problems import ACTIVATIONS, DTYPES, assert_close, quantised_weight, rotated, tolerance
 
 pytestmark = pytest.mark.cuda
 
@@ -284,12 +284,6 @@ def test_groups_that_are_not_legal_are_refused(module: Callable[[str], ModuleTyp
         m.group(x, [q, w], scales=[s, s], y=[y, torch.empty_like(y)])
     with pytest.raises(m.InvalidArgument, match="one to three"):
         m.group(x, [w] * 4, y=[y.clone() for _ in range(4)])
-
-
-def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
-    return x * cos + turned * sin
 
 
 # (batch, heads, groups, dim, capacity): one block a head, clusters, long caches of few heads.

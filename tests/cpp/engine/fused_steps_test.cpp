@@ -45,6 +45,8 @@ struct Allowed {
 };
 Allowed allowed;
 
+double last_stable = -1;  // the attribute of the append_sdpa that ran last
+
 Shape shape_of(const rm_tensor* t) {
   if (t == nullptr) return {};
   return {true, {t->shape, t->shape + t->ndim}, {t->strides, t->strides + t->ndim}};
@@ -171,6 +173,7 @@ rm_status* linears(const rm_launch* l) {
 
 rm_status* append_sdpa(const rm_launch* l) {
   const State& s = *reinterpret_cast<const State*>(l->state);
+  last_stable = s.numbers.at("stable");
   const auto at = [&](size_t i, int64_t b, int64_t h, int64_t d) {
     const std::vector<int64_t>& st = s.in[i].strides;
     return static_cast<double>(
@@ -388,7 +391,32 @@ TEST_CASE("a layer of one row becomes five steps, with the results of all") {
     CHECK(count(kernels, "rms_norm") == 0);
     CHECK(count(kernels, "rope") == 0);
     CHECK(count(kernels, "index_copy") == 0);
+    CHECK(last_stable == 1);
   }
+}
+
+TEST_CASE("attention is told whether something else of the plan writes the caches") {
+  std::mt19937 rng(4);
+  allowed = {};
+  std::string text = step_program(1, kRangeOnly);
+  for (size_t at = 0; (at = text.find(" donated", at)) != std::string::npos;) text.erase(at, 8);
+  const Case c = load(text, rng);  // whose caches are the caller's: the plan updates copies
+  std::vector<HostTensor> inputs{random_tensor(rng, ir::DType::kF32, {1, 1, 32}),
+                                 ops::from_doubles({ir::DType::kI64, {}}, {5.0}),
+                                 random_tensor(rng, ir::DType::kBool, {1, 1, 1, 16}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8})};
+  Program program(c.graph, fusing_kernels());
+  program.set_weights(c.weight_tensors());
+  std::vector<engine::TensorView> views;
+  for (const HostTensor& t : inputs) views.push_back(view(t));
+  HostOutputs outputs;
+  last_stable = -1;
+  program.run(views, outputs);
+  CHECK(count(program.report().kernels, "test/append_sdpa") == 1);
+  CHECK(last_stable == 0);
 }
 
 TEST_CASE("products of several rows stay apart, their attention becomes one step") {
