@@ -36,6 +36,7 @@ void fuse_residual_norm(ir::Graph& graph, const PassContext&) {
 }
 
 void fuse_ewise(ir::Graph& graph, const PassContext&) {
+  Rewriter::run(graph, {concat_of_one_value_is_repeat, ewise_before_repeat});
   Rewriter::run(graph, {ewise_takes_operands});
 }
 

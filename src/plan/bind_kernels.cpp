@@ -55,6 +55,7 @@ void fuse_steps(StepList& list, select::PreparedCache& cache) {
   if (cache.has_rows("append_sdpa")) fuse_attention(list, served);
   if (cache.has_rows("linears") || cache.has_rows("quant_linears")) fuse_products(list, served);
   if (cache.has_rows("adams")) fuse_updates(list, served);
+  if (cache.has_rows("append_sdpa")) fuse_small_ewise(list, served);  // a device that is told what to do
 }
 
 }  // namespace

@@ -20,6 +20,9 @@ void fuse_products(StepList& list, const Served& served);
 /// `append_sdpa`.
 void fuse_attention(StepList& list, const Served& served);
 
+/// Small elementwise steps in those that read them, if those are small elementwise steps alone.
+void fuse_small_ewise(StepList& list, const Served& served);
+
 /// Updates by Adam of several parameters with the same numbers: `adams`.
 void fuse_updates(StepList& list, const Served& served);
 

@@ -52,8 +52,8 @@ bool drop_identity_arithmetic(Rewriter& rw, const Node& node) {
   for (int order : kBothOrders) {
     auto [x, constant] = ordered(node, order);
     if (order == 1 && !commutes) break;
-    if (!same_type(rw, x, node.result())) continue;
-    if (rw.is_splat(constant, additive ? 0.0 : 1.0)) return rw.replace(node.result(), x);
+    if (rw.dtype(x) != rw.dtype(node.result())) continue;
+    if (rw.is_splat(constant, additive ? 0.0 : 1.0)) return replace_by(rw, node, x);
   }
   return false;
 }

@@ -231,7 +231,47 @@ class Builder {
   State state_;
 };
 
+/// The operand of `node` that is no constant, if there is one.
+ValueId only_operand(const Rewriter& rw, const Node& node) {
+  ValueId found = ir::kNoValue;
+  for (ValueId v : node.operands) {
+    if (rw.splat(v) && rw.graph().type(v).rank() == 0) continue;
+    if (found != ir::kNoValue) return ir::kNoValue;
+    found = v;
+  }
+  return found;
+}
+
+/// `v` is elements of an expand, behind any number of steps on one value.
+bool is_repeated(const Rewriter& rw, ValueId v) {
+  for (int depth = 0; depth < kMaxChain; ++depth) {
+    const Node* node = rw.def(v);
+    if (node == nullptr) return false;
+    if (node->op == "expand") return true;
+    if (!is_elementwise(*node)) return false;
+    v = only_operand(rw, *node);
+    if (v == ir::kNoValue) return false;
+  }
+  return false;
+}
+
 }  // namespace
+
+// f of a repeated value, in another shape: f first, so that programs read the value itself.
+bool ewise_before_repeat(Rewriter& rw, const Node& node) {
+  if (!is_elementwise(node)) return false;
+  const ValueId x = only_operand(rw, node);
+  if (x == ir::kNoValue || rw.dims(x) != rw.dims(node.result())) return false;
+  const Node* view = rw.def(x, "reshape");
+  if (view == nullptr || !is_repeated(rw, view->operands[0])) return false;
+  const ValueId source = view->operands[0];
+  std::vector<ValueId> operands = node.operands;
+  std::replace(operands.begin(), operands.end(), x, source);
+  const ir::Dims shape = rw.dims(node.result());  // a copy: emitting moves values
+  const ValueId made = rw.emit(node.op, std::move(operands), node.attrs,
+                               ir::TensorType{rw.dtype(node.result()), rw.dims(source)});
+  return rw.replace(node.result(), rw.reshape(made, shape));
+}
 
 bool ewise_takes_operands(Rewriter& rw, const Node& node) {
   if (!is_elementwise(node)) return false;

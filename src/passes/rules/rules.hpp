@@ -16,6 +16,7 @@ bool view_of_splat_is_full(Rewriter& rw, const ir::Node& node);
 bool simplify_concat(Rewriter& rw, const ir::Node& node);
 bool slice_of_concat(Rewriter& rw, const ir::Node& node);
 bool leave_broadcast_to_consumer(Rewriter& rw, const ir::Node& node);
+bool concat_of_one_value_is_repeat(Rewriter& rw, const ir::Node& node);
 
 // algebra_rules.cpp
 bool drop_identity_arithmetic(Rewriter& rw, const ir::Node& node);
@@ -70,5 +71,6 @@ bool group_norm_takes_silu(Rewriter& rw, const ir::Node& node);
 
 // ewise_rules.cpp
 bool ewise_takes_operands(Rewriter& rw, const ir::Node& node);
+bool ewise_before_repeat(Rewriter& rw, const ir::Node& node);
 
 }  // namespace rm::passes

@@ -115,6 +115,26 @@ bool simplify_concat(Rewriter& rw, const Node& node) {
   return rw.replace(node.result(), rw.emit_like(node, std::move(operands)));
 }
 
+// x beside itself is a view of x, which is copied once if it has to be.
+bool concat_of_one_value_is_repeat(Rewriter& rw, const Node& node) {
+  if (node.op != "concat" || node.operands.size() < 2) return false;
+  const ValueId x = node.operands[0];
+  if (std::any_of(node.operands.begin(), node.operands.end(), [&](ValueId v) { return v != x; })) {
+    return false;
+  }
+  const auto axis = static_cast<std::ptrdiff_t>(node.i("axis"));
+  Dims parted = rw.dims(x);
+  if (!parted[static_cast<size_t>(axis)].is_static()) return false;
+  parted.insert(parted.begin() + axis, Dim(1));
+  Dims repeated = parted;
+  repeated[static_cast<size_t>(axis)] = Dim(static_cast<int64_t>(node.operands.size()));
+  const ValueId part = rw.reshape(x, parted);
+  const ValueId wide =
+      rw.emit("expand", {part}, {{"shape", repeated}}, {rw.dtype(x), repeated});
+  const Dims shape = rw.dims(node.result());  // a copy: emitting moves values
+  return rw.replace(node.result(), rw.reshape(wide, shape));
+}
+
 // A slice that is exactly one operand of a concat is that operand.
 bool slice_of_concat(Rewriter& rw, const Node& node) {
   if (node.op != "slice" || node.i_or("step", 1) != 1) return false;

@@ -28,6 +28,18 @@ TEST_CASE("no-op views and identity arithmetic disappear") {
                 kS + "input %0 \"x\" : f32[s0,s1]\n%1 = exp(%0) : f32[s0,s1]\nreturn %1\n");
 }
 
+TEST_CASE("identity arithmetic that broadcasts is a view") {
+  check_rewrite("input %0 \"length\" : i64[]\nliteral %1 : i64[1] = 0000000000000000\n"
+                "literal %2 : i64[2,3] = " + std::string(96, '0') + "\n"
+                "%3 = add(%0, %1) : i64[1]\n%4 = add(%2, %3) : i64[2,3]\nreturn %4\n",
+                {canonicalise},
+                "input %0 \"length\" : i64[]\n"
+                "%1 = expand(%0) {shape=<2,3>} : i64[2,3]\nreturn %1\n");
+  check_kept("input %0 \"x\" : i64[]\nliteral %1 : i64[1] = 0100000000000000\n"
+             "%2 = add(%0, %1) : i64[1]\nreturn %2\n",
+             {canonicalise});
+}
+
 TEST_CASE("views of views compose") {
   check_rewrite(kS + "input %0 \"x\" : f32[s0,12,s1]\n"
                      "%1 = permute(%0) {axes=[2,0,1]} : f32[s1,s0,12]\n"

@@ -16,6 +16,23 @@ TEST_CASE("a gated activation is one program") {
                      "f32[s0,s1]\nreturn %2\n");
 }
 
+TEST_CASE("functions of a value beside itself read the value") {
+  const std::string in = "input %0 \"x\" : f32[1,32]\nliteral %1 : f32[] = 00000040\n";
+  check_rewrite(in + "%2 = concat(%0, %0) {axis=1} : f32[1,64]\n%3 = cos(%2) : f32[1,64]\n"
+                     "%4 = mul(%3, %1) : f32[1,64]\n%5 = sin(%2) : f32[1,64]\nreturn %4, %5\n",
+                {fuse_ewise},
+                "input %0 \"x\" : f32[1,32]\n"
+                "%1 = reshape(%0) {shape=<1,1,32>} : f32[1,1,32]\n"
+                "%2 = expand(%1) {shape=<1,2,32>} : f32[1,2,32]\n"
+                "%3 = ewise(%2) {code=[9,0,0,-1,-1,0,0,0,-1,-1,42,0,1,2,-1], imm=f[0x1p+1]} : "
+                "f32[1,2,32]\n"
+                "%4 = reshape(%3) {shape=<1,64>} : f32[1,64]\n%5 = sin(%2) : f32[1,2,32]\n"
+                "%6 = reshape(%5) {shape=<1,64>} : f32[1,64]\nreturn %4, %6\n");
+  check_kept("input %0 \"x\" : f32[1,32]\ninput %1 \"y\" : f32[1,32]\n"
+             "%2 = concat(%0, %1) {axis=1} : f32[1,64]\n%3 = cos(%2) : f32[1,64]\nreturn %3\n",
+             {fuse_ewise});
+}
+
 TEST_CASE("constants become immediates and broadcast operands stay operands") {
   check_rewrite(
       kS + "input %0 \"x\" : f32[s0,s1]\ninput %1 \"r\" : f32[s1]\nliteral %2 : f32[] = 00000040\n"
