@@ -8,6 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from arena import Arena
 from problems import DTYPES, from_numpy, to_numpy
 
 pytestmark = pytest.mark.cuda
@@ -184,6 +185,65 @@ def test_the_numpy_form_gives_what_the_dlpack_form_gives_and_a_graph_draws_anew(
         graph.replay()
         seen.add(tuple(got.tolist()))
     assert len(seen) == 8
+
+
+@pytest.mark.parametrize("rows", [1, 3, 300])
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_step_ends_as_torch_ends_it(
+    module: Callable[[str], ModuleType], rows: int, ends: bool, padded: bool, seed: int
+) -> None:
+    """Over eight replays of a graph, the last of which find no row for their tokens."""
+    m, arena = module("sampling"), Arena(8 << 20)
+    torch.manual_seed(seed)
+    places = 6
+    source = torch.randint(0, 5, (8, rows), device="cuda")
+    tokens = arena.result(arena.put(source[0], torch.long))
+    found = arena.result(arena.put(torch.zeros(places, rows, device="cuda"), torch.long))
+    length = arena.result(arena.put(torch.zeros((), device="cuda"), torch.long))
+    positions = arena.result(arena.put(torch.arange(rows, device="cuda")[:, None], torch.long))
+    going = arena.result(arena.put(torch.rand(rows, device="cuda") < 0.8, torch.bool))
+    eos = arena.put(torch.tensor([3, 4], device="cuda"), torch.long)
+    pad = arena.put(torch.tensor([9], device="cuda"), torch.long) if padded else None
+    right = [t.clone() for t in (tokens, found, length, positions, going)]
+    arena.freeze()
+    given = {"open": going, "eos": eos, "pad": pad} if ends else {}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        stream = torch.cuda.current_stream().cuda_stream
+        m.advance(tokens, found=found, length=length, positions=positions, stream=stream, **given)
+    for number in range(8):
+        tokens.copy_(source[number])
+        right[0].copy_(source[number])
+        graph.replay()
+        wanted, going_on = right[0], right[4]
+        if ends:
+            if pad is not None:
+                wanted = torch.where(going_on, wanted, pad)
+            right[4] = going_on & (wanted[:, None] != eos).all(dim=1)
+        if number < places:
+            right[1][number] = wanted
+        right[0], right[2], right[3] = wanted, right[2] + 1, right[3] + 1
+        for got, want in zip((tokens, found, length, positions, going), right, strict=True):
+            assert torch.equal(got, want), f"step {number}"
+    assert not arena.changed()
+
+
+def test_an_end_of_a_step_that_is_not_legal_is_named(
+    module: Callable[[str], ModuleType],
+) -> None:
+    m = module("sampling")
+    tokens, found, length = (
+        torch.zeros(s, dtype=torch.long, device="cuda") for s in ((2,), (4, 2), (1,))
+    )
+    with pytest.raises(m.InvalidArgument, match=r"found \[P, R\]"):
+        m.advance(tokens, found=found[:, :1], length=length)
+    with pytest.raises(m.InvalidArgument, match=r"tokens \[R\] of int64"):
+        m.advance(tokens.int(), found=found, length=length)
+    with pytest.raises(m.InvalidArgument, match=r"eos .* only with open"):
+        m.advance(tokens, found=found, length=length, eos=tokens)
+    with pytest.raises(m.InvalidArgument, match="share"):
+        m.advance(tokens, found=found, length=tokens[:1])
 
 
 def test_what_is_not_legal_is_named(module: Callable[[str], ModuleType]) -> None:

@@ -20,6 +20,17 @@ void forward(py::handle logits, py::handle u, py::handle tokens, py::handle prob
   run_op(sampling, p, kernel, stream_of(stream));
 }
 
+void advance_step(py::handle tokens, py::handle found, py::handle length, py::handle positions,
+             py::handle open, py::handle eos, py::handle pad, std::uintptr_t stream) {
+  const OptionalTensor counts(kOp, "positions", positions), rows(kOp, "open", open),
+      ends(kOp, "eos", eos), filler(kOp, "pad", pad);
+  Advance p;
+  p.tokens = device_tensor(kOp, "tokens", tokens), p.found = device_tensor(kOp, "found", found);
+  p.length = device_tensor(kOp, "length", length);
+  p.positions = counts.get(), p.open = rows.get(), p.eos = ends.get(), p.pad = filler.get();
+  run_op(advance, p, stream_of(stream));
+}
+
 py::tuple forward_numpy(py::handle logits, py::handle u, py::handle rng, double temperature,
                         std::int64_t top_k, double top_p, const char* kernel) {
   HostCall call(kOp);
@@ -57,6 +68,15 @@ PYBIND11_MODULE(_ops_sampling, m) {
       "its argmax and probability NaN. On `stream`. Raises InvalidArgument,\nUnsupported, "
       "NoDevice, "
       "DeviceError.");
+  m.def("advance", advance_step, py::arg("tokens"), py::kw_only(), py::arg("found"), py::arg("length"),
+        py::arg("positions") = py::none(), py::arg("open") = py::none(),
+        py::arg("eos") = py::none(), py::arg("pad") = py::none(), py::arg("stream") = 0,
+        "The end of a step of generation, in one launch that starts after all before it has ended. "
+        "tokens [R]\nint64; where open [R] bool is false a row gets pad (one int64, where given), "
+        "and a token of eos [E]\nint64 makes it false. found [P, R] int64 gets the tokens as row "
+        "length (one int64; beyond P none does),\nthen length and positions (int64, any dense "
+        "shape) grow by one. DLPack tensors on the device. On\n`stream`. Raises InvalidArgument, "
+        "NoDevice, DeviceError.");
   m.def("forward_numpy", forward_numpy, py::arg("logits"), py::arg("u") = py::none(), py::kw_only(),
         py::arg("rng") = py::none(), py::arg("temperature") = 1.0, py::arg("top_k") = 0,
         py::arg("top_p") = 1.0, py::arg("kernel") = "",

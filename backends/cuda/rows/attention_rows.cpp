@@ -55,7 +55,7 @@ struct SdpaStepOp {
   static auto rows() { return cuda_ops::sdpa_step_rows(); }
 
   std::vector<Placed> tensors;
-  bool masked, ends, stable;
+  bool masked, ends, keeps_caches;  // nothing else of the plan writes the caches
   float scale;
 
   explicit SdpaStepOp(const rm_problem& raw) {
@@ -67,7 +67,7 @@ struct SdpaStepOp {
     position.rank = 1, position.shape[0] = position.stride[0] = 1;
     masked = p.has_input(6);
     if (masked) tensors.push_back({p.input(6), 6, false});
-    ends = p.attr_int("ends", 0) != 0, stable = p.attr_int("stable", 0) != 0;
+    ends = p.attr_int("ends", 0) != 0, keeps_caches = p.attr_int("stable", 0) != 0;
     scale = static_cast<float>(p.attr_float("scale", 1.0));
   }
   Problem problem(const Tensor* t) const {
@@ -75,7 +75,7 @@ struct SdpaStepOp {
     p.s.q = t[0], p.k_new = t[1], p.v_new = t[2], p.cos = t[3], p.sin = t[4], p.position = t[5];
     p.s.o = t[6], p.s.k = t[7], p.s.v = t[8];
     if (masked) p.s.mask = &t[9];
-    p.s.scale = scale, p.ends = ends, p.stable_caches = stable;
+    p.s.scale = scale, p.ends = ends, p.stable_caches = keeps_caches;
     return p;
   }
   static std::size_t workspace(const Problem& p) { return cuda_ops::sdpa_step_workspace(p); }

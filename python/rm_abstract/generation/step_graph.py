@@ -15,6 +15,7 @@ import torch
 
 from rm_abstract._core import CoreError
 from rm_abstract.generation.largest import largest
+from rm_abstract.generation.step_end import end_step
 
 _MOST = 2  # recordings of a program that nobody uses, and places of buffers that were seen
 _MANY = 64  # steps from which on a recording pays at once; else from the second generation on
@@ -131,14 +132,8 @@ class StepGraph:
             mask.scatter_(1, length.expand(mask.shape[0], 1), 1)
         results, kept = program.launch_into(tensors)
         largest(results[roles["logits"]][:, -1], self._last)
-        if self._eos is not None:
-            if self._pad is not None:
-                self._last.copy_(torch.where(self.open, self._last, self._pad))
-            self.open.logical_and_((self._last[:, None] != self._eos).all(dim=1))
-        self._found.index_copy_(0, length.view(1), self._last[None])
-        length.add_(1)
-        if "positions" in roles:
-            tensors[roles["positions"]].add_(1)
+        positions = tensors[roles["positions"]] if "positions" in roles else None
+        end_step(self._last, self._found, length, positions, self.open, self._eos, self._pad)
         return kept
 
     def enter(

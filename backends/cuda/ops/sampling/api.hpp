@@ -28,4 +28,17 @@ struct Sampling {
 std::span<const KernelRow<Sampling>> sampling_rows();
 Status sampling(const Sampling& p, const char* kernel, Stream stream);
 
+/// What follows from a step's tokens: rows that ended (not `open`) get `pad` where it is given, those
+/// that got one of `eos` end, found[length] = tokens where there is such a row, length and every one of
+/// `positions` grow by one.
+struct Advance {
+  Tensor tokens, found, length;       // [R], [P, R], one element: int64
+  const Tensor* positions = nullptr;  // any shape, int64
+  const Tensor* open = nullptr;       // [R] bool
+  const Tensor* eos = nullptr;        // [E] int64, and
+  const Tensor* pad = nullptr;        // one int64: only with `open`
+};
+
+Status advance(const Advance& p, Stream stream);
+
 }  // namespace rm::cuda_ops

@@ -54,10 +54,10 @@ std::int64_t blocks_of(const Sampling& p) {
 
 template <class Kernel>
 Status launch_row_clusters(Kernel* kernel, const SamplingArgs& a, std::int64_t blocks, int threads,
-                           std::size_t shared, Stream stream) {
+                           std::size_t shared, bool overlap, Stream stream) {
   if (Status s = allow_shared_memory("sampling", kernel, static_cast<int>(shared)); !s) return s;
   const Launch how{grid_of(blocks, a.rows), static_cast<unsigned>(threads), shared,
-                   static_cast<unsigned>(blocks)};
+                   static_cast<unsigned>(blocks), overlap};
   return launch("sampling", kernel, how, stream, a);
 }
 
@@ -81,10 +81,11 @@ Status launch_cluster(const Sampling& p, Workspace, Stream stream) {
   return dispatch_float(p.logits.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if (a.scale == 0.0f && a.vectors) {
-      return launch_row_clusters(sample_largest<T>, a, argmax_blocks(p), kArgmaxThreads, 0, stream);
+      return launch_row_clusters(sample_largest<T>, a, argmax_blocks(p), kArgmaxThreads, 0, true,
+                                 stream);
     }
     return launch_row_clusters(sample_rows<T, SamplingOver::held>, a, blocks, kSamplingThreads,
-                               sizeof(SamplingShared) + held, stream);
+                               sizeof(SamplingShared) + held, false, stream);
   });
 }
 

@@ -3,6 +3,7 @@
 // latency.
 #pragma once
 
+#include "_shim/launch_shim.hpp"
 #include "sampling/kernels/sampling_row_any.cuh"
 
 namespace rm::cuda_ops {
@@ -15,6 +16,7 @@ __global__ void __launch_bounds__(kArgmaxThreads) sample_largest(const SamplingA
   using Team = SamplingTeam<true>;
   constexpr int V = kVec<T>, kLoads = 4;
   __shared__ Mass warp_best[kArgmaxThreads / 32], block_best;
+  overlap_begin(p.logits, p.tokens);
   const std::int64_t row = blockIdx.y + static_cast<std::int64_t>(blockIdx.z) * gridDim.y;
   if (row >= p.rows) return;  // all blocks of the cluster
   const T* x = static_cast<const T*>(p.logits) + row * p.pitch;

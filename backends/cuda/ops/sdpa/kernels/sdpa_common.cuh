@@ -11,12 +11,13 @@ namespace rm::cuda_ops {
 inline constexpr float kLog2E = 1.44269504088896340736f;
 __device__ __forceinline__ float minus_infinity() { return -__int_as_float(0x7f800000); }
 
+/// Past the L1 cache: decoding looks before the kernels in front have ended, and again behind them.
 __device__ __forceinline__ int keys_of(const SdpaArgs& p, int batch) {
   if (p.lengths == nullptr) return p.keys;
   const int at = batch * p.lengths_step;
   const std::int64_t n = p.lengths_more +
-                         (p.lengths_are_64 ? static_cast<const std::int64_t*>(p.lengths)[at]
-                                           : static_cast<const std::int32_t*>(p.lengths)[at]);
+                         (p.lengths_are_64 ? __ldcg(static_cast<const long long*>(p.lengths) + at)
+                                           : __ldcg(static_cast<const int*>(p.lengths) + at));
   return static_cast<int>(n < 0 ? 0 : n < p.keys ? n : p.keys);
 }
 
