@@ -47,6 +47,9 @@ def state(cache):
 
 
 def assert_equal_caches(found, expected):
+    assert vars(found).keys() == vars(expected).keys()
+    for a, b in zip(found.layers, expected.layers, strict=True):
+        assert vars(a).keys() == vars(b).keys()
     for a, b in zip(state(found), state(expected), strict=True):
         for x, y in zip(a, b, strict=True):
             if isinstance(x, torch.Tensor):

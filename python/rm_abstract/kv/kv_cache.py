@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from rm_abstract.base.decline import Decline
-from rm_abstract.kv import bundle, state_cache, window_cache
+from rm_abstract.kv import bundle, layer_content, state_cache, window_cache
 
 _OURS = "rm_abstract.kv.device_cache"
 
@@ -242,6 +242,4 @@ def commit(cache: Any, tensors: Sequence[Any]) -> None:
     while len(layers) * 2 < len(tensors):
         layers.append(layer_type())
     for layer, keys, values in zip(layers, tensors[::2], tensors[1::2], strict=True):
-        layer.dtype, layer.device = keys.dtype, keys.device
-        layer.keys, layer.values = keys, values
-        layer.is_initialized = True
+        layer_content.put(layer, keys, values)

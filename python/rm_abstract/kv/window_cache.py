@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rm_abstract.base.decline import Decline
+from rm_abstract.kv import layer_content
 
 _LAYER = "DynamicSlidingWindowLayer"
 
@@ -61,13 +62,10 @@ def made(tensors: Sequence[torch.Tensor], kept: Sequence[int | None], seen: int)
     for window, keys, values in zip(kept, tensors[::2], tensors[1::2], strict=True):
         if window is None:
             layer = plain()
-            layer.dtype, layer.device = keys.dtype, keys.device
-            layer.is_initialized = True
         else:
             layer = getattr(cache_utils, _LAYER)(sliding_window=window)
-            layer.lazy_initialization(keys, values)
-            layer.dtype = keys.dtype
+            layer._sliding_window_tensor = layer._sliding_window_tensor.to(keys.device)
             layer.cumulative_length = seen
-        layer.keys, layer.values = keys, values
+        layer_content.put(layer, keys, values)
         cache.layers.append(layer)
     return cache
