@@ -1,6 +1,7 @@
 // What a client holds in a worker: loaded programs and sets of states, released when they go.
 #include <algorithm>
 #include <atomic>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -23,7 +24,11 @@ void Weights::digest() {
   const size_t useful = std::min({slots.size(), memory.size() / kWorthAThread, kMostThreads,
                                   size_t{std::thread::hardware_concurrency()}});
   std::vector<std::thread> others;
-  for (size_t i = 1; i < useful; ++i) others.emplace_back(work);
+  try {
+    for (size_t i = 1; i < useful; ++i) others.emplace_back(work);
+  } catch (const std::system_error&) {
+    // No more threads are to be had: those that are there read all of it.
+  }
   work();
   for (std::thread& other : others) other.join();
 }

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 
 from rm_abstract.worker.shared_weights import SharedWeights
 from rm_abstract.worker.tensors import Tensor
@@ -34,3 +37,22 @@ def test_what_holds_the_same_is_made_once_and_goes_with_its_last_program() -> No
 def test_what_has_no_digest_is_nobody_elses() -> None:
     shared = SharedWeights(lambda tensor: object())
     assert shared.of(weight("a", b"")) is not shared.of(weight("a", b""))
+
+
+LIMITED = """
+import resource, torch
+from rm_abstract import _core
+block = _core.worker.Weights([(str(i), "f32", [1 << 20]) for i in range(16)])
+pages = int(open("/proc/self/statm").read().split()[0])
+room = pages * resource.getpagesize() + (1 << 20)  # for no thread's stack
+resource.setrlimit(resource.RLIMIT_AS, (room, room))
+block.digest()
+print("digested")
+"""
+
+
+def test_digests_are_told_where_no_thread_can_be_started() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.stdout == "digested\n", done.stderr
