@@ -29,10 +29,13 @@ def flatten(
     Raises Decline for arguments that a program on ``device`` cannot take.
     """
     leaves: list[Any]
+    structure: Hashable  # a number of targets, or what hashes slower
     if type(inputs) is torch.Tensor and all(type(t) is torch.Tensor for t in targets):
-        leaves, spec = [inputs, *targets], _spec_of(len(targets))
+        structure = len(targets)
+        leaves, spec = [inputs, *targets], _spec_of(structure)
     else:
         leaves, spec = pytree.tree_flatten((inputs, targets))
+        structure = spec
     tensors: list[torch.Tensor] = []
     kinds: list[Hashable] = []
     for leaf in leaves:
@@ -47,7 +50,7 @@ def flatten(
             kinds.append((type(leaf), leaf))
         else:
             raise Decline("RM703", f"a {type(leaf).__name__} in the batch")
-    return tensors, (spec, tuple(kinds)), (leaves, spec)
+    return tensors, (structure, tuple(kinds)), (leaves, spec)
 
 
 def call_model(model: torch.nn.Module, inputs: Any) -> Any:

@@ -6,8 +6,10 @@ are updated in place, its counters are advanced after a step that succeeded.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,9 @@ class Rule:
 
     def as_dict(self) -> dict[str, Any]:
         return dict(vars(self))
+
+
+_rule = functools.cache(Rule)  # one object each: programs compare them at every step
 
 
 def _number(group: dict[str, Any], name: str) -> float:
@@ -78,18 +83,12 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
         maximize = bool(group.get("maximize"))
         if not adam:
             momentum = _number(group, "momentum") != 0
-            found.append(Rule("sgd", momentum, bool(group["nesterov"]), decay, maximize=maximize))
+            nesterov = bool(group["nesterov"])
+            found.append(_rule("sgd", momentum, nesterov, decay, False, False, maximize))
             continue
         decoupled = bool(group.get("decoupled_weight_decay", type(optimizer) is torch.optim.AdamW))
-        found.append(
-            Rule(
-                "adam",
-                weight_decay=decay,
-                decoupled=decoupled,
-                amsgrad=bool(group["amsgrad"]),
-                maximize=maximize,
-            )
-        )
+        amsgrad = bool(group["amsgrad"])
+        found.append(_rule("adam", False, False, decay, decoupled, amsgrad, maximize))
     return tuple(found)
 
 
@@ -116,13 +115,76 @@ def is_adam(optimizer: torch.optim.Optimizer) -> bool:
     return isinstance(optimizer, _ADAM)
 
 
-def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> list[float]:
+class _Cell:
+    """The number of a tensor that is not written where it lies."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def value(self) -> float:
+        return float(self._tensor)
+
+    @value.setter
+    def value(self, number: float) -> None:
+        self._tensor.fill_(number)
+
+
+_CELLS: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+
+
+def _cell(counter: Any) -> Any:
+    if not isinstance(counter, torch.Tensor) or not counter.is_cpu:
+        raise Decline("RM701", "a counter of steps that is no tensor on the CPU")
+    kind = _CELLS.get(counter.dtype)
+    plain = counter.numel() == 1 and counter.layout is torch.strided
+    return _Cell(counter) if kind is None or not plain else kind.from_address(counter.data_ptr())
+
+
+class Counters:
+    """The optimiser's counters of steps, which are torch's tensors: read and written in place, as
+    an operator of torch's for each of them takes longer than the rest of a small step."""
+
+    def __init__(self) -> None:
+        self._held: list[torch.Tensor] = []
+        self._sizes: list[int] = []  # how many of each group
+        self._places: list[int] = []
+        self._cells: list[list[Any]] = []  # by group
+
+    def read(self, taken: list[list[torch.Tensor]]) -> list[float]:
+        """The steps that each group took. Raises Decline when they differ within a group."""
+        held = [s for steps in taken for s in steps]
+        sizes = [*map(len, taken)]
+        same = sizes == self._sizes and all(map(operator.is_, held, self._held))
+        if not same or [s.data_ptr() for s in held] != self._places:
+            self._sizes = []  # until all of them are known
+            self._cells = [[_cell(s) for s in steps] for steps in taken]
+            self._held, self._places = held, [s.data_ptr() for s in held]
+            self._sizes = sizes
+        out = []
+        for cells in self._cells:
+            counts = {cell.value for cell in cells}
+            if len(counts) > 1:
+                why = "parameters of one group that took different numbers of steps"
+                raise Decline("RM701", why)
+            out.append(counts.pop() if counts else 0.0)
+        return out
+
+    def write(self, counts: list[float]) -> None:
+        """The steps that each group of those that were read last took."""
+        for cells, count in zip(self._cells, counts, strict=True):
+            for cell in cells:
+                cell.value = count
+        torch.autograd.graph.increment_version(self._held)
+
+
+def numbers(optimizer: torch.optim.Optimizer, counts: list[float]) -> list[float]:
     """The rows of the program's input ``hyper``, in float64, for the step that comes next.
 
-    ``taken`` are the counters by group. Raises Decline when they differ within a group.
+    ``counts`` are the steps taken, by group.
     """
     out: list[float] = []
-    for group, steps in zip(optimizer.param_groups, taken, strict=True):
+    for group, count in zip(optimizer.param_groups, counts, strict=True):
         lr, decay = _number(group, "lr"), _number(group, "weight_decay")
         if "momentum" in group:
             momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
@@ -131,12 +193,7 @@ def numbers(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -
         beta1, beta2 = group["betas"]
         if isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
             raise Decline("RM701", "betas that are tensors")
-        if not all(isinstance(s, torch.Tensor) and s.is_cpu for s in steps):
-            raise Decline("RM701", "a counter of steps that is no tensor on the CPU")
-        counts = {float(s) for s in steps}
-        if len(counts) > 1:
-            raise Decline("RM701", "parameters of one group that took different numbers of steps")
-        step = (counts.pop() if counts else 0.0) + 1.0
+        step = count + 1.0
         size = lr / (1.0 - beta1**step)
         root = math.sqrt(1.0 - beta2**step)
         eps = _number(group, "eps")
@@ -157,11 +214,8 @@ def was_finite(optimizer: torch.optim.Optimizer, scaler: Any) -> bool:
     return not any(float(v) for v in found.values())
 
 
-def advanced(optimizer: torch.optim.Optimizer, taken: list[list[torch.Tensor]]) -> None:
-    """Counts a step that succeeded, as the optimiser's own step does."""
-    for group in taken:
-        if group:
-            count = float(group[0]) + 1.0  # all of a group are equal: see `numbers`
-            for step in group:
-                step.fill_(count)
+def advanced(optimizer: torch.optim.Optimizer, counters: Counters, counts: list[float]) -> None:
+    """Counts a step that succeeded behind ``counts``, as the optimiser's own step does."""
+    if is_adam(optimizer):
+        counters.write([count + 1.0 for count in counts])
     optimizer._opt_called = True  # type: ignore[attr-defined] # what lr schedulers look at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.capture.training import Forward
-from rm_abstract.training.optimizers import Rule
+from rm_abstract.training.optimizers import Rule, state_names
 from rm_abstract.training.place import Place
 from rm_abstract.training.stored import Stored
 
@@ -59,6 +60,11 @@ class StepProgram:
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
     recomputed: list[dict[str, Any]] = field(default_factory=list)  # under a memory budget
     split: dict[str, int] = field(default_factory=dict)  # logits: pieces, bytes, piece_bytes
+
+    @cached_property
+    def state_names(self) -> list[tuple[str, ...]]:
+        """Of the optimiser's state of a parameter, by group."""
+        return [state_names(rule) for rule in self.wanted.rules]
 
     def run(
         self,

@@ -7,6 +7,7 @@ A program is used only while nothing that its capture read has changed; then all
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -260,12 +261,10 @@ def check_apart(found: StepProgram, batch: Collection[torch.Tensor], donated: An
         found.memory, found.spans = memory, spans
     if not found.spans:
         return
-    low, high = found.spans[0][0], found.spans[-1][1]
     for t in batch:
         start, end = span(t)
-        if end <= low or start >= high:
-            continue
-        if any(start < b and a < end for a, b in found.spans):
+        before = bisect_left(found.spans, (end, 0))  # spans that begin in front of its end
+        if before and found.spans[before - 1][1] > start:
             raise Decline("RM703", "a batch that shares memory with a parameter")
 
 

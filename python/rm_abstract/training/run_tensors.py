@@ -29,7 +29,7 @@ def donated(
         return [*(t.tensor for t in found.trained), *written], []
     tensors: list[torch.Tensor] = []
     counters: list[list[torch.Tensor]] = [[] for _ in rules]
-    names = [optimizers.state_names(rule) for rule in rules]
+    names = found.state_names
     adam = optimizers.is_adam(optimizer)
     state = optimizer.state
     for t in found.trained:
@@ -87,6 +87,7 @@ class HyperRows:
     def __init__(self) -> None:
         self._cells = array("d")
         self._held = torch.empty(0)  # the cells as a tensor
+        self._place: Place | None = None  # that they were sent to
         self.tensor = self._held  # where programs read it
 
     def fill(
@@ -100,6 +101,9 @@ class HyperRows:
             numbers = [*numbers, *most, *([0.0] * (width - len(most)))]
             height += 1
         cells = array("d", numbers)
+        if cells == self._cells and height == len(self._held) and place is self._place:
+            return  # they are there
+        self._place = place
         if len(cells) == len(self._cells) and height == len(self._held):
             self._cells[:] = cells
         else:

@@ -71,6 +71,7 @@ class TrainingStep(Routed):
         self._finite = True  # eager's last gradients, as its scaler saw them
         self._rules: tuple[optimizers.Rule, ...] = ()
         self._hyper = run_tensors.HyperRows()
+        self._counters = optimizers.Counters()
 
     # ---- the step ----------------------------------------------------------------------------
 
@@ -107,8 +108,10 @@ class TrainingStep(Routed):
         donated, taken = self._donated(found)
         sums = self._sums(found)
         check_apart(found, tensors, [*sums, *donated])
+        counts: list[float] = []
         if found.wanted.rules:
-            self._fill(optimizers.numbers(self.optimizer, taken))
+            counts = self._counters.read(taken)
+            self._fill(optimizers.numbers(self.optimizer, counts))
         try:
             batch = [*tensors, *self._scales()]
             results = found.run(batch, self._hyper.tensor, sums, donated, self._frozen(found))
@@ -116,7 +119,7 @@ class TrainingStep(Routed):
             raise Decline(error.reason or "RM703", str(error)) from error
         if found.wanted.rules:
             torch.autograd.graph.increment_version(donated)
-            self._updated(found, results, taken)
+            self._updated(found, results, counts)
         else:
             torch.autograd.graph.increment_version([*sums, *donated[len(sums) :]])
             self._kept(found, sums)
@@ -126,16 +129,14 @@ class TrainingStep(Routed):
         self._counts["compiled"] += 1
         return results[0]  # type: ignore[no-any-return]
 
-    def _updated(
-        self, found: StepProgram, results: list[Any], taken: list[list[torch.Tensor]]
-    ) -> None:
+    def _updated(self, found: StepProgram, results: list[Any], counts: list[float]) -> None:
         """What else happens in a step whose program updated the parameters."""
         finite = True
         if found.wanted.scaled:
             finite = bool(results.pop(1))
             optimizers.note_finite(self.optimizer, self.scaler, finite)
         if finite:
-            optimizers.advanced(self.optimizer, taken)
+            optimizers.advanced(self.optimizer, self._counters, counts)
         if found.wanted.clip_norm:
             self.grad_norm = results[1]
         if self._has_gradients:  # of earlier micro-batches, or of a backward outside of the step
@@ -262,7 +263,7 @@ class TrainingStep(Routed):
         donated, taken = self._donated(found)
         sums = self._sums(found)
         check_apart(found, tensors, [*sums, *donated])
-        rows = optimizers.numbers(self.optimizer, taken)
+        rows = optimizers.numbers(self.optimizer, self._counters.read(taken))
         self._fill(rows)
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in donated]
         before = [t.detach().clone() for t in donated]
