@@ -68,6 +68,10 @@ class RoutedModel(Protocol):
     def served_latest_call(self) -> bool:
         """Whether a compiled program of this model served the latest call of this thread."""
 
+    def holds(self) -> bool:
+        """Whether the model still is what its programs were made from. For who runs them without
+        a call of the model: asked behind every callback of the user's."""
+
     @property
     def waiting_calls(self) -> int:
         """Calls that PyTorch served so far because a program for them was being made."""

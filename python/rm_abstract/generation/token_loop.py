@@ -3,9 +3,9 @@
 transformers has resolved everything when `_sample` is called; what it would do there is done here
 in the same order and by its own processors, criteria and random draws. The first steps are ordinary
 calls of the model: they compile, are compared and checked. Once one was served by a program, its
-steps are run directly until rows end or the cache is full; a call that asks for nothing but greedy
-tokens leaves even that to a loop in the core. Whatever a callback raises, the cache then holds
-whole steps.
+steps are run directly until rows end, the cache is full or a callback has changed the model; a call
+that asks for nothing but greedy tokens leaves even that to a loop in the core. Whatever a callback
+raises, the cache then holds whole steps.
 """
 
 from __future__ import annotations
@@ -276,6 +276,8 @@ class TokenLoop:
         for _ in range(min(capacity - step.length(), self._chunk)):
             if self._accept(step.one(self._last)) or (stop is not None and stop()):
                 return
+            if not self._router.holds():
+                return
 
     def _in_core(
         self,
@@ -309,7 +311,7 @@ class TokenLoop:
         def on_tokens(tokens: list[int]) -> int:
             for number, token in enumerate(tokens, 1):
                 try:
-                    if self._add(torch.tensor([token])):
+                    if self._add(torch.tensor([token])) or not self._router.holds():
                         return number
                 except BaseException as error:
                     raised.append(error)
@@ -413,7 +415,8 @@ class TokenLoop:
         host = ServedModel(self._model, self._router)
 
         def choose(logits: torch.Tensor) -> int | None:
-            return None if self._accept(logits[None, None]) else self._last[0]
+            over = self._accept(logits[None, None])
+            return self._last[0] if not over and self._router.holds() else None
 
         sharing.decode(sequence, host, choose)
         self._router.loop_tokens += sequence.steps

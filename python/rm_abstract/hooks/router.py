@@ -179,6 +179,10 @@ class Router(Ours):
         """Whether a program of this model served the latest call of this thread."""
         return bool(self.route.served())
 
+    def holds(self) -> bool:
+        """Whether the module still is what its programs were made from."""
+        return not self.route.look()[0]
+
     @property
     def waiting_calls(self) -> int:
         declined = self.route.stats()["declined"]
