@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,3 +139,21 @@ def test_rows_of_threads_are_those_of_the_changed_model(pair: tuple[Any, Any]) -
     with rm.disabled():
         expected = generated(plain, **callbacks("streamer", plain, replaced))
     assert torch.equal(found[0], expected)
+
+
+@pytest.mark.parametrize("pair", ["sim:0"], indirect=True)
+def test_a_cache_of_the_model_before_a_change_is_lost_with_its_device(
+    pair: tuple[Any, Any],
+) -> None:
+    """Feeding its tokens to the model of now would make other keys and values."""
+    model, _ = pair
+
+    def change_and_kill(model: Any) -> None:
+        attention(model).v_proj.weight.data.mul_(-2)
+        for pool in rm.session.current()._workers.values():
+            for pid in pool.alive():
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(rm.ExecutionError) as caught:
+        generated(model, **callbacks("streamer", model, change_and_kill))
+    assert caught.value.code in ("RM303", "RM407")

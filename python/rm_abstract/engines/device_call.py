@@ -74,7 +74,7 @@ class DeviceCall(CompiledCall):
         self.step = step = DeviceStep.of(self.spec)
         if step is not None:
             step.lengths = lengths
-            step.replay = replaying(engine.module(), engine.parameters.names)
+            step.replay, step.changes = replaying(engine), engine.changes
 
     def decode_step(self, leaves: Sequence[Any]) -> None:
         """The core's loop runs programs of our own compiler."""

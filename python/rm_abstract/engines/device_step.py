@@ -21,6 +21,7 @@ from rm_abstract.engines.buckets import TOKEN_INPUTS, padded_tokens
 from rm_abstract.kv.names import NAMES, cache_name
 
 if TYPE_CHECKING:
+    from rm_abstract.engines.specializer import Specializer
     from rm_abstract.kv.history import History
 
 _REPLAYED = {"attention_mask", "position_ids", *NAMES, *TOKEN_INPUTS}
@@ -39,6 +40,7 @@ class DeviceStep(StepCall):
         self._replayable = bool(self._name) and plain and set(numbers) <= _REPLAYED
         self.lengths: Sequence[int] = ()
         self.replay: Callable[[History], list[torch.Tensor]] | None = None
+        self.changes = 0  # of the model, before this was made
 
     def remember(self, leaves: Sequence[Any]) -> None:
         """Notes what the call feeds the cache. Raises Decline for a cache of another device."""
@@ -49,7 +51,7 @@ class DeviceStep(StepCall):
         history.whole = history.whole and self._replayable
         positions = leaves[self._positions] if self._positions >= 0 else None
         mask = leaves[self._masks[0]] if self._masks else None
-        history.record(cache.length, self._name, tokens, positions, mask)
+        history.record(cache.length, self._name, tokens, positions, mask, self.changes)
         cache.residence.replay = self.replay
 
     def _make_room(self, cache: Any, batch: int, new: int) -> None:
@@ -60,10 +62,10 @@ class DeviceStep(StepCall):
         cache.prepare_on_device(batch, new)
 
 
-def replaying(module: torch.nn.Module, parameters: Sequence[str]) -> Any:
+def replaying(engine: Specializer) -> Any:
     """A function that feeds a history to the original and returns the buffers it made."""
-    held = weakref.ref(module)
-    names = frozenset(parameters)
+    held, held_engine = weakref.ref(engine.module()), weakref.ref(engine)
+    names = frozenset(engine.parameters.names)
 
     def replay(history: History) -> list[torch.Tensor]:
         from transformers.cache_utils import DynamicCache
@@ -75,6 +77,13 @@ def replaying(module: torch.nn.Module, parameters: Sequence[str]) -> Any:
             raise ExecutionError(
                 "[generation] expected the model a cache belongs to, got none; try generating "
                 "again with a model that exists",
+                code="RM303",
+            )
+        known = held_engine()  # none when its session has ended: nobody looks for changes then
+        if known is not None and known.changes != history.changes:
+            raise ExecutionError(
+                "[generation] expected the model that made the keys and values of a lost device, "
+                "got one that was changed since; try this generation again",
                 code="RM303",
             )
         cache: Any = DynamicCache()

@@ -218,6 +218,10 @@ class ProgramEngine:
     # ---- what a compiled call asks -----------------------------------------------------------
 
     @property
+    def changes(self) -> int:
+        return self._changes
+
+    @property
     def quantises(self) -> bool:
         return self.artefacts.weight_bits > 0
 

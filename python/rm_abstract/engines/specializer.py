@@ -52,6 +52,10 @@ class Specializer(Protocol):
         """Differs from an earlier one when a weight of the variant was replaced or written."""
 
     @property
+    def changes(self) -> int:
+        """How often the module was changed since the first call."""
+
+    @property
     def on_gpu(self) -> bool:
         """Programs run on a device that has its own memory, and calls return before it is done."""
 

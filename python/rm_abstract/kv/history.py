@@ -18,12 +18,14 @@ class Fed:
 
 @dataclass
 class History:
-    """The inputs that made a cache's content. ``whole`` is False when something is missing."""
+    """The inputs that made a cache's content. ``whole`` is False when something is missing, or came
+    of the model in another state: ``changes`` is how often it was changed."""
 
     pieces: list[Fed] = field(default_factory=list)
     mask: torch.Tensor | None = None
     length: int = 0
     whole: bool = True
+    changes: int = 0
 
     def record(
         self,
@@ -32,9 +34,13 @@ class History:
         tokens: torch.Tensor,
         positions: torch.Tensor | None,
         mask: torch.Tensor | None,
+        changes: int,
     ) -> None:
         """Tokens at the positions from ``start`` on; what was known behind them is forgotten."""
         self.truncate(start)
+        if self.pieces and changes != self.changes:
+            self.whole = False
+        self.changes = changes
         if start > self.length or (mask is not None and mask.dim() != 2):
             self.whole = False  # the original ran meanwhile, or a mask that is not replayed
         if self.whole and start and not self._agrees(mask, start):
@@ -74,7 +80,7 @@ class History:
 
     def copied(self) -> History:
         """A history that goes on by itself."""
-        return History(list(self.pieces), self.mask, self.length, self.whole)
+        return History(list(self.pieces), self.mask, self.length, self.whole, self.changes)
 
     def merged(self) -> list[Fed]:
         """The pieces, as few as there can be."""
