@@ -255,6 +255,82 @@ def test_a_gpt_trains_as_in_eager() -> None:
     assert any("scatter" in kernel for kernel in kernels)  # the gradient of the table of words
 
 
+# ---- mixed precision and dropout -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["mlp", "gpt"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_follows_autocast(what: str, precision: str) -> None:
+    torch.manual_seed(0)
+    model = mlp() if what == "mlp" else Gpt().cuda()
+    loss_fn, data = (F.cross_entropy, batches()) if what == "mlp" else (language_loss, texts())
+    other = copy.deepcopy(model)
+    optimizer, beside = (
+        OPTIMIZERS["adamw"](model.parameters()),
+        OPTIMIZERS["adamw"](other.parameters()),
+    )
+    step = rm.compile_step(model, loss_fn, optimizer, precision=precision, options=STRICT)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+    scaler = torch.amp.GradScaler("cuda", enabled=precision == "fp16")
+    for i in range(24):
+        x, y = data[i % len(data)]
+        beside.zero_grad()
+        with torch.autocast("cuda", dtype):
+            loss = loss_fn(other(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(beside)
+        scaler.update()
+        got = step(x, y)
+        assert got.dtype == loss.dtype == torch.float32
+        assert float(got) == pytest.approx(float(loss), rel=0.02), i
+    report = step.report()
+    assert report["reasons"] == {}
+    assert report["compiled"] >= 18, report  # a scale that was too large shows nothing
+    if precision == "fp16":
+        assert step.scaler.get_scale() == scaler.get_scale()
+    program = report["programs"][0]
+    assert program["native_nodes"] == program["nodes"]
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(F.dropout(torch.relu(self.first(x)), 0.25, self.training))
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+def test_dropout_draws_in_the_program(precision: str) -> None:
+    torch.manual_seed(0)
+    model = Dropped().cuda()
+    optimizer = OPTIMIZERS["adam"](model.parameters())
+    step = rm.compile_step(model, F.cross_entropy, optimizer, precision=precision, options=STRICT)
+    x, y = batches(count=1)[0]
+    losses = [float(step(x, y)) for _ in range(40)]
+    program = step.report()["programs"][0]
+    assert any("uniform" in kernel for kernel in program["kernels"])
+    assert step.report()["compiled"] >= 37
+    assert len(set(losses[3:])) == len(losses[3:])  # each draws others
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("shape", [(1,), (3, 5), (1027,), (64, 1000)])
+def test_random_numbers_are_the_hosts(dtype: str, shape: tuple[int, ...]) -> None:
+    from rm_abstract import _core, device
+
+    device.load_plugins(gpu=True)
+    sizes = ",".join(map(str, shape))
+    text = f'rmir 1\ninput %0 "s" : i64[2]\n%1 = uniform(%0) : {dtype}[{sizes}]\nreturn %1\n'
+    for state in ([0, 0], [2**62 + 12345, 2**33 + 7], [-1, -1]):
+        given = torch.tensor(state)
+        wanted = _core.Program(text, {}, ["cpu"]).run([given])[0]
+        got = _core.Program(text, {}, ["cuda"]).run([given.cuda()])[0]
+        assert torch.equal(got.cpu(), wanted)
+
+
 # ---- what no program takes -----------------------------------------------------------------------
 
 
@@ -278,17 +354,6 @@ def test_what_is_left_to_eager_says_why(code: str, make: Any, batch: Any) -> Non
         else:
             assert torch.isfinite(step(*batch(given)))
     assert code in step.report()["reasons"]
-    assert step.report()["compiled"] == 0
-
-
-def test_mixed_precision_is_left_to_eager() -> None:
-    model = mlp()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    how: dict[str, Any] = {"precision": "bf16", "options": {"fallback": "allow"}}
-    step = rm.compile_step(model, F.cross_entropy, optimizer, **how)
-    for batch in batches():
-        assert torch.isfinite(step(*batch))
-    assert "mixed precision" in step.report()["reasons"]["RM703"]
     assert step.report()["compiled"] == 0
 
 

@@ -4,6 +4,7 @@
 #include "indexing/api.hpp"
 #include "rows/row.hpp"
 #include "scatter/api.hpp"
+#include "uniform/api.hpp"
 
 namespace rm::cuda {
 namespace {
@@ -129,6 +130,26 @@ struct ScatterOp {
   }
 };
 
+/// Random numbers, a function of a state on the device.
+struct UniformOp {
+  using Problem = cuda_ops::Uniform;
+  static constexpr const char* kOp = "uniform";
+  static auto rows() { return cuda_ops::uniform_rows(); }
+
+  std::vector<Placed> tensors;
+
+  explicit UniformOp(const rm_problem& raw) {
+    const Operands p(raw);
+    tensors = {{p.input(0), 0, false}, {p.output(0), 0, true}};
+  }
+  Problem problem(const Tensor* t) const { return {t[0], t[1]}; }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::uniform(p, kernel, stream);
+  }
+};
+
 }  // namespace
 
 void add_move_rows(std::vector<rm_kernel>& out) {
@@ -138,6 +159,7 @@ void add_move_rows(std::vector<rm_kernel>& out) {
   Row<IndexedOp<cuda_ops::IndexKind::select>>::add(out);
   Row<IndexedOp<cuda_ops::IndexKind::copy>>::add(out);
   Row<ScatterOp>::add(out);
+  Row<UniformOp>::add(out);
 }
 
 }  // namespace rm::cuda

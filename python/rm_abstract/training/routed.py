@@ -159,8 +159,6 @@ class Routed:
     def _check_modes(self) -> None:
         """Modes of this call that a program does not have."""
         self._place.check()
-        if self._place.kind != "cpu" and (self.precision != "auto" or self.scaler is not None):
-            raise Decline("RM703", "mixed precision on a GPU")
         if not torch.is_grad_enabled():
             raise Decline("RM706", "gradients are switched off")
         if torch.is_autocast_enabled(self._place.kind):
