@@ -54,8 +54,11 @@ void fuse_steps(StepList& list, select::PreparedCache& cache) {
   };
   if (cache.has_rows("append_sdpa")) fuse_attention(list, served);
   if (cache.has_rows("linears") || cache.has_rows("quant_linears")) fuse_products(list, served);
-  if (cache.has_rows("adams")) fuse_updates(list, served);
+  if (cache.has_rows("gemm_ewise")) fuse_programs(list, served);
+  if (cache.has_rows("slopes")) fuse_slopes(list, served);
   if (cache.has_rows("append_sdpa")) fuse_small_ewise(list, served);  // a device that is told what to do
+  if (cache.has_rows("small_steps")) fuse_small(list, served);
+  if (cache.has_rows("adams")) fuse_updates(list, served);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ const std::vector<double>& imm_of(const Step& step) {
   return std::get<std::vector<double>>(step.attrs.at("imm"));
 }
 
-bool same(const Ref& a, const Ref& b) {
+bool same_view(const Ref& a, const Ref& b) {
   return a.buffer == b.buffer && a.version == b.version && a.layout == b.layout;
 }
 
@@ -68,7 +68,7 @@ std::optional<Step> with_taken(const Step& step, const Step& taken, size_t at) {
   Step out = step;
   out.inputs.clear();
   const auto place = [&](const Ref& r) {
-    const auto it = std::find_if(out.inputs.begin(), out.inputs.end(), [&](const Ref& o) { return same(o, r); });
+    const auto it = std::find_if(out.inputs.begin(), out.inputs.end(), [&](const Ref& o) { return same_view(o, r); });
     if (it != out.inputs.end()) return it - out.inputs.begin();
     out.inputs.push_back(r);
     return static_cast<std::ptrdiff_t>(out.inputs.size()) - 1;

@@ -23,6 +23,16 @@ void fuse_attention(StepList& list, const Served& served);
 /// Small elementwise steps in those that read them, if those are small elementwise steps alone.
 void fuse_small_ewise(StepList& list, const Served& served);
 
+/// A product whose only reader is an element-wise step, and that step: `gemm_ewise`.
+void fuse_programs(StepList& list, const Served& served);
+
+/// Products of transposed left operands and sums of those operands' columns, as slopes of weights and
+/// biases are: `slopes`. All of one step run where the last of them did.
+void fuse_slopes(StepList& list, const Served& served);
+
+/// Steps over few elements that follow each other, as losses are: `small_steps`.
+void fuse_small(StepList& list, const Served& served);
+
 /// Updates by Adam of several parameters with the same numbers: `adams`.
 void fuse_updates(StepList& list, const Served& served);
 

@@ -3,23 +3,13 @@
 #include <algorithm>
 #include <vector>
 
-#include "plan/fuse_steps.hpp"
+#include "plan/fusion.hpp"
 
 namespace rm::plan {
 namespace {
 
 constexpr size_t kMostUpdates = 12;  // of `adams`
 enum Operand : size_t { kNumbers = 4, kLargest = 5, kApply = 6 };
-
-bool present(const Step& step, size_t i) { return i < step.inputs.size() && step.inputs[i].present(); }
-
-bool same(const Ref& a, const Ref& b) {
-  return a.buffer == b.buffer && a.version == b.version && a.layout == b.layout;
-}
-
-bool touches(const std::vector<Ref>& refs, int32_t buffer) {
-  return std::any_of(refs.begin(), refs.end(), [&](const Ref& r) { return r.buffer == buffer; });
-}
 
 /// adam in place and without AMSGrad's largest.
 bool is_update(const Step& step) {
@@ -32,20 +22,6 @@ Ref apply_of(const Step& step) { return present(step, kApply) ? step.inputs[kApp
 bool alike(const Step& a, const Step& b) {
   return a.attrs == b.attrs && same(a.inputs[kNumbers], b.inputs[kNumbers]) &&
          same(apply_of(a), apply_of(b));
-}
-
-/// Whether step `from` may run at `to` instead.
-bool moves(const StepList& list, size_t from, size_t to) {
-  const Step& step = list.steps[from];
-  for (size_t s = from + 1; s <= to; ++s) {
-    for (const Ref& r : step.outputs) {
-      if (touches(list.steps[s].inputs, r.buffer) || touches(list.steps[s].outputs, r.buffer)) return false;
-    }
-    for (const Ref& r : step.inputs) {
-      if (r.present() && touches(list.steps[s].outputs, r.buffer)) return false;
-    }
-  }
-  return true;
 }
 
 Step together(const StepList& list, const std::vector<size_t>& members) {

@@ -73,7 +73,7 @@ int64_t elements(const Axes& a, const std::vector<int64_t>& sizes, size_t operan
 }
 
 bool is_product(const Shape& s) {
-  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || (is_fused(s.op) && s.op != "adams");
+  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || (is_fused(s.op) && s.op != "adams" && s.op != "slopes");
 }
 
 /// Repeated axes to a few, the outermost first, until the check is affordable.
@@ -90,7 +90,7 @@ void bound(const Shape& s, const rm_kernel& row, const Axes& a, std::vector<int6
     }
     return;
   }
-  if (s.op == "adams") {  // of all parameters
+  if (s.op == "adams" || s.op == "slopes") {  // of all parameters
     for (size_t i = 0; i < a.all.size(); ++i) {
       if (!a.all[i].inner && !a.all[i].fixed) few(i);
     }
@@ -205,6 +205,7 @@ Shape alike(const select::Problem& problem, const rm_kernel& row) {
   for (const Operand& o : s.inputs) {
     if (o.present && o.layout.is_empty()) return s;  // nothing is read: small as it is
   }
+  if (s.op == "small_steps") return s;  // its program has sizes of its own, all of them small
   if (reduce_images(s, row) || reduce_recurrent(s)) return s;
   if (s.inputs.empty()) s.inputs.push_back({false, {}, false});
   const bool none = !s.inputs[0].present;

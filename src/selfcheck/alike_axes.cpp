@@ -209,6 +209,31 @@ Axes adams_axes(const Shape& s) {
   return a;
 }
 
+/// A product of matrices; the program's operands lie along its result.
+Axes gemm_ewise_axes(const Shape& s) {
+  Axes a;
+  const int m = a.add(s.inputs[0].layout.dims[0], 'M'), k = a.add(s.inputs[0].layout.dims[1], 'K', true);
+  const int n = a.add(s.outputs[0].layout.dims[1], 'N', true);
+  const bool rows = attr_or<int64_t>(s, "trans_b", 1) != 0;
+  a.of = {{m, k}, {rows ? n : k, rows ? k : n}};
+  while (a.of.size() <= s.inputs.size()) a.of.push_back({m, n});
+  return a;
+}
+
+/// Each product has axes of its own.
+Axes slopes_axes(const Shape& s) {
+  Axes a;
+  std::vector<std::vector<int>> results;
+  for (size_t i = 0; i + 1 < s.inputs.size(); i += 2) {
+    const Ints &g = s.inputs[i].layout.dims, &x = s.inputs[i + 1].layout.dims;
+    const int m = a.add(g[0], 'M'), n = a.add(g[1], 'N', true), k = a.add(x[1], 'K', true);
+    a.of.insert(a.of.end(), {{m, n}, {m, k}});
+    results.insert(results.end(), {{n, k}, {n}});
+  }
+  a.of.insert(a.of.end(), results.begin(), results.end());
+  return a;
+}
+
 Axes embedding_axes(const Shape& s) {
   Axes a;
   const int v = a.add(s.inputs[0].layout.dims[0], 'V');
@@ -296,6 +321,8 @@ Axes axes_of(Shape& s) {
   if (s.op == "append_sdpa") return append_sdpa_axes(s);
   if (s.op == "linears" || s.op == "quant_linears") return linears_axes(s);
   if (s.op == "adams") return adams_axes(s);
+  if (s.op == "gemm_ewise") return gemm_ewise_axes(s);
+  if (s.op == "slopes") return slopes_axes(s);
   if (s.op == "embedding") return embedding_axes(s);
   if (s.op == "gather" || s.op == "scatter" || s.op == "index" || s.op == "index_copy") {
     return lookup_axes(s);

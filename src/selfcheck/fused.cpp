@@ -200,15 +200,174 @@ std::vector<Part> adams(const Shape& shape, const std::vector<Filled>& inputs,
   return out;
 }
 
+/// a b of matrices, rounded once; `turn_a`: a is [K, M], `turn_b`: b is [N, K].
+HostTensor product(const HostTensor& a, bool turn_a, const HostTensor& b, bool turn_b,
+                   const ir::TensorType& type) {
+  const int64_t m = type.dims[0].value(), n = type.dims[1].value();
+  const int64_t k = a.type.dims[turn_a ? 0 : 1].value();
+  std::vector<double> out(static_cast<size_t>(m * n));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t l = 0; l < k; ++l) {
+        sum += at(a, turn_a ? l * m + i : i * k + l) * at(b, turn_b ? j * k + l : l * n + j);
+      }
+      out[static_cast<size_t>(i * n + j)] = sum;
+    }
+  }
+  return ops::from_doubles(type, out);
+}
+
+std::vector<Part> gemm_ewise(const Shape& shape, const std::vector<Filled>& inputs,
+                             const std::vector<Filled>& before) {
+  const ir::TensorType type = before[0].values.type;
+  const bool turn_b = attr_or<int64_t>(shape, "trans_b", 1) != 0;
+  const HostTensor made = product(*operand(inputs, 0), false, *operand(inputs, 1), turn_b, type);
+  ir::Node node;
+  node.op = "ewise", node.attrs = {{"code", shape.attrs.at("code")}, {"imm", shape.attrs.at("imm")}};
+  std::vector<const HostTensor*> operands{&made};
+  for (size_t i = 2; i < inputs.size(); ++i) operands.push_back(operand(inputs, i));
+  HostTensor result = ops::get("ewise").reference(node, operands, {type})[0];
+  std::vector<int64_t> all = all_of(result);
+  std::vector<Part> out;
+  out.push_back({0, std::move(result), std::move(all)});
+  return out;
+}
+
+std::vector<Part> slopes(const std::vector<Filled>& inputs, const std::vector<Filled>& before) {
+  std::vector<Part> out;
+  const auto whole = [&](size_t y, HostTensor t) {
+    std::vector<int64_t> all = all_of(t);
+    out.push_back({y, std::move(t), std::move(all)});
+  };
+  for (size_t i = 0; i + 1 < inputs.size(); i += 2) {
+    const HostTensor &g = *operand(inputs, i), &x = *operand(inputs, i + 1);
+    whole(i, product(g, true, x, false, before[i].values.type));
+    if (before[i + 1].memory == nullptr) continue;
+    const int64_t rows = g.type.dims[0].value(), n = g.type.dims[1].value();
+    std::vector<double> sums(static_cast<size_t>(n));
+    for (int64_t e = 0; e < rows * n; ++e) sums[static_cast<size_t>(e % n)] += at(g, e);
+    whole(i + 1, ops::from_doubles(before[i + 1].values.type, sums));
+  }
+  return out;
+}
+
+/// The program of small_steps (plan/small_program.hpp), part by part.
+class SmallSteps {
+ public:
+  SmallSteps(const Shape& shape, const std::vector<Filled>& inputs, const std::vector<Filled>& before)
+      : shape_(shape), program_(std::get<ir::Ints>(shape.attrs.at("program"))), inputs_(inputs.size()) {
+    for (const Filled& f : inputs) values_.push_back(f.values);
+    for (const Filled& f : before) values_.push_back(f.values);
+    const int64_t inner = next();
+    for (int64_t i = 0; i < inner; ++i) {
+      const int64_t code = next();
+      ir::TensorType type{ir::DType::kF32, {next()}};
+      ir::from_dlpack({static_cast<uint8_t>(code >> 8), static_cast<uint8_t>(code & 255), 1}, &type.dtype);
+      values_.push_back(ops::zeros(type));
+    }
+  }
+
+  std::vector<Part> run(size_t outputs) {
+    while (at_ < program_.size()) part();
+    std::vector<Part> out;
+    for (size_t y = 0; y < outputs; ++y) {
+      HostTensor& t = values_[inputs_ + y];
+      std::vector<int64_t> all = all_of(t);
+      out.push_back({y, std::move(t), std::move(all)});
+    }
+    return out;
+  }
+
+ private:
+  struct Place {
+    size_t slot;
+    ir::Ints sizes;
+    std::vector<int64_t> elements;  // in its value, where that is no input
+  };
+
+  int64_t next() { return program_.at(at_++); }
+
+  Place place(ir::Ints sizes) {
+    Place out{static_cast<size_t>(next()), std::move(sizes), {}};
+    if (out.slot < inputs_) return out;
+    const int64_t offset = next();
+    ir::Ints strides;
+    for (size_t d = 0; d < out.sizes.size(); ++d) strides.push_back(next());
+    out.elements = ops::strided_offsets(out.sizes, strides);
+    for (int64_t& e : out.elements) e += offset;
+    return out;
+  }
+
+  HostTensor value(const Place& p) const {
+    const HostTensor& whole = values_[p.slot];
+    if (p.slot < inputs_) return whole;
+    ir::TensorType type{whole.type.dtype, {}};
+    for (int64_t d : p.sizes) type.dims.emplace_back(d);
+    return ops::take(whole, type, p.elements);
+  }
+
+  void part() {
+    constexpr const char* kOps[] = {"ewise", "reduce", "softmax", "gather"};
+    constexpr const char* kKinds[] = {"sum", "mean", "max", "min"};
+    const auto op = static_cast<size_t>(next());
+    const int64_t a = next(), b = next(), rank = next();
+    ir::Ints sizes;
+    for (int64_t d = 0; d < rank; ++d) sizes.push_back(next());
+    const int64_t count = next();
+    ir::Node node;
+    node.op = kOps[op];
+    ir::Ints made = sizes, looked_into = sizes;
+    if (op == 0) {
+      const auto& code = std::get<ir::Ints>(shape_.attrs.at("code"));
+      node.attrs = {{"code", ir::Ints(code.begin() + 5 * a, code.begin() + 5 * (a + b))},
+                    {"imm", shape_.attrs.at("imm")}};
+    } else if (op == 1) {
+      ir::Ints axes;
+      for (int64_t d = 0; d < rank; ++d) {
+        if ((b >> d & 1) != 0) axes.push_back(d), made[static_cast<size_t>(d)] = 1;
+      }
+      node.attrs = {{"axes", axes}, {"kind", std::string(kKinds[a])}, {"keepdim", int64_t{1}}};
+    } else if (op == 2) {
+      node.attrs = {{"log", a}, {"axis", rank - 1}};
+    } else {
+      node.attrs = {{"axis", a}};
+      looked_into[static_cast<size_t>(a)] = b;
+    }
+    const Place to = place(made);
+    std::vector<HostTensor> given;
+    for (int64_t i = 0; i < count; ++i) given.push_back(value(place(op == 3 && i == 0 ? looked_into : sizes)));
+    std::vector<const HostTensor*> operands;
+    for (const HostTensor& t : given) operands.push_back(&t);
+    HostTensor& whole = values_[to.slot];
+    ir::TensorType type{whole.type.dtype, {}};
+    for (int64_t d : made) type.dims.emplace_back(d);
+    const HostTensor result = ops::get(node.op).reference(node, operands, {type})[0];
+    const size_t item = ir::size_bytes(type.dtype);
+    for (size_t e = 0; e < to.elements.size(); ++e) {
+      std::copy_n(result.at(static_cast<int64_t>(e)), item, whole.at(to.elements[e]));
+    }
+  }
+
+  const Shape& shape_;
+  const ir::Ints& program_;
+  size_t inputs_, at_ = 0;
+  std::vector<HostTensor> values_;
+};
+
 }  // namespace
 
 bool is_fused(std::string_view op) {
-  return op == "linears" || op == "quant_linears" || op == "append_sdpa" || op == "adams";
+  return op == "linears" || op == "quant_linears" || op == "append_sdpa" || op == "adams" ||
+         op == "gemm_ewise" || op == "slopes" || op == "small_steps";
 }
 
 std::vector<Part> expected_fused(const Shape& shape, const std::vector<Filled>& inputs,
                                  const std::vector<Filled>& before) {
   if (shape.op == "adams") return adams(shape, inputs, before);
+  if (shape.op == "gemm_ewise") return gemm_ewise(shape, inputs, before);
+  if (shape.op == "slopes") return slopes(inputs, before);
+  if (shape.op == "small_steps") return SmallSteps(shape, inputs, before).run(before.size());
   return shape.op == "append_sdpa" ? append_sdpa(shape, inputs, before) : linears(shape, inputs, before);
 }
 

@@ -1,5 +1,5 @@
 // What the steps that plans fuse should give (docs/operators.md: linears, quant_linears, append_sdpa,
-// adams). They are no operators of the graph, so src/ops has no reference of them; these are made of
+// adams, gemm_ewise, slopes, small_steps). They are no operators of the graph, so src/ops has no reference of them; these are made of
 // those it has.
 #pragma once
 

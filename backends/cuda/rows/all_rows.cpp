@@ -99,6 +99,7 @@ std::vector<rm_kernel> all_rows() {
   std::vector<rm_kernel> out;
   add_linears_rows(out);
   add_gemm_rows(out);
+  add_small_rows(out);
   add_norm_rows(out);
   add_attention_rows(out);
   add_ewise_rows(out);

@@ -284,6 +284,7 @@ std::vector<rm_kernel> all_rows();
 // One function a file of rows/.
 void add_linears_rows(std::vector<rm_kernel>& out);
 void add_gemm_rows(std::vector<rm_kernel>& out);
+void add_small_rows(std::vector<rm_kernel>& out);
 void add_norm_rows(std::vector<rm_kernel>& out);
 void add_attention_rows(std::vector<rm_kernel>& out);
 void add_ewise_rows(std::vector<rm_kernel>& out);

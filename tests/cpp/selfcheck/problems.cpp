@@ -154,6 +154,25 @@ void add_quantised_groups(std::vector<Shape>& out, DType t, int64_t bits) {
 
 /// Only some devices have rows for these.
 void add_fused(std::vector<Shape>& out) {
+  for (bool sums : {false, true}) {
+    Shape s{"slopes", {}, {}, {}};
+    for (const ir::Ints& sizes : {ir::Ints{64, 256, 256}, ir::Ints{64, 10, 256}, ir::Ints{7, 33, 5}}) {
+      s.inputs.push_back(dense(DType::kF32, {sizes[0], sizes[1]}));
+      s.inputs.push_back(dense(DType::kF32, {sizes[0], sizes[2]}));
+      s.outputs.push_back(dense(DType::kF32, {sizes[1], sizes[2]}));
+      s.outputs.push_back(sums || sizes[0] == 7 ? dense(DType::kF32, {sizes[1]}) : absent());
+    }
+    out.push_back(std::move(s));
+    Operand row = dense(DType::kF32, {256});  // relu's slope of another value, times a row
+    row.layout = ir::view_expand(row.layout, {64, 256});
+    const int64_t k = sums ? 256 : 10;
+    out.push_back({"gemm_ewise",
+                   {dense(DType::kF32, {64, k}), dense(DType::kF32, sums ? ir::Ints{256, k} : ir::Ints{k, 256}),
+                    dense(DType::kF32, {64, 256}), row},
+                   {dense(DType::kF32, {64, 256})},
+                   {{"trans_b", int64_t{sums}}, {"imm", std::vector<double>{0}},
+                    {"code", ir::Ints{0, 0, 0, -1, -1, 52, 0, 1, 3, -1, 70, 0, 4, 3, 0, 42, 0, 5, 2, -1}}}});
+  }
   for (bool apply : {false, true}) {
     Shape s{"adams", {dense(DType::kF32, {8}), apply ? dense(DType::kBool, {}) : absent()}, {},
             {{"decay", std::string(apply ? "parameter" : "gradient")}, {"maximize", int64_t{0}}}};
