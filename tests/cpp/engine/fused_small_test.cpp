@@ -21,6 +21,8 @@ namespace {
 
 size_t most_parts = 1000;  // what the row is asked for; tests change it
 
+int takes_nothing(const rm_problem*, const rm_device_info*, rm_str*) { return 0; }
+
 int takes(const rm_problem* p, const rm_device_info*, rm_str*) {
   for (size_t i = 0; i < p->num_attrs; ++i) {
     if (p->attrs[i].name.size == 7 && p->attrs[i].count > most_parts) return 0;  // program
@@ -79,7 +81,7 @@ rm_status* run(const rm_launch* l) {
   return nullptr;
 }
 
-std::shared_ptr<const select::KernelTable> fusing_kernels() {
+std::shared_ptr<const select::KernelTable> fusing_kernels(bool inlines = false) {
   auto table = std::make_shared<select::KernelTable>();
   Backend& cpu = backend::registry().load(RM_CPU_PLUGIN);
   static rm_kernel& row = *[] {
@@ -91,6 +93,13 @@ std::shared_ptr<const select::KernelTable> fusing_kernels() {
   }();
   for (const rm_kernel& k : cpu.kernels()) table->add("cpu", &k, &cpu.get_device_info(0));
   table->add("test", &row, &cpu.get_device_info(0));
+  // Of a device whose element-wise steps take in those they read: what a device with attention of a step is.
+  static const rm_kernel& attention = *[] {
+    auto* k = new rm_kernel(row);
+    k->op = k->name = plugin::str("append_sdpa"), k->supports = takes_nothing;
+    return k;
+  }();
+  if (inlines) table->add("test", &attention, &cpu.get_device_info(0));
   return table;
 }
 
@@ -161,6 +170,10 @@ TEST_CASE("a loss, its slope and a cast for later steps are one step where they 
     int64_t launches = 0;
     for (const auto& [name, n] : kernels) launches += n;
     if (rows != 300) CHECK(launches == 4);  // two products, what lies between them, the multiplication
+    // Programs that took in what they read have more operands, and are still parts of the step.
+    const auto [taken, fewer] = results_of(c, fusing_kernels(true), inputs);
+    for (size_t i = 0; i < 3; ++i) CHECK(max_difference(plain[i], taken[i]) < 1e-4);
+    if (rows != 300) CHECK(fewer == kernels);
     most_parts = 3;  // what no kernel takes stays as it was
     const auto [same, left] = results_of(c, fusing_kernels(), inputs);
     for (size_t i = 0; i < 3; ++i) CHECK(max_difference(plain[i], same[i]) == 0);

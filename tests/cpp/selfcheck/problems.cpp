@@ -152,6 +152,27 @@ void add_quantised_groups(std::vector<Shape>& out, DType t, int64_t bits) {
   }
 }
 
+/// Sums of rows and a column's cast, log-softmax, a look-up in it, and a program over all of them.
+Shape small_steps(int64_t rows, int64_t classes) {
+  constexpr int64_t kEwise = 0, kReduce = 1, kSoftmax = 2, kGather = 3, kF32 = 0x220, kRankTwo = 2;
+  // Places: 0 scores, 1 class numbers, 2 the result, 3 the looked up, 4 log-softmax, 5 sums.
+  const auto inner = [](int64_t slot, int64_t width) { return Ints{slot, 0, width, 1}; };
+  Ints program{2, kF32, rows * classes, kF32, rows};
+  const auto part = [&](std::initializer_list<int64_t> head, std::initializer_list<Ints> places) {
+    program.insert(program.end(), head);
+    for (const Ints& place : places) program.insert(program.end(), place.begin(), place.end());
+  };
+  part({kSoftmax, 1, 0, kRankTwo, rows, classes, 1}, {inner(4, classes), {0}});
+  part({kReduce, 0, 2, kRankTwo, rows, classes, 1}, {inner(5, 1), inner(4, classes)});
+  part({kGather, 1, classes, kRankTwo, rows, 1, 2}, {inner(3, 1), inner(4, classes), {1}});
+  // x * log-softmax + sum, the sum repeated along its row.
+  part({kEwise, 0, 2, kRankTwo, rows, classes, 3}, {inner(2, classes), {0}, inner(4, classes), {5, 0, 1, 0}});
+  return {"small_steps",
+          {dense(DType::kF32, {rows, classes}), dense(DType::kI64, {rows, 1})},
+          {dense(DType::kF32, {rows, classes}), dense(DType::kF32, {rows, 1})},
+          {{"program", program}, {"code", Ints{42, 0, 0, 1, -1, 40, 0, 3, 2, -1}}, {"imm", std::vector<double>{}}}};
+}
+
 /// Only some devices have rows for these.
 void add_fused(std::vector<Shape>& out) {
   for (bool sums : {false, true}) {
@@ -173,6 +194,8 @@ void add_fused(std::vector<Shape>& out) {
                    {{"trans_b", int64_t{sums}}, {"imm", std::vector<double>{0}},
                     {"code", ir::Ints{0, 0, 0, -1, -1, 52, 0, 1, 3, -1, 70, 0, 4, 3, 0, 42, 0, 5, 2, -1}}}});
   }
+  out.push_back(small_steps(64, 10));
+  out.push_back(small_steps(5, 129));
   for (bool apply : {false, true}) {
     Shape s{"adams", {dense(DType::kF32, {8}), apply ? dense(DType::kBool, {}) : absent()}, {},
             {{"decay", std::string(apply ? "parameter" : "gradient")}, {"maximize", int64_t{0}}}};

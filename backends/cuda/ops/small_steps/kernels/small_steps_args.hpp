@@ -7,7 +7,7 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kSmallParts = 24, kSmallSlots = 40, kSmallRank = 4, kSmallOperands = 6;
+inline constexpr int kSmallParts = 24, kSmallSlots = 40, kSmallRank = 4, kSmallOperands = 8;
 inline constexpr int kSmallCode = 96, kSmallBytes = 32 << 10;
 
 enum class SmallOp : std::uint8_t { ewise, reduce, softmax, gather };
