@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rm_abstract as rm
+from rm_abstract.training.place import Slots
 
 STRICT = {"fallback": "error"}
 
@@ -110,3 +111,37 @@ def test_counters_that_differ_within_a_group_are_eagers() -> None:
         optimizer.state[next(model.parameters())]["step"].fill_(70.0)
     _alike(pair, step)
     assert "different numbers of steps" in step.report()["reasons"]["RM701"]
+
+
+class _Slots(Slots):
+    """With events that are told when they are waited for."""
+
+    def __init__(self, like: torch.Tensor, rows: int) -> None:
+        super().__init__(like, torch.device("cpu"), rows)
+        self.said: list[str] = []
+
+    def _mark(self) -> Any:
+        number = sum(text.startswith("mark") for text in self.said)
+        self.said.append(f"mark {number}")
+        said = self.said
+
+        class Event:
+            def synchronize(self) -> None:
+                said.append(f"wait {number}")
+
+        return Event()
+
+
+def test_rows_are_written_again_only_behind_the_copies_from_them() -> None:
+    slots = _Slots(torch.zeros(2), rows=4)
+    where = []
+    for i in range(10):
+        there = slots.send(torch.tensor([float(i), -float(i)]))
+        assert there is slots.there
+        assert there.tolist() == [float(i), -float(i)]
+        where.append([row.tolist()[0] for row in slots._rows].index(float(i)))
+    assert where == [0, 1, 2, 3] * 2 + [0, 1]
+    # Copies 0 and 1, then 2 and 3, have an event behind them; copy 4 waits for the first.
+    assert slots.said == [
+        "mark 0", "mark 1", "wait 0", "mark 2", "wait 1", "mark 3", "wait 2", "mark 4",
+    ]  # fmt: skip

@@ -15,13 +15,49 @@ _BRIDGE = "torch"
 _GPU = "cuda"  # torch's name of the kind, and our backend's
 
 
+class Slots:
+    """What is sent to one place on the GPU, again and again, from rows of pinned memory in turn: of
+    other memory the driver may wait for all work before a copy. A row is written again when the
+    stream has gone past the copy from it."""
+
+    def __init__(self, like: torch.Tensor, device: torch.device, rows: int = 64) -> None:
+        self.there = torch.empty_like(like, device=device)
+        shape, pinned = (rows, *like.shape), device.type == _GPU
+        self._rows = list(torch.empty(shape, dtype=like.dtype, pin_memory=pinned))
+        self._next = 0
+        self._passed: list[Any] = [None, None]  # events behind the copies of each half
+
+    def send(self, t: torch.Tensor) -> torch.Tensor:
+        """The place, which holds ``t`` for work that is launched behind this."""
+        half, within = divmod(self._next, len(self._rows) // 2)
+        if within == 0:
+            self._wait(half)
+        row = self._rows[self._next]
+        row.copy_(t)
+        self.there.copy_(row, non_blocking=True)
+        self._next = (self._next + 1) % len(self._rows)
+        if self._next % (len(self._rows) // 2) == 0:
+            self._passed[half] = self._mark()
+        return self.there
+
+    def _mark(self) -> Any:
+        """An event behind all copies until now: streams that train a model wait for each other."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.there.device))
+        return event
+
+    def _wait(self, half: int) -> None:
+        if self._passed[half] is not None:
+            self._passed[half].synchronize()
+
+
 class Place:
     """The device of parameters, states and batches; programs are for it alone."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.kind = device, device.type
         self.index = device.index or 0  # of the device, among its backend's
-        self._copies: dict[str, torch.Tensor] = {}
+        self._sent: dict[str, Slots] = {}
 
     def check(self) -> None:
         """Raises Decline where nothing is compiled for."""
@@ -50,11 +86,10 @@ class Place:
         place. Work that was launched before reads what it held then."""
         if self.kind != _GPU:
             return t
-        copy = self._copies.get(name)
-        if copy is None or copy.shape != t.shape or copy.dtype != t.dtype:
-            copy = self._copies[name] = torch.empty_like(t, device=self.device)
-        # Of memory that is not pinned the driver has taken a copy when this returns.
-        return copy.copy_(t, non_blocking=True)
+        slots = self._sent.get(name)
+        if slots is None or slots.there.shape != t.shape or slots.there.dtype != t.dtype:
+            slots = self._sent[name] = Slots(t, self.device)
+        return slots.send(t)
 
 
 def device_type(parameters: Iterable[torch.Tensor]) -> str:
