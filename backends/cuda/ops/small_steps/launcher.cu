@@ -30,7 +30,7 @@ class Reader {
   bool run() {
     if (!read_values() || !read_code()) return false;
     while (at_ < p_.program.size()) {
-      if (out_.parts == kSmallParts || !read_part(out_.part[out_.parts++])) return false;
+      if (out_.parts == kSmallParts || !read_part(out_.program.part[out_.parts++])) return false;
     }
     return out_.parts > 0 && !failed_;
   }
@@ -77,10 +77,13 @@ class Reader {
     if (code.size() > kSmallCode || p_.code.imm.size() > kSmallCode) return false;
     for (std::size_t i = 0; i < code.size(); ++i) {
       const auto narrow = [](int v) { return static_cast<std::int16_t>(v); };
-      out_.step[i] = {narrow(code[i].opcode), narrow(code[i].cls), narrow(code[i].a), narrow(code[i].b),
-                      narrow(code[i].c)};
+      out_.program.step[i].step = {narrow(code[i].opcode), narrow(code[i].cls), narrow(code[i].a),
+                                   narrow(code[i].b), narrow(code[i].c)};
+      const bool values = code[i].cls == 0 && code[i].opcode != kConst && !gives_bool(code[i].opcode);
+      out_.program.step[i].direct = values ? 1 : 0;  // unless a part has other operands
     }
-    std::copy(p_.code.imm.begin(), p_.code.imm.end(), out_.imm);
+    out_.steps = static_cast<int>(code.size());
+    std::copy(p_.code.imm.begin(), p_.code.imm.end(), out_.program.imm);
     return true;
   }
 
@@ -119,8 +122,10 @@ class Reader {
       sizes[d] = other[d] = next();
       if (sizes[d] < 1) return false;
       count *= sizes[d];
-      part.size[d] = static_cast<std::int32_t>(sizes[d]);
+      part.size[d] = static_cast<std::int32_t>(std::min(sizes[d], kMostElements));
+      part.share[d] = 1.0f / static_cast<float>(part.size[d]);
     }
+    part.count = static_cast<std::int32_t>(std::min(count, kMostElements + 1));
     const std::int64_t operands = next();
     if (failed_ || count > kMostElements || operands < 0 || operands > kSmallOperands) return false;
     part.operands = static_cast<std::uint8_t>(operands);
@@ -143,7 +148,7 @@ class Reader {
     return !failed_ && fits(part);
   }
 
-  bool fits(const SmallPart& part) const {
+  bool fits(const SmallPart& part) {
     const auto type = [&](int i) { return out_.dtype[part.place[i].slot]; };
     switch (part.op) {
       case SmallOp::ewise:
@@ -158,16 +163,29 @@ class Reader {
     }
   }
 
-  bool code_fits(const SmallPart& part) const {
+  bool code_fits(const SmallPart& part) {
     const auto count = static_cast<std::int64_t>(p_.code.code.size());
     if (part.a < 0 || part.b < 1 || part.b > kMaxInstructions || std::int64_t{part.a} + part.b > count) return false;
+    int cls[kSmallOperands + kMaxInstructions];  // of registers
+    for (int i = 0; i < part.operands; ++i) cls[i] = class_of(out_.dtype[part.place[1 + i].slot]);
     for (int k = 0; k < part.b; ++k) {
-      const EwiseStep& s = out_.step[part.a + k];
+      SmallStep& step = out_.program.step[part.a + k];
+      const EwiseStep& s = step.step;
       const int most = s.opcode == kConst ? static_cast<int>(p_.code.imm.size()) : part.operands + k;
       if (s.a < 0 || s.a >= most || s.cls < 0 || s.cls > 2) return false;
       if (s.opcode != kConst && (s.b >= most || s.c >= most)) return false;
+      for (int r : {s.a, s.b, s.c}) {
+        if (s.opcode != kConst && r >= 0 && cls[r] != 0) step.direct = 0;
+      }
+      cls[part.operands + k] = s.opcode != kConst && gives_bool(s.opcode) ? 2 : s.cls;
     }
     return true;
+  }
+
+  /// Of a register with a value of this type.
+  static int class_of(DType dtype) {
+    const bool single = dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+    return single ? 0 : dtype == DType::f64 ? 1 : 2;
   }
 
   const SmallSteps& p_;

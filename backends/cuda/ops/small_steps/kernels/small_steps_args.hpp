@@ -17,21 +17,33 @@ struct SmallPlace {
   std::int32_t offset, stride[kSmallRank];
 };
 
-struct SmallPart {
+struct alignas(16) SmallPart {
   SmallOp op;
   std::uint8_t rank, operands;
-  std::int32_t a, b, size[kSmallRank];
+  std::int32_t a, b, count, size[kSmallRank];
+  float share[kSmallRank];               // 1 / size
   SmallPlace place[1 + kSmallOperands];  // the result first
 };
 
+/// `direct`: its operands are registers of its class.
+struct alignas(16) SmallStep {
+  EwiseStep step;
+  std::int16_t direct;
+};
+
+/// What all threads read all the time; it is copied to shared memory first.
+struct alignas(16) SmallProgram {
+  SmallPart part[kSmallParts];
+  SmallStep step[kSmallCode];
+  double imm[kSmallCode];
+};
+
 struct SmallStepsArgs {
-  int parts, slots;
+  int parts, slots, steps;
   void* data[kSmallSlots];           // null: inner values, at `offset` in shared memory
   std::int32_t offset[kSmallSlots];  // bytes
   DType dtype[kSmallSlots];
-  SmallPart part[kSmallParts];
-  EwiseStep step[kSmallCode];
-  double imm[kSmallCode];
+  SmallProgram program;
 };
 
 }  // namespace rm::cuda_ops
