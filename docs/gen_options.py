@@ -10,7 +10,10 @@ from rm_abstract.base.config import table
 PAGE = Path(__file__).resolve().parent / "options.md"
 GROUPS = {
     "session": ("Session", "Arguments of `rm_abstract.init()`."),
-    "compile": ("Compile options", "Keys of `compile_options`."),
+    "compile": (
+        "Compile options",
+        "Keys of the dictionary `compile_options`, an argument of `rm_abstract.init()`.",
+    ),
     "cache": ("Compile cache", "See [cache.md](cache.md)."),
     "debug": ("Looking inside", "For finding out what happens and why."),
 }
@@ -21,10 +24,12 @@ def page() -> str:
     out = [
         "# Options",
         "",
-        "An option is read from the argument, else from its environment variable, else from",
-        "`rm_abstract.toml` (of the project, else in `~/.config`), else it is the default.",
-        "An unknown name or value raises `ConfigError`. The column *recompiles* says whether a new",
-        "value needs new compiled programs; the cache keeps those of the earlier values as well.",
+        "The value of an option comes from the argument of `init()`, else from its environment",
+        "variable, else from `rm_abstract.toml` in the working directory or a folder above it (up",
+        "to the first with `.git` or `pyproject.toml`), else from the file of that name in",
+        "`$XDG_CONFIG_HOME` or `~/.config`, else it is the default. An unknown name or value",
+        "raises `ConfigError`. The column *recompiles* says whether a new value needs new compiled",
+        "programs of all models; the cache keeps those of the earlier values as well.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
