@@ -28,9 +28,9 @@ def page() -> str:
         "variable, else from one file `rm_abstract.toml`, else it is the default. That file is the",
         "nearest one in the working directory or a folder above it (up to the first with `.git` or",
         "`pyproject.toml`); the one in `$XDG_CONFIG_HOME` or `~/.config` is read only if there is",
-        "none. An unknown name or value raises `ConfigError`. The column *recompiles* says whether a",
-        "new value needs new compiled programs of all models; the cache keeps those of the earlier",
-        "values as well.",
+        "none. An unknown name or value raises `ConfigError`. The column *recompiles* says whether",
+        "a new value needs new compiled programs of all models; the cache keeps those of the",
+        "earlier values as well.",
         "Generated from `src/base/options.cpp` by `docs/gen_options.py`; do not edit.",
     ]
     for group, (title, text) in GROUPS.items():
