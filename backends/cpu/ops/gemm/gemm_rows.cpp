@@ -7,6 +7,7 @@
 
 #include "common/decoded_row.hpp"
 #include "common/row.hpp"
+#include "ops/gemm/amx.hpp"
 #include "ops/gemm/cost.hpp"
 #include "ops/gemm/direct.hpp"
 #include "ops/gemm/naive.hpp"
@@ -24,6 +25,9 @@ RM_CPU_TABLE(UnpackedSet, unpacked_kernels)
 namespace avx512_bf16 {
 extern const KernelSet gemm_kernels;
 extern const DirectSet direct_kernels;
+}
+namespace amx_bf16 {
+extern const AmxSet amx_kernels;
 }
 #endif
 
@@ -117,6 +121,21 @@ struct DirectBf16 {
 };
 #endif
 
+#if RM_CPU_X86
+struct Amx {
+  using Kernel = AmxGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!extras().amx_bf16) return "this machine (or the option cpu_isa) has no AMX for bf16";
+    return AmxGemm::reject(g);
+  }
+  static Roof roof(const GemmProblem&) { return {900, 800, 0}; }
+  static Kernel* make(GemmProblem g) {
+    return new AmxGemm(std::move(g), amx_bf16::amx_kernels, *RM_CPU_PICK(Isa::avx512, gemm_kernels));
+  }
+  static std::vector<rm_edge> edges() { return AmxGemm::edges(); }
+};
+#endif
+
 template <Isa kIsa>
 struct Unpacked {
   using Kernel = UnpackedGemm;
@@ -170,6 +189,7 @@ std::span<const rm_kernel> gemm_rows() {
   using namespace gemm;
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
+    make_decoded_row<Gemm, Amx>("gemm_direct_amx_bf16"),
     make_decoded_row<Gemm, DirectBf16>("gemm_direct_avx512_bf16"),
     make_decoded_row<Gemm, Direct<Isa::avx512>>("gemm_direct_avx512"),
     make_decoded_row<Gemm, Direct<Isa::avx2>>("gemm_direct_avx2"),

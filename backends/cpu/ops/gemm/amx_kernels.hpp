@@ -1,0 +1,45 @@
+// What the gemm on matrix tiles (amx.cpp) and its kernels (isa_amx.cpp) agree on.
+//
+// Plain data and function pointers only, like tile.hpp.
+#pragma once
+
+#include "ops/gemm/tile.hpp"
+
+namespace rm::cpu::gemm {
+
+constexpr int kAmxRows = 16;        // of x in a group
+constexpr int kAmxColumns = 32;     // rows of the weight in a chunk: two tiles
+constexpr int kAmxBlock = 32;       // elements of k in a tile
+constexpr int kAmxTileBytes = 1024;
+
+/// Groups of rows of x as tiles: [group][block of k][pair of k][row], zeros behind the last row and
+/// the last k. Units [begin, end) are blocks, numbered group after group.
+struct AmxSpread {
+  const void* src;
+  int64_t row_stride, col_stride, m, k;
+  int64_t begin, end;
+  void* dst;
+};
+
+/// Two chunks with one group of rows of x, one chunk with two groups, or one with one: what is null
+/// is not there. acc[i] receives [kAmxRows][kAmxColumns] sums: of chunk i, or of group i.
+///
+/// Every sum is one chain in the order of k, whatever stands beside it.
+struct AmxArgs {
+  const void* x[2];
+  const void* w[2];
+  int64_t row_bytes;  // of the weight
+  int64_t k;
+  float* acc[2];
+  /// Chunks whose rows are fetched into the second-level cache meanwhile; null: nothing to fetch.
+  const void* next[2];
+};
+
+struct AmxSet {
+  void (*open)();  // before a thread multiplies: its tiles' shapes
+  void (*multiply)(const AmxArgs&);
+  void (*close)();
+  void (*spread)(const AmxSpread&);
+};
+
+}  // namespace rm::cpu::gemm

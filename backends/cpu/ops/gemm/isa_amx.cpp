@@ -1,0 +1,221 @@
+// Products of bf16 on matrix tiles (AMX): 16 rows of the weight as they lie ([N, K], K dense) times
+// 16 rows of x, whose pairs of k were put side by side once.
+//
+// The weight is the tiles' left operand, since that one is read row by row: no copy of it is made.
+// Sums come out with the weight's rows first and are transposed in registers.
+#include <immintrin.h>
+
+#include "ops/gemm/amx_kernels.hpp"
+#include "ops/gemm/transpose.hpp"
+
+namespace rm::cpu::gemm::RM_ISA {
+namespace {
+
+static_assert(kNr == kAmxColumns && kWidth == kAmxRows);
+
+constexpr int64_t kLine = 64;
+
+struct alignas(64) Shapes {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+constexpr Shapes kShapes;
+
+// The compiler's intrinsics do not say that they read memory: what they read is constant, written by
+// other functions, or followed by written().
+RM_INLINE void written() { __asm__ volatile("" ::: "memory"); }
+
+void open() { _tile_loadconfig(&kShapes); }
+
+void close() { _tile_release(); }
+
+/// What is fetched while a chunk is multiplied, a share of it a block of k: the next chunk, in the
+/// order of memory from four places, since processors fetch ahead within a page.
+struct Ahead {
+  static constexpr int kPlaces = 4;
+  const char* at;
+  int64_t step, row_bytes, lines, left;
+
+  RM_INLINE Ahead begin(const void* next, const AmxArgs& a, int64_t blocks) {
+    return {static_cast<const char*>(next), kAmxColumns / kPlaces * a.row_bytes, a.row_bytes, blocks, blocks};
+  }
+
+  inline __attribute__((always_inline)) void fetch() {
+    if (at == nullptr) return;
+    for (int i = 0; i < kAmxColumns / kPlaces; ++i) {
+#pragma GCC unroll 8
+      for (int p = 0; p < kPlaces; ++p) __builtin_prefetch(at + p * step, 0, 2);
+      at += kLine;
+      if (--left == 0) {
+        left = lines;
+        at += row_bytes - lines * kLine;
+      }
+    }
+  }
+};
+
+/// The last, incomplete block of 16 rows, zeros behind it.
+RM_INLINE void copy_rest(const char* w, int64_t row_bytes, int64_t bytes, char* tile) {
+  for (int r = 0; r < 16; ++r) {
+    __builtin_memset(tile + r * kLine, 0, kLine);
+    __builtin_memcpy(tile + r * kLine, w + r * row_bytes, static_cast<size_t>(bytes));
+  }
+}
+
+/// A tile of sums, [row of the weight][row of x], to [row of x][16 of kAmxColumns].
+RM_INLINE void turn(const float* tile, float* acc) {
+  vu square[kWidth];
+  load_square(reinterpret_cast<const uint32_t*>(tile), kWidth, square);
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    F32::store(acc + i * kAmxColumns, (vf)square[i]);
+  }
+}
+
+// Tiles 0 to 3 are sums, 4 and 5 rows of the weight, 6 and 7 rows of x.
+
+/// Two chunks, one group of rows of x.
+void two_chunks(const AmxArgs& a) {
+  const int64_t blocks = (a.k + kAmxBlock - 1) / kAmxBlock, whole = a.k / kAmxBlock;
+  const char *x = static_cast<const char*>(a.x[0]), *w0 = static_cast<const char*>(a.w[0]);
+  const char* w1 = static_cast<const char*>(a.w[1]);
+  const int64_t half = 16 * a.row_bytes;
+  Ahead ahead0 = Ahead::begin(a.next[0], a, blocks);
+  Ahead ahead1 = Ahead::begin(a.next[1], a, blocks);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const auto step = [&](const char* p0, const char* p1, const char* p2, const char* p3,
+                        int64_t stride) __attribute__((always_inline)) {
+    _tile_loadd(6, x, kLine);
+    _tile_loadd(4, p0, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, p1, stride);
+    _tile_dpbf16ps(1, 5, 6);
+    _tile_loadd(4, p2, stride);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_loadd(5, p3, stride);
+    _tile_dpbf16ps(3, 5, 6);
+    x += kAmxTileBytes;
+  };
+  for (int64_t b = 0; b < whole; ++b) {
+    ahead0.fetch();
+    ahead1.fetch();
+    step(w0, w0 + half, w1, w1 + half, a.row_bytes);
+    w0 += kLine, w1 += kLine;
+  }
+  if (whole < blocks) {
+    alignas(64) char rest[4][kAmxTileBytes];
+    const int64_t bytes = (a.k - whole * kAmxBlock) * 2;
+    copy_rest(w0, a.row_bytes, bytes, rest[0]), copy_rest(w0 + half, a.row_bytes, bytes, rest[1]);
+    copy_rest(w1, a.row_bytes, bytes, rest[2]), copy_rest(w1 + half, a.row_bytes, bytes, rest[3]);
+    written();
+    step(rest[0], rest[1], rest[2], rest[3], kLine);
+  }
+  alignas(64) float sums[4][256];
+  _tile_stored(0, sums[0], kLine);
+  _tile_stored(1, sums[1], kLine);
+  _tile_stored(2, sums[2], kLine);
+  _tile_stored(3, sums[3], kLine);
+  turn(sums[0], a.acc[0]), turn(sums[1], a.acc[0] + 16);
+  turn(sums[2], a.acc[1]), turn(sums[3], a.acc[1] + 16);
+}
+
+/// One chunk, one group of rows of x or two.
+template <bool kTwo>
+void one_chunk(const AmxArgs& a) {
+  const int64_t blocks = (a.k + kAmxBlock - 1) / kAmxBlock, whole = a.k / kAmxBlock;
+  const char *x0 = static_cast<const char*>(a.x[0]), *x1 = static_cast<const char*>(a.x[1]);
+  const char* w = static_cast<const char*>(a.w[0]);
+  const int64_t half = 16 * a.row_bytes;
+  Ahead ahead = Ahead::begin(a.next[0], a, blocks);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const auto step = [&](const char* p0, const char* p1, int64_t stride)
+                        __attribute__((always_inline)) {
+    _tile_loadd(4, p0, stride);
+    _tile_loadd(6, x0, kLine);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, p1, stride);
+    _tile_dpbf16ps(1, 5, 6);
+    x0 += kAmxTileBytes;
+    if constexpr (kTwo) {
+      _tile_loadd(7, x1, kLine);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+      x1 += kAmxTileBytes;
+    }
+  };
+  for (int64_t b = 0; b < whole; ++b) {
+    ahead.fetch();
+    step(w, w + half, a.row_bytes);
+    w += kLine;
+  }
+  if (whole < blocks) {
+    alignas(64) char rest[2][kAmxTileBytes];
+    const int64_t bytes = (a.k - whole * kAmxBlock) * 2;
+    copy_rest(w, a.row_bytes, bytes, rest[0]), copy_rest(w + half, a.row_bytes, bytes, rest[1]);
+    written();
+    step(rest[0], rest[1], kLine);
+  }
+  alignas(64) float sums[4][256];
+  _tile_stored(0, sums[0], kLine);
+  _tile_stored(1, sums[1], kLine);
+  turn(sums[0], a.acc[0]), turn(sums[1], a.acc[0] + 16);
+  if constexpr (kTwo) {
+    _tile_stored(2, sums[2], kLine);
+  _tile_stored(3, sums[3], kLine);
+    turn(sums[2], a.acc[1]), turn(sums[3], a.acc[1] + 16);
+  }
+}
+
+void multiply(const AmxArgs& a) {
+  if (a.w[1] != nullptr) return two_chunks(a);
+  return a.x[1] != nullptr ? one_chunk<true>(a) : one_chunk<false>(a);
+}
+
+/// `count` elements of a row of x, zeros up to a block.
+RM_INLINE void gather(const uint16_t* src, int64_t stride, int64_t count, uint16_t* block) {
+  __builtin_memset(block, 0, kLine);
+  if (stride == 1) {
+    __builtin_memcpy(block, src, static_cast<size_t>(count) * sizeof *block);
+  } else {
+    for (int64_t j = 0; j < count; ++j) block[j] = src[j * stride];
+  }
+}
+
+void spread(const AmxSpread& a) {
+  const int64_t blocks = (a.k + kAmxBlock - 1) / kAmxBlock;
+  for (int64_t unit = a.begin; unit < a.end; ++unit) {
+    const int64_t row = unit / blocks * kAmxRows, k = unit % blocks * kAmxBlock;
+    const int64_t rows = imin(kAmxRows, a.m - row), count = imin(kAmxBlock, a.k - k);
+    const auto* src =
+        static_cast<const uint16_t*>(a.src) + row * a.row_stride + k * a.col_stride;
+    vu square[kWidth];
+    if (rows == kAmxRows && count == kAmxBlock && a.col_stride == 1) {
+      load_square(src, a.row_stride, square);
+    } else {
+      for (int i = 0; i < kWidth; ++i) {
+        uint16_t block[kAmxBlock];
+        gather(src + i * a.row_stride, a.col_stride, i < rows ? count : 0, block);
+        square[i] = load_bits(block);
+      }
+    }
+    transpose(square);
+    auto* dst = static_cast<float*>(a.dst) + unit * (kAmxTileBytes / 4);
+#pragma GCC unroll 16
+    for (int i = 0; i < kWidth; ++i) F32::store(dst + i * kWidth, (vf)square[i]);
+  }
+}
+
+}  // namespace
+
+extern constinit const AmxSet amx_kernels = {open, multiply, close, spread};
+
+}  // namespace rm::cpu::gemm::RM_ISA
