@@ -312,6 +312,21 @@ def test_a_short_prompt_goes_between_the_pieces_of_a_long_one() -> None:
     scheduler.close()
 
 
+def test_prompts_that_wait_together_begin_before_many_steps_are_made(model: Any) -> None:
+    """A step costs as much for one row as for all: rows that begin together share theirs."""
+    scheduler = Scheduler.of(model, Limits(rows=8))
+    heard = [Heard() for _ in range(8)]
+    with held(scheduler):
+        for number, one in enumerate(heard):
+            prompt = [3 + number, *range(10, 49)]
+            scheduler.submit(Job(prompt, 10, one, Sampling(temperature=0)))
+    for one in heard:
+        assert len(one.ids()) == 10
+    scheduler.close()
+    # Nine steps make ten tokens; seven prompts of forty tokens go before the first, one behind it.
+    assert scheduler.counts.steps == 10
+
+
 def test_cancelled_late_and_closed_jobs_get_their_end(model: Any) -> None:
     scheduler = Scheduler.of(model, Limits(rows=2, waiting=4))
     heard = [Heard() for _ in range(4)]
