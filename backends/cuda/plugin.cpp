@@ -134,7 +134,8 @@ class CudaDevice final : public plugin::Device {
     properties_ = {{plugin::str("driver"), plugin::str(driver_)},
                    {plugin::str("runtime"), plugin::str(runtime_)},
                    {plugin::str("multiprocessors"), plugin::str(multiprocessors_)},
-                   {plugin::str("l2_bytes"), plugin::str(l2_)}};
+                   {plugin::str("l2_bytes"), plugin::str(l2_)},
+                   {plugin::str("launch_ns"), plugin::str("2000")}};
   }
 
   rm_device_info info() const override {

@@ -12,6 +12,9 @@ namespace {
 // A matrix product whose weight must not be packed says so to its kernels (docs/operators.md).
 constexpr const char* kPackWeights = "pack_weights";
 
+// What a device says of itself (docs/plugin_guide.md): what another launch of a plan costs.
+constexpr const char* kLaunchNs = "launch_ns";
+
 bool packs(select::PackRule rule, const Step& gemm) {
   if (rule != select::PackRule::kTransposed) return rule == select::PackRule::kAll;
   const ir::Layout& b = gemm.inputs[1].layout;
@@ -56,7 +59,7 @@ void fuse_steps(StepList& list, select::PreparedCache& cache) {
   if (cache.has_rows("linears") || cache.has_rows("quant_linears")) fuse_products(list, served);
   if (cache.has_rows("gemm_ewise")) fuse_programs(list, served);
   if (cache.has_rows("slopes")) fuse_slopes(list, served);
-  if (cache.has_rows("append_sdpa")) fuse_small_ewise(list, served);  // a device that is told what to do
+  if (cache.property(kLaunchNs) > 0) fuse_small_ewise(list, served);
   if (cache.has_rows("small_steps")) fuse_small(list, served);
   if (cache.has_rows("adams")) fuse_updates(list, served);
 }

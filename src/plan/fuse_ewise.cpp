@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "ops/ewise_opcodes.hpp"
-#include "plan/fuse_steps.hpp"
+#include "plan/fusion.hpp"
 
 namespace rm::plan {
 namespace {
@@ -20,10 +20,6 @@ constexpr size_t kFields = ops::kEwiseFields;
 const Code& code_of(const Step& step) { return std::get<ir::Ints>(step.attrs.at("code")); }
 const std::vector<double>& imm_of(const Step& step) {
   return std::get<std::vector<double>>(step.attrs.at("imm"));
-}
-
-bool same_view(const Ref& a, const Ref& b) {
-  return a.buffer == b.buffer && a.version == b.version && a.layout == b.layout;
 }
 
 /// The last instruction gives what the result's type holds, no more.
@@ -68,7 +64,7 @@ std::optional<Step> with_taken(const Step& step, const Step& taken, size_t at) {
   Step out = step;
   out.inputs.clear();
   const auto place = [&](const Ref& r) {
-    const auto it = std::find_if(out.inputs.begin(), out.inputs.end(), [&](const Ref& o) { return same_view(o, r); });
+    const auto it = std::find_if(out.inputs.begin(), out.inputs.end(), [&](const Ref& o) { return same(o, r); });
     if (it != out.inputs.end()) return it - out.inputs.begin();
     out.inputs.push_back(r);
     return static_cast<std::ptrdiff_t>(out.inputs.size()) - 1;

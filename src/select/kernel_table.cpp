@@ -2,6 +2,7 @@
 #include "select/kernel_table.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -47,6 +48,21 @@ std::vector<const Row*> KernelTable::candidates(std::string_view op) const {
   size_t dot = op.find('.');
   if (dot != std::string_view::npos) collect(std::string(op.substr(0, dot)) + ".*");
   return out;
+}
+
+int64_t KernelTable::property(std::string_view name) const {
+  for (const auto& row : rows_) {
+    if (row->device == nullptr) continue;
+    const rm_options& all = row->device->properties;
+    for (size_t i = 0; i < all.size; ++i) {
+      const rm_option& o = all.data[i];
+      if (std::string_view(o.key.data, o.key.size) != name) continue;
+      int64_t value = 0;
+      std::from_chars(o.value.data, o.value.data + o.value.size, value);
+      return value;
+    }
+  }
+  return 0;
 }
 
 bool KernelTable::has_rows(std::string_view op) const { return !candidates(op).empty(); }

@@ -56,6 +56,9 @@ class KernelTable {
   /// The device of the rows; the host where there are none.
   DLDevice device() const;
   bool has_rows(std::string_view op) const;
+  /// What the device says of itself by that name (rm_device_info.properties), a whole number; 0 where it
+  /// says nothing.
+  int64_t property(std::string_view name) const;
   /// "backend/name" and digest of every row: goes into the cache key of what is compiled with it.
   std::string fingerprint() const;
 

@@ -52,6 +52,7 @@ class PreparedCache {
   std::shared_ptr<const Prepared> get(const Problem& problem);
   DLDevice device() const { return table_->device(); }
   bool has_rows(std::string_view op) const { return table_->has_rows(op); }
+  int64_t property(std::string_view name) const { return table_->property(name); }
   size_t size() const;  // kernels in use
 
  private:

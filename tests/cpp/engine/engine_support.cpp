@@ -5,10 +5,21 @@
 #include <cmath>
 
 #include "backend/registry.hpp"
+#include "rm/plugin.hpp"
 #include "ir/text.hpp"
 #include "ops/registry.hpp"
 
 namespace rm::engine_test {
+
+const rm_device_info& cpu_that_launches() {
+  static const rm_option cost{plugin::str("launch_ns"), plugin::str("2000")};
+  static const rm_device_info& info = *[] {
+    auto* out = new rm_device_info(backend::registry().load(RM_CPU_PLUGIN).get_device_info(0));
+    out->properties = {&cost, 1};
+    return out;
+  }();
+  return info;
+}
 
 std::shared_ptr<const select::KernelTable> cpu_kernels() {
   static const auto table = [] {

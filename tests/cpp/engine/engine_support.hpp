@@ -14,6 +14,8 @@
 namespace rm::engine_test {
 
 std::shared_ptr<const select::KernelTable> cpu_kernels();
+/// The CPU as a device would describe itself where another launch costs something.
+const rm_device_info& cpu_that_launches();
 
 class HostOutputs : public engine::OutputAllocator {
  public:

@@ -21,7 +21,6 @@ namespace {
 
 size_t most_parts = 1000;  // what the row is asked for; tests change it
 
-int takes_nothing(const rm_problem*, const rm_device_info*, rm_str*) { return 0; }
 
 int takes(const rm_problem* p, const rm_device_info*, rm_str*) {
   for (size_t i = 0; i < p->num_attrs; ++i) {
@@ -92,14 +91,8 @@ std::shared_ptr<const select::KernelTable> fusing_kernels(bool inlines = false) 
     return k;
   }();
   for (const rm_kernel& k : cpu.kernels()) table->add("cpu", &k, &cpu.get_device_info(0));
-  table->add("test", &row, &cpu.get_device_info(0));
-  // Of a device whose element-wise steps take in those they read: what a device with attention of a step is.
-  static const rm_kernel& attention = *[] {
-    auto* k = new rm_kernel(row);
-    k->op = k->name = plugin::str("append_sdpa"), k->supports = takes_nothing;
-    return k;
-  }();
-  if (inlines) table->add("test", &attention, &cpu.get_device_info(0));
+  // Of a device where a launch costs something element-wise steps take in those they read.
+  table->add("test", &row, inlines ? &cpu_that_launches() : &cpu.get_device_info(0));
   return table;
 }
 
