@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % kLanes;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups;
   const int row0 = blockIdx.z * kRows, rows = min(kRows, p.ratio * p.rows - row0);
-  decode_join_begin<Shape>(p, rows, shared_address(&received));
+  const DecodeShare share(rows, Shape::kD, p.splits);
+  decode_join_begin(p, share, rows, shared_address(&received));
   const float* k = static_cast<const float*>(p.k) + b * p.k_batch + g * p.k_head;
   const float* v = static_cast<const float*>(p.v) + b * p.v_batch + g * p.v_head;
   if (p.early) {  // by the lengths of before, which only choose what to ask for
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
 #pragma unroll
     for (int i = 0; i < kQuads * 4; ++i) to[(i / 4 * kLanes + part) * 4 + i % 4] = row[r].sum[i];
   }
-  decode_join<float, Shape>(p, b, g, row0, rows, memory, shared_address(&received));
+  decode_join<float, Shape>(p, share, b, g, row0, rows, memory, shared_address(&received));
 }
 
 }  // namespace rm::cuda_ops

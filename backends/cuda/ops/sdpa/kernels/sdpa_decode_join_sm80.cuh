@@ -40,18 +40,19 @@ __device__ __forceinline__ void cluster_send(float2 x, std::uint32_t at, std::ui
 /// rows.
 struct DecodeShare {
   int pairs, each, first, count;
+  std::uint32_t reciprocal;  // of each, for __umulhi
   __device__ __forceinline__ DecodeShare(int rows, int dim, int blocks) {
     pairs = rows * dim / 2, each = (pairs + blocks - 1) / blocks;
     first = static_cast<int>(blockIdx.x) * each, count = max(0, min(each, pairs - first));
+    reciprocal = 0xffffffffu / each + 1;  // each is 2 at least
   }
 };
 
 /// Before anything else of a block: its barrier learns what will come, and the others that it runs.
-template <class Shape>
-__device__ __forceinline__ void decode_join_begin(const SdpaArgs& p, int rows, std::uint32_t bar) {
+__device__ __forceinline__ void decode_join_begin(const SdpaArgs& p, const DecodeShare& share,
+                                                  int rows, std::uint32_t bar) {
   if (!kSm90 || !p.cluster || p.splits == 1) return;
   if (threadIdx.x == 0) {
-    const DecodeShare share(rows, Shape::kD, p.splits);
     barrier_init(bar, 1);
     barrier_init_done();
     barrier_expect(bar, p.splits * (share.count + rows) * 8);
@@ -137,12 +138,11 @@ __device__ __forceinline__ void decode_join_received(const SdpaArgs& p, int b, i
 /// What the warps have of rows row0 .. of a key head becomes the block's, and then rows of o or the
 /// block's part of them. `memory`: each warp's sums, as DecodeMemory says.
 template <class T, class Shape>
-__device__ __forceinline__ void decode_join(const SdpaArgs& p, int b, int g, int row0, int rows,
-                                            unsigned char* memory, std::uint32_t bar) {
+__device__ __forceinline__ void decode_join(const SdpaArgs& p, const DecodeShare& share, int b,
+                                            int g, int row0, int rows, unsigned char* memory,
+                                            std::uint32_t bar) {
   constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kPairs = kD / 2;
-  const DecodeShare share(rows, kD, p.splits);
   const bool cluster = kSm90 && p.splits > 1 && p.cluster;
-  const std::uint32_t reciprocal = 0xffffffffu / share.each + 1;  // each is 2 at least
   const std::uint32_t mine =
       shared_address(memory) + Shape::kReceived + blockIdx.x * (share.each + rows) * 8;
   float* partial = p.partial + row0 * (kD + 2) +
@@ -163,7 +163,7 @@ __device__ __forceinline__ void decode_join(const SdpaArgs& p, int b, int g, int
     if (p.splits == 1) {
       decode_store<T>(p, b, g, row0 + r, d, row.x, row.y, sum);
     } else if (cluster) {
-      const int owner = static_cast<int>(__umulhi(i, reciprocal));
+      const int owner = static_cast<int>(__umulhi(i, share.reciprocal));
       cluster_send(sum, mine + (i - owner * share.each) * 8, bar, owner);
       if (d == 0) {
         for (int n = 0; n < p.splits; ++n) cluster_send(row, mine + (share.each + r) * 8, bar, n);

@@ -27,21 +27,34 @@ __device__ __forceinline__ float2 pair_of(std::uint32_t bits) {
   const T* v = reinterpret_cast<const T*>(&bits);
   return {to_float(v[0]), to_float(v[1])};
 }
+
+/// cos and sin of columns d, d + 1 and of their partners half a row on.
 template <class T>
-__device__ __forceinline__ float2 pair_at(const void* base, std::int64_t at) {
-  return pair_of<T>(word_at(static_cast<const T*>(base) + at));
-}
+struct DecodeAngles {
+  std::uint32_t cos[2], sin[2];
+
+  __device__ __forceinline__ void load(const SdpaStepArgs& f, int b, int d, int half) {
+    const T* c = static_cast<const T*>(f.cos) + b * f.cos_batch + d;
+    const T* s = static_cast<const T*>(f.sin) + b * f.sin_batch + d;
+    cos[0] = word_at(c), cos[1] = word_at(c + half);
+    sin[0] = word_at(s), sin[1] = word_at(s + half);
+  }
+  __device__ __forceinline__ void turn(std::uint32_t& low, std::uint32_t& high) const {
+    const float2 c1 = pair_of<T>(cos[0]), c2 = pair_of<T>(cos[1]);
+    const float2 s1 = pair_of<T>(sin[0]), s2 = pair_of<T>(sin[1]);
+    const float2 x = pair_of<T>(low), y = pair_of<T>(high);
+    low = pack_pair<T>(x.x * c1.x - y.x * s1.x, x.y * c1.y - y.y * s1.y);
+    high = pack_pair<T>(y.x * c2.x + x.x * s2.x, y.y * c2.y + x.y * s2.y);
+  }
+};
 
 /// Columns d, d + 1 and their partners half a row on, rotated.
 template <class T>
 __device__ __forceinline__ void rotate_pairs(const SdpaStepArgs& f, int b, int d, int half,
                                              std::uint32_t& low, std::uint32_t& high) {
-  const std::int64_t c = b * f.cos_batch + d, s = b * f.sin_batch + d;
-  const float2 c1 = pair_at<T>(f.cos, c), c2 = pair_at<T>(f.cos, c + half);
-  const float2 s1 = pair_at<T>(f.sin, s), s2 = pair_at<T>(f.sin, s + half);
-  const float2 x = pair_of<T>(low), y = pair_of<T>(high);
-  low = pack_pair<T>(x.x * c1.x - y.x * s1.x, x.y * c1.y - y.y * s1.y);
-  high = pack_pair<T>(y.x * c2.x + x.x * s2.x, y.y * c2.y + x.y * s2.y);
+  DecodeAngles<T> angles;
+  angles.load(f, b, d, half);
+  angles.turn(low, high);
 }
 
 /// The new key and value of a head, held by one warp: lane l has columns 2 l + 64 i of kD / 2 and
@@ -102,6 +115,42 @@ struct SdpaNewRow {
   }
 };
 
+/// What the mask says of a lane's scores in a tile of kKeys keys, as it is stored: asked for before the
+/// tile is needed.
+template <class T, int kKeys>
+struct DecodeMask {
+  std::uint32_t word[kKeys / 8][4];
+
+  /// Keys from `first` on; `q` has found its rows.
+  template <class Query>
+  __device__ __forceinline__ void load(const SdpaArgs& p, const Query& q, int b, int first, int rows) {
+    if (p.mask == nullptr) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half == 1 && rows <= 8) break;
+      const std::int64_t row = b * p.mask_batch + q.head[half] * p.mask_head +
+                               q.query[half] * p.mask_row;
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int j = first + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i;
+          const std::int64_t at = row + min(j, p.keys - 1) * p.mask_column;
+          word[n][2 * half + i] =
+              p.mask_is_bool ? __ldcg(static_cast<const std::uint8_t*>(p.mask) + at)
+                             : __ldcg(static_cast<const std::uint16_t*>(p.mask) + at);
+        }
+      }
+    }
+  }
+  /// As mask_at.
+  __device__ __forceinline__ float at(const SdpaArgs& p, int n, int i) const {
+    if (p.mask == nullptr) return 0.0f;
+    if (p.mask_is_bool) return word[n][i] == 0 ? minus_infinity() : 0.0f;
+    return pair_of<T>(word[n][i]).x;
+  }
+};
+
 /// Row r of 16 is query r / ratio of head g * ratio + r % ratio; a lane has parts of two of them.
 template <class T, int kD>
 struct DecodeQuery {
@@ -109,16 +158,34 @@ struct DecodeQuery {
   int fewest;                      // keys that all rows see; 0 where scores may not be scaled later
   std::uint32_t part[kD / 16][4];
 
+  /// Which queries the rows are: looks at arguments alone.
+  __device__ __forceinline__ void find(const SdpaArgs& p, int g, int rows) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = static_cast<int>(threadIdx.x % 32) / 4 + half * 8, in = r < rows ? r : 0;
+      const int s = p.rows == 1 ? 0 : in / p.ratio;
+      query[half] = s, head[half] = g * p.ratio + in - s * p.ratio;
+    }
+  }
+
+  /// The rows from their swizzled tile [16][kD] in shared memory.
+  __device__ __forceinline__ void take(std::uint32_t tile) {
+    const int lane = threadIdx.x % 32, row = lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int step = 0; step < kD / 16; ++step) {
+      load_matrix_x4(part[step], tile + swizzled<kD * 2>(row, step * 2 + lane / 16));
+    }
+  }
+
   template <class Step>
   __device__ __forceinline__ void load(const SdpaArgs& p, const Step& f, int b, int g, int rows) {
+    find(p, g, rows);
     const int lane = threadIdx.x % 32;
     const T* from[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int r = lane / 4 + half * 8, in = r < rows ? r : 0;
-      const int s = p.rows == 1 ? 0 : in / p.ratio, h = g * p.ratio + in - s * p.ratio;
-      query[half] = s, head[half] = h;
-      from[half] = static_cast<const T*>(p.q) + b * p.q_batch + h * p.q_head + s * p.q_row;
+      from[half] = static_cast<const T*>(p.q) + b * p.q_batch + head[half] * p.q_head +
+                   query[half] * p.q_row;
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -158,10 +225,12 @@ struct DecodeQuery {
     fewest = p.scale > 0.0f ? visible_keys(p, keys, 0) : 0;
   }
 
-  /// The rows against kKeys keys from `first` on, whose swizzled tiles are in shared memory.
+  /// The rows against kKeys keys from `first` on, whose swizzled tiles are in shared memory; `mask`: theirs,
+  /// where it was loaded before.
   template <int kKeys>
   __device__ __forceinline__ void attend(const SdpaArgs& p, int b, int first, std::uint32_t k_tile,
-                                         std::uint32_t v_tile, SdpaWarp<T, kD, 1, kKeys>& w) const {
+                                         std::uint32_t v_tile, SdpaWarp<T, kD, 1, kKeys>& w,
+                                         const DecodeMask<T, kKeys>* mask = nullptr) const {
     float score[1][kKeys / 8][4];
     w.scores(
         k_tile,
@@ -178,9 +247,14 @@ struct DecodeQuery {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = first + n * 8 + static_cast<int>(threadIdx.x) % 4 * 2 + i % 2;
-          score[0][n][i] = j < seen[i / 2] ? masked_score<T>(p, score[0][n][i], b, head[i / 2],
-                                                             query[i / 2], j)
-                                           : minus_infinity();
+          float& x = score[0][n][i];
+          if (j >= seen[i / 2]) {
+            x = minus_infinity();
+          } else if (mask != nullptr) {
+            x = masked(p, x, mask->at(p, n, i));
+          } else {
+            x = masked_score<T>(p, x, b, head[i / 2], query[i / 2], j);
+          }
         }
       }
       w.soften(score, 1.0f);

@@ -27,7 +27,8 @@ __device__ __forceinline__ void sdpa_decode_block(const SdpaArgs& p, const Step&
   launch_dependents();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups, rows = p.ratio * p.rows;
-  decode_join_begin<Shape>(p, rows, shared_address(&received));
+  const DecodeShare share(rows, Shape::kD, p.splits);
+  decode_join_begin(p, share, rows, shared_address(&received));
   const T* k = static_cast<const T*>(p.k) + b * p.k_batch + g * p.k_head;
   const T* v = static_cast<const T*>(p.v) + b * p.v_batch + g * p.v_head;
   if (p.early) {  // by the lengths of before, which only choose what to ask for
@@ -93,7 +94,7 @@ __device__ __forceinline__ void sdpa_decode_block(const SdpaArgs& p, const Step&
   w.finish_totals();
   __syncthreads();  // the ring becomes [warp][16 rows][kD + 2] floats
   decode_leave(w, rows, memory);
-  decode_join<T, Shape>(p, b, g, 0, rows, memory, shared_address(&received));
+  decode_join<T, Shape>(p, share, b, g, 0, rows, memory, shared_address(&received));
 }
 
 template <class T, class Shape>
