@@ -202,16 +202,18 @@ def test_a_step_ends_as_torch_ends_it(
     found = arena.result(arena.put(torch.zeros(places, rows, device="cuda"), torch.long))
     length = arena.result(arena.put(torch.zeros((), device="cuda"), torch.long))
     positions = arena.result(arena.put(torch.arange(rows, device="cuda")[:, None], torch.long))
+    mask = arena.result(arena.put(torch.rand(rows, 5, device="cuda") < 0.5, torch.long))
     going = arena.result(arena.put(torch.rand(rows, device="cuda") < 0.8, torch.bool))
     eos = arena.put(torch.tensor([3, 4], device="cuda"), torch.long)
     pad = arena.put(torch.tensor([9], device="cuda"), torch.long) if padded else None
-    right = [t.clone() for t in (tokens, found, length, positions, going)]
+    right = [t.clone() for t in (tokens, found, length, positions, going, mask)]
     arena.freeze()
     given = {"open": going, "eos": eos, "pad": pad} if ends else {}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         stream = torch.cuda.current_stream().cuda_stream
-        m.advance(tokens, found=found, length=length, positions=positions, stream=stream, **given)
+        m.advance(tokens, found=found, length=length, positions=positions, mask=mask,
+                  stream=stream, **given)  # fmt: skip
     for number in range(8):
         tokens.copy_(source[number])
         right[0].copy_(source[number])
@@ -224,7 +226,9 @@ def test_a_step_ends_as_torch_ends_it(
         if number < places:
             right[1][number] = wanted
         right[0], right[2], right[3] = wanted, right[2] + 1, right[3] + 1
-        for got, want in zip((tokens, found, length, positions, going), right, strict=True):
+        right[5][:, number + 1 : number + 2] = 1
+        all_got = (tokens, found, length, positions, going, mask)
+        for got, want in zip(all_got, right, strict=True):
             assert torch.equal(got, want), f"step {number}"
     assert not arena.changed()
 
@@ -242,6 +246,8 @@ def test_an_end_of_a_step_that_is_not_legal_is_named(
         m.advance(tokens.int(), found=found, length=length)
     with pytest.raises(m.InvalidArgument, match=r"eos .* only with open"):
         m.advance(tokens, found=found, length=length, eos=tokens)
+    with pytest.raises(m.InvalidArgument, match=r"mask \[R, C\]"):
+        m.advance(tokens, found=found, length=length, mask=found)
     with pytest.raises(m.InvalidArgument, match="share"):
         m.advance(tokens, found=found, length=tokens[:1])
 

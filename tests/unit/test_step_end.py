@@ -30,3 +30,14 @@ def test_without_ends_every_row_goes_on() -> None:
     going = torch.tensor([False, True])
     end_step(torch.tensor([3, 4]), found, length, None, going, None, None)
     assert found.tolist() == [[3, 4], [0, 0]] and going.tolist() == [False, True]
+
+
+def test_the_mask_is_ready_for_the_next_step() -> None:
+    found, length = torch.zeros(9, 2, dtype=torch.long), torch.tensor(1)
+    mask = torch.tensor([[1, 1, 0, 0], [0, 1, 0, 0]])
+    seen = []
+    for _ in range(4):  # the last finds no column
+        end_step(torch.tensor([3, 4]), found, length, None, torch.ones(2).bool(), None, None, mask)
+        seen.append(mask.tolist())
+    assert seen[0] == [[1, 1, 1, 0], [0, 1, 1, 0]]
+    assert seen[1] == seen[2] == seen[3] == [[1, 1, 1, 1], [0, 1, 1, 1]]

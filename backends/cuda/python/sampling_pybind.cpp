@@ -21,13 +21,15 @@ void forward(py::handle logits, py::handle u, py::handle tokens, py::handle prob
 }
 
 void advance_step(py::handle tokens, py::handle found, py::handle length, py::handle positions,
-             py::handle open, py::handle eos, py::handle pad, std::uintptr_t stream) {
+             py::handle open, py::handle eos, py::handle pad, py::handle mask,
+             std::uintptr_t stream) {
   const OptionalTensor counts(kOp, "positions", positions), rows(kOp, "open", open),
-      ends(kOp, "eos", eos), filler(kOp, "pad", pad);
+      ends(kOp, "eos", eos), filler(kOp, "pad", pad), seen(kOp, "mask", mask);
   Advance p;
   p.tokens = device_tensor(kOp, "tokens", tokens), p.found = device_tensor(kOp, "found", found);
   p.length = device_tensor(kOp, "length", length);
   p.positions = counts.get(), p.open = rows.get(), p.eos = ends.get(), p.pad = filler.get();
+  p.mask = seen.get();
   run_op(advance, p, stream_of(stream));
 }
 
@@ -70,12 +72,14 @@ PYBIND11_MODULE(_ops_sampling, m) {
       "DeviceError.");
   m.def("advance", advance_step, py::arg("tokens"), py::kw_only(), py::arg("found"), py::arg("length"),
         py::arg("positions") = py::none(), py::arg("open") = py::none(),
-        py::arg("eos") = py::none(), py::arg("pad") = py::none(), py::arg("stream") = 0,
+        py::arg("eos") = py::none(), py::arg("pad") = py::none(), py::arg("mask") = py::none(),
+        py::arg("stream") = 0,
         "The end of a step of generation, in one launch that starts after all before it has ended. "
         "tokens [R]\nint64; where open [R] bool is false a row gets pad (one int64, where given), "
         "and a token of eos [E]\nint64 makes it false. found [P, R] int64 gets the tokens as row "
         "length (one int64; beyond P none does),\nthen length and positions (int64, any dense "
-        "shape) grow by one. DLPack tensors on the device. On\n`stream`. Raises InvalidArgument, "
+        "shape) grow by one, and column length of mask [R, C] int64\nbecomes 1 (beyond C none does). "
+        "DLPack tensors on the device. On\n`stream`. Raises InvalidArgument, "
         "NoDevice, DeviceError.");
   m.def("forward_numpy", forward_numpy, py::arg("logits"), py::arg("u") = py::none(), py::kw_only(),
         py::arg("rng") = py::none(), py::arg("temperature") = 1.0, py::arg("top_k") = 0,

@@ -26,19 +26,22 @@ def end_step(
     open_: torch.Tensor,
     eos: torch.Tensor | None,
     pad: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
 ) -> None:
     """`tokens` ``[rows]``, int64, become row `length` of `found` ``[places, rows]``; `length` (one
     element) and `positions` grow by one.
 
     With `eos` ``[ends]`` rows that are not `open_` ``[rows]`` get `pad` (one element) where it is
-    given, and rows whose token is one of `eos` are not open any more.
+    given, and rows whose token is one of `eos` are not open any more. `mask` ``[rows, columns]``,
+    int64, becomes 1 in column `length`, where the next step's key goes, if it has that column.
     """
     one = pad is None or pad.numel() == 1
     advance = _advance() if tokens.is_cuda and one else None
     if advance is not None:
         given = {"open": open_, "eos": eos, "pad": pad} if eos is not None else {}
         stream = torch.cuda.current_stream(tokens.device).cuda_stream
-        advance(tokens, found=found, length=length, positions=positions, stream=stream, **given)
+        advance(tokens, found=found, length=length, positions=positions, mask=mask, stream=stream,
+                **given)  # fmt: skip
         return
     if eos is not None:
         if pad is not None:
@@ -48,3 +51,6 @@ def end_step(
     length.add_(1)
     if positions is not None:
         positions.add_(1)
+    if mask is not None:  # the column in front, which is 1, where there is no other
+        column = length.view(1, 1).clamp(max=mask.shape[1] - 1).expand(mask.shape[0], 1)
+        mask.scatter_(1, column, 1)

@@ -126,14 +126,15 @@ class StepGraph:
 
     def _step(self, program: Any) -> Any:
         tensors, roles = self._tensors, self._roles
-        length = tensors[roles["length"]]
-        if "mask" in roles:
-            mask = tensors[roles["mask"]]
-            mask.scatter_(1, length.expand(mask.shape[0], 1), 1)
         results, kept = program.launch_into(tensors)
         largest(results[roles["logits"]][:, -1], self._last)
-        positions = tensors[roles["positions"]] if "positions" in roles else None
-        end_step(self._last, self._found, length, positions, self.open, self._eos, self._pad)
+        positions, mask = (
+            tensors[roles[name]] if name in roles else None for name in ("positions", "mask")
+        )
+        length = tensors[roles["length"]]
+        end_step(
+            self._last, self._found, length, positions, self.open, self._eos, self._pad, mask
+        )
         return kept
 
     def enter(
@@ -147,6 +148,9 @@ class StepGraph:
         with torch.inference_mode(False), torch.no_grad():
             for own, name in zip(self._tensors, self._names(), strict=True):
                 own.copy_(tensors[self._roles[name]])
+            if "mask" in self._roles:  # a step leaves the mask as the next one needs it
+                own, length = (self._tensors[self._names().index(n)] for n in ("mask", "length"))
+                own.scatter_(1, length.expand(own.shape[0], 1), 1)
             self._last.copy_(last)
             self.open.copy_(going)
             if self._pad is not None and pad is not None:
@@ -160,6 +164,8 @@ class StepGraph:
         with torch.no_grad():
             for own, name in zip(self._tensors, self._names(), strict=True):
                 tensors[self._roles[name]].copy_(own)
+            if "mask" in self._roles:
+                tensors[self._roles["mask"]][:, start + steps : start + steps + 1] = 0
             return self._found[start : start + steps].t().clone()
 
     def _names(self) -> list[str]:

@@ -11,10 +11,10 @@ namespace {
 constexpr int kThreads = 256;
 
 struct AdvanceArgs {
-  std::int64_t *tokens, *found, *length, *positions;
+  std::int64_t *tokens, *found, *length, *positions, *mask;
   const std::int64_t *eos, *pad;
   bool* open;
-  std::int64_t rows, places, counts;
+  std::int64_t rows, places, counts, columns;
   int ends;
 };
 
@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(kThreads) advance_rows(const AdvanceArgs p) {
       p.open[r] = goes_on, p.tokens[r] = token;
     }
     if (at >= 0 && at < p.places) p.found[at * p.rows + r] = token;
+    if (at >= -1 && at + 1 < p.columns) p.mask[r * p.columns + at + 1] = 1;
   }
   for (std::int64_t i = threadIdx.x; i < p.counts; i += kThreads) p.positions[i] += 1;
   __syncthreads();
@@ -61,12 +62,16 @@ Status advance(const Advance& p, Stream stream) {
   if (p.pad && (!p.open || numel(*p.pad) != 1 || p.pad->dtype != DType::i64)) {
     return wrong("a pad of one int64, only with open");
   }
+  if (p.mask && (p.mask->rank != 2 || p.mask->shape[0] != rows || !is_dense(*p.mask, DType::i64))) {
+    return wrong("a mask [R, C] of int64, dense");
+  }
   if (Status s = check_memory("advance",
                               {{"tokens", &p.tokens},
                                {"found", &p.found},
                                {"length", &p.length},
                                {"positions", p.positions},
-                               {"open", p.open}},
+                               {"open", p.open},
+                               {"mask", p.mask}},
                               {{"eos", p.eos}, {"pad", p.pad}});
       !s) {
     return s;
@@ -78,6 +83,9 @@ Status advance(const Advance& p, Stream stream) {
   a.rows = rows, a.places = p.found.shape[0];
   if (p.positions) {
     a.positions = static_cast<std::int64_t*>(p.positions->data), a.counts = numel(*p.positions);
+  }
+  if (p.mask) {
+    a.mask = static_cast<std::int64_t*>(p.mask->data), a.columns = p.mask->shape[1];
   }
   if (p.open) a.open = static_cast<bool*>(p.open->data);
   if (p.pad) a.pad = static_cast<const std::int64_t*>(p.pad->data);

@@ -37,6 +37,7 @@ struct Advance {
   const Tensor* open = nullptr;       // [R] bool
   const Tensor* eos = nullptr;        // [E] int64, and
   const Tensor* pad = nullptr;        // one int64: only with `open`
+  const Tensor* mask = nullptr;       // [R, C] int64: which positions the rows see
 };
 
 Status advance(const Advance& p, Stream stream);
