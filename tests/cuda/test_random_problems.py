@@ -10,12 +10,14 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
+import hostile_plans
 import hostile_products
 import hostile_rows
 import pytest
 import torch
 from arena import Arena
 from hostile import Maker, Problem
+from plugged import Plugged, Unsupported
 
 pytestmark = pytest.mark.cuda
 TIMES = 10 if os.environ.get("RM_HEAVY") == "1" else 1
@@ -24,6 +26,14 @@ KINDS = {
        ("softmax", "layernorm", "rmsnorm", "cross_entropy", "copy", "rope", "kv_append",
         "embedding", "reduction", "ewise", "sampling", "optim")},
     **{name: (getattr(hostile_products, name), 80) for name in ("gemm", "gemv", "sdpa", "conv2d")},
+}  # fmt: skip
+# what only plans ask for, by the operators of docs/operators.md: no row has to take all of it
+PLANNED = {
+    "gemm": hostile_plans.small_gemm, "gemm_ewise": hostile_plans.gemm_ewise,
+    "slopes": hostile_plans.slopes, "small_steps": hostile_plans.small_steps,
+    "uniform": hostile_plans.uniform, "scatter": hostile_plans.scatter,
+    "adams": hostile_plans.adams, "linears": hostile_plans.linears,
+    "quant_linears": hostile_plans.quant_linears,
 }  # fmt: skip
 
 
@@ -88,6 +98,36 @@ def test_random_problems_are_right_and_write_nothing_else(
     assert ran.get("", 0) >= count * TIMES // 10  # of some operators a third
     assert len(ran) >= 2, "no row but the chosen one ran"
     print(name, ran)
+
+
+@pytest.mark.parametrize("op", PLANNED)
+def test_rows_that_plans_ask_for_are_right_and_write_nothing_else(op: str, seed: int) -> None:
+    m, arena, count = Plugged(op), Arena(256 << 20), 60 * TIMES
+    ran: dict[str, int] = {}
+    refused: list[str] = []
+    for number in range(count):
+        arena.clear()
+        make = Maker(seed * 1000 + number, arena)
+        try:
+            p = PLANNED[op](make, m)
+        except Unsupported as error:
+            refused.append(str(error))
+            continue
+        arena.freeze()
+        for kernel in ("", *p.rows) if p.repeats else (make.one_of("", *p.rows),):
+            way = make.one_of("here", "here", "stream", "graph") if p.repeats else "here"
+            how = f"problem {number} of seed {seed}, {kernel or 'chosen'}, {way}"
+            if p.repeats:
+                arena.poison()
+            run(p, kernel, way, arena)
+            torch.cuda.synchronize()
+            wrong = [arena.where(at, p.tensors) for at in arena.changed()]
+            assert wrong == [], f"{p.what}, {how} wrote to {wrong}"
+            p.check(how)
+            ran[kernel] = ran.get(kernel, 0) + 1
+    m.release()
+    assert sum(ran.values()) >= count // 3, refused[:3]
+    print(op, ran, "refused", len(refused), refused[:1])
 
 
 @pytest.mark.parametrize("name", ["gemv", "sdpa"])

@@ -132,9 +132,7 @@ class StepGraph:
             tensors[roles[name]] if name in roles else None for name in ("positions", "mask")
         )
         length = tensors[roles["length"]]
-        end_step(
-            self._last, self._found, length, positions, self.open, self._eos, self._pad, mask
-        )
+        end_step(self._last, self._found, length, positions, self.open, self._eos, self._pad, mask)
         return kept
 
     def enter(
