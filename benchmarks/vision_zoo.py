@@ -1,20 +1,24 @@
-"""Image models of random weights: ours, eager, torch.compile, ONNX Runtime and OpenVINO.
+"""Models of random weights: ours, eager, torch.compile, ONNX Runtime and OpenVINO.
 
     python benchmarks/vision_zoo.py --models resnet50,convnext_tiny --against compile,openvino
+    python benchmarks/vision_zoo.py --batch 1,8 --jobs 7 --out rows.jsonl
 
-Names are timm's, or one of ZOO below (diffusers); both are needed only for the models asked for.
-One process a model. All candidates are checked against eager (1e-4 of the largest value), then
-timed in interleaved rounds (rm_abstract.bench.method) together with a GEMM probe. Prints one JSON
-line a model and a table; a candidate that fails or differs is reported, not timed.
+Names are timm's, or one of ZOO below (diffusers, transformers); a package is needed only for the
+models asked for. One process a model and batch, `--jobs` of them at a time, each with the cores of
+its own that its threads need. All candidates are checked against eager (1e-4 of the largest
+value), then timed in interleaved rounds (rm_abstract.bench.method) together with a GEMM probe.
+Prints one JSON line a model and a table; a candidate that fails or differs is reported, not timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import copy
 import io
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
@@ -29,7 +33,7 @@ from rm_abstract.bench import method, probes
 
 MODELS = (
     "resnet50,efficientnet_b0,mobilenetv3_large_100,convnext_tiny,vit_base_patch16_224,"
-    "swin_tiny_patch4_window7_224,unet_small"
+    "swin_tiny_patch4_window7_224,bert_base,minilm,unet_small"
 )
 TOLERANCE = 1e-4
 Candidate = Callable[[], Any]
@@ -51,7 +55,10 @@ def stub_torchvision() -> None:
         stub_torchvision.library = library  # type: ignore[attr-defined]  # kept alive
 
 
-def unet_small() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+Built = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
+
+
+def unet_small(batch: int) -> Built:
     from diffusers import UNet2DModel
 
     model = UNet2DModel(
@@ -61,16 +68,36 @@ def unet_small() -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
         down_block_types=("DownBlock2D", "DownBlock2D", "AttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "AttnUpBlock2D", "UpBlock2D", "UpBlock2D"),
     )
-    return model, (torch.randn(1, 3, 64, 64), torch.tensor([7]))
+    return model, (torch.randn(batch, 3, 64, 64), torch.tensor([7]))
 
 
-ZOO = {"unet_small": unet_small}
+def encoder(batch: int, **sizes: int) -> Built:
+    """A BERT whose rows have 128 tokens, none of them padding."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(return_dict=False, **sizes)
+    model = BertModel(config, add_pooling_layer=False)
+    ids = torch.randint(0, config.vocab_size, (batch, 128))
+    return model, (ids, torch.ones(batch, 128, dtype=torch.long))
 
 
-def build(name: str, batch: int) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    stub_torchvision()
+def minilm(batch: int) -> Built:
+    return encoder(
+        batch, hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536
+    )
+
+
+ZOO: dict[str, Callable[[int], Built]] = {
+    "unet_small": unet_small,
+    "bert_base": encoder,
+    "minilm": minilm,
+}
+
+
+def build(name: str, batch: int) -> Built:
     if name in ZOO:
-        return ZOO[name]()
+        return ZOO[name](batch)
+    stub_torchvision()
     import timm
 
     model = timm.create_model(name)
@@ -221,13 +248,57 @@ def table(rows: list[dict[str, Any]], against: list[str]) -> str:
     return "\n".join(head)
 
 
+def in_processes(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row a model and batch; each job has cores of its own where several run at a time."""
+    cores = sorted(os.sched_getaffinity(0))
+    free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for job in range(given.jobs):
+        mine = cores[job * given.threads : (job + 1) * given.threads]
+        free.put(mine if given.jobs > 1 else cores)
+
+    def row(name: str, batch: int) -> dict[str, Any] | None:
+        mine = free.get()
+        pin = f"import os; os.sched_setaffinity(0, {mine}); os.execv({sys.executable!r}, {{}})"
+        arguments = [sys.executable, *sys.argv, "--one", name, "--batch", str(batch)]
+        try:
+            child = subprocess.run(
+                [sys.executable, "-c", pin.format(arguments)],
+                capture_output=True,
+                text=True,
+                timeout=given.seconds,
+            )
+        except subprocess.TimeoutExpired:
+            print(f"{name} {batch}: more than {given.seconds} s", flush=True)
+            return None
+        finally:
+            free.put(mine)
+        lines = [line for line in child.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            print(f"{name} {batch}: {child.stderr.strip().splitlines()[-1:]}", flush=True)
+            return None
+        print(lines[-1], flush=True)
+        if given.out:
+            with open(given.out, "a") as out:
+                out.write(lines[-1] + "\n")
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    wanted = [(n, int(b)) for b in given.batch.split(",") for n in given.models.split(",")]
+    with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+        rows = [f.result() for f in [pool.submit(row, n, b) for n, b in reversed(wanted)]]
+    return [r for r in reversed(rows) if r]
+
+
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--models", default=MODELS)
-    arguments.add_argument("--batch", type=int, default=1)
+    arguments.add_argument("--batch", default="1", help="one or more, by commas")
     arguments.add_argument("--threads", type=int, default=2)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--against", default="compile,onnxruntime,openvino")
+    arguments.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    arguments.add_argument("--seconds", type=int, default=1200, help="a process, at most")
+    arguments.add_argument("--out", help="a file that gets each line at once")
     arguments.add_argument("--one", help=argparse.SUPPRESS)
     given = arguments.parse_args()
     against = [a for a in given.against.split(",") if a]
@@ -235,20 +306,9 @@ def main() -> None:
         torch.set_num_threads(given.threads)
         os.environ["RM_WHEN_SLOWER"] = "compiled"  # what is timed is the program
         warnings.simplefilter("ignore")
-        print(json.dumps(one(given.one, given.batch, against, given.rounds)))
+        print(json.dumps(one(given.one, int(given.batch), against, given.rounds)))
         return
-    rows = []
-    for name in given.models.split(","):
-        child = subprocess.run(
-            [sys.executable, *sys.argv, "--one", name], capture_output=True, text=True
-        )
-        lines = [line for line in child.stdout.splitlines() if line.startswith("{")]
-        if not lines:
-            print(f"{name}: {child.stderr.strip().splitlines()[-1:]}", flush=True)
-            continue
-        rows.append(json.loads(lines[-1]))
-        print(lines[-1], flush=True)
-    print(table(rows, against))
+    print(table(in_processes(given), against))
 
 
 if __name__ == "__main__":
