@@ -186,8 +186,7 @@ def capture_flat(
         inplace.replace(program)
         written_views.replace(program)
         if is_inplace(program):
-            with _quietly():
-                program = program.run_decompositions({})
+            program = _functional(program, module)
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
     if all(isinstance(leaf, torch.Tensor) for leaf in call.leaves) and not recorder.touched:
@@ -336,6 +335,16 @@ def _exported(
             if (late := budget.too_long(error)) is not None:
                 raise type(late) from error
             raise _export_error(wrapper.m, error) from error
+
+
+def _functional(program: ExportedProgram, module: torch.nn.Module) -> ExportedProgram:
+    """The program without writes in place. torch traces it again, which can fail as an export."""
+    with _quietly():
+        try:
+            functional: ExportedProgram = program.run_decompositions({})
+            return functional
+        except Exception as error:  # assertions of torch's own among them
+            raise _export_error(module, error) from error
 
 
 def _cached(call: FlatCall) -> list[bool]:

@@ -116,7 +116,9 @@ class Recorder:
         held = window_cache.read(cache)
         if isinstance(held, Decline):
             raise capture_error(
-                "RM204", f"expected a cache of one step at {path}, got {held}", "use_cache=False"
+                "RM204",
+                f"expected layers that have all seen the same positions at {path}, got {held}",
+                "use_cache=False",
             )
         tensors, seen = held
         count = self._number(torch.full((), seen, dtype=torch.int64))
