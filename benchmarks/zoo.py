@@ -66,11 +66,15 @@ SIZES = {
 }
 # What these architectures need besides, or instead (None: the configuration's own value stays).
 OPTIONS: dict[str, dict[str, Any]] = {
+    "ConvNext": {"hidden_size": None},  # the width of the last of its stages
+    "ConvNextV2": {"hidden_size": None},
     "Falcon": {"head_dim": None},  # derived there
     "Funnel": {"num_hidden_layers": None, "block_sizes": [1, 1]},
     "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
     "Lilt": {"hidden_size": 96},  # a multiple of 6
     "SqueezeBert": {"embedding_size": 64},
+    "Swin": {"hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
+    "Swinv2": {"hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
     "Xmod": {"default_language": "en_XX"},
 }
 TRANSFORMERS = (
@@ -80,7 +84,16 @@ TRANSFORMERS = (
     "Longformer Luke Mamba MarkupLM MegatronBert Mistral Mixtral MobileBert ModernBert MPNet "
     "Mpt Nystromformer Olmo Olmo2 OpenAIGPT OPT Persimmon Phi Phi3 Qwen2 Qwen3 "
     "RemBert Roberta RobertaPreLayerNorm RoCBert RoFormer SqueezeBert StableLm Starcoder2 "
-    "T5Encoder XGLM XLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso"
+    "T5Encoder XGLM XLM XLMRoberta XLMRobertaXL XLNet Xmod Yoso "
+    "Apertus Arcee Bart BigBirdPegasus Blenderbot BlenderbotSmall Canine Cohere2 DiffLlama Doge "
+    "Ernie4_5 Ernie4_5_Moe Exaone4 FalconMamba Flaubert Gemma3Text Glm4 GptOss GraniteMoe IBert "
+    "JetMoe LED Lfm2 LongT5 M2M100 Marian MBart MiniMax ModernBertDecoder Mra MT5 Olmo3 Olmoe "
+    "Pegasus Phimoe PLBart Qwen2Moe Qwen3Moe Rwkv SeedOss SmolLM3 Splinter SwitchTransformers T5 "
+    "Tapas UMT5 "
+    "Beit ConvNext ConvNextV2 Cvt Data2VecVision DeiT Dinov2 Dinov2WithRegisters DPT GLPN Hiera "
+    "Levit MobileNetV1 MobileNetV2 MobileViT MobileViTV2 PoolFormer RegNet ResNet Segformer Swin "
+    "Swinv2 ViT ViTMAE ViTMSN Yolos "
+    "Data2VecAudio Hubert SEW UniSpeech UniSpeechSat Wav2Vec2 WavLM Whisper"
 ).split()
 
 
@@ -178,7 +191,30 @@ def _transformer(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
         for token in ("pad_token_id", "bos_token_id", "eos_token_id"):
             setattr(config, token, 1)
         model = getattr(transformers, f"{name}Model")(config)
-    return model, (), {"input_ids": torch.randint(3, 100, (2, 24))}
+    return model, (), _transformer_inputs(model)
+
+
+def _transformer_inputs(model: Any) -> dict[str, Any]:
+    """What the model reads first: tokens, images or sound; and tokens of its decoder."""
+    config = model.config
+    if model.main_input_name == "pixel_values":
+        size = getattr(config, "image_size", 64)
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        frames = [config.num_frames] if hasattr(config, "num_frames") else []
+        channels = getattr(config, "num_channels", 3)
+        return {"pixel_values": torch.randn(2, *frames, channels, height, width)}
+    if model.main_input_name == "input_values":
+        if hasattr(config, "num_mel_bins"):  # a spectrogram
+            return {"input_values": torch.randn(2, config.max_length, config.num_mel_bins)}
+        return {"input_values": torch.randn(2, 8000)}
+    if model.main_input_name == "input_features":
+        bins, length = config.num_mel_bins, 2 * getattr(config, "max_source_positions", 100)
+        found = {"input_features": torch.randn(2, bins, length)}
+    else:
+        found = {"input_ids": torch.randint(3, 100, (2, 24))}
+    if config.is_encoder_decoder:
+        found["decoder_input_ids"] = torch.randint(3, 100, (2, 8))
+    return found
 
 
 def flat(output: Any) -> list[torch.Tensor]:
