@@ -39,7 +39,7 @@ class Linear(nn.Module):
         if mode == "buffer":
             self.count.add_(1)
         if mode == "resized":  # an assertion of torch's own, when it traces the program again
-            return x.clone().resize_as_(x * 2)
+            return x.clone().resize_as_(extra)
         if mode == "object":
             return object()
         if mode == "table":
@@ -101,7 +101,7 @@ def test_a_value_that_is_no_data_is_declined_by_name(value: Any) -> None:
 )
 def test_a_failure_has_a_code_and_says_where(mode: str, code: str, said: str) -> None:
     with pytest.raises(CaptureError) as failure:
-        capture(Linear().eval(), (torch.randn(4, 3), mode), {})
+        capture(Linear().eval(), (torch.randn(4, 3), mode, torch.randn(4, 3)), {})
     assert failure.value.code == code and said in str(failure.value)
     assert "expected" in str(failure.value) and "try" in str(failure.value)
 
