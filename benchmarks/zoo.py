@@ -1,10 +1,12 @@
 """What people bring: models of other packages with random weights, each in a process of its own.
 
     python benchmarks/zoo.py OUT.jsonl --package timm,torchvision,transformers --seconds 1500
+    python benchmarks/zoo.py OUT.jsonl --jobs 16
 
 Of every model: served (whole, in parts, or not, with the code), the share of nodes and of FLOPs
 by our kernels, the largest difference from eager (relative to the largest value), and eager's time
-over ours, best of interleaved calls. The share of FLOPs is null for models in parts. Lines of OUT
+over ours, best of interleaved calls. With --jobs several models run at a time, each on a core of
+its own. The share of FLOPs is null for models in parts. Lines of OUT
 are not computed again, so a run that was ended goes on; with --seconds it ends itself. The summary
 at the end is about all lines of OUT.
 """
@@ -12,9 +14,12 @@ at the end is about all lines of OUT.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import inspect
 import json
+import os
+import queue
 import statistics
 import subprocess
 import sys
@@ -297,10 +302,11 @@ def _timed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> f
     return time.perf_counter() - started
 
 
-def child(package: str, name: str) -> dict[str, Any]:
+def child(package: str, name: str, core: int | None) -> dict[str, Any]:
+    pinned = [] if core is None else ["taskset", "-c", str(core)]
     try:
         run = subprocess.run(
-            [sys.executable, __file__, "--one", package, name],
+            [*pinned, sys.executable, __file__, "--one", package, name],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
@@ -343,6 +349,7 @@ def main() -> None:
     parser.add_argument("--package", default=",".join(PACKAGES))
     parser.add_argument("--every", type=int, default=1, help="only every n-th model of the lists")
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     chosen = parser.parse_args()
     if chosen.one:
         warnings.simplefilter("ignore")
@@ -354,16 +361,27 @@ def main() -> None:
     lines = [json.loads(line) for line in text.splitlines()]
     known = {line["model"] for line in lines}
     end = time.monotonic() + chosen.seconds
-    for package in chosen.package.split(","):
-        for name in PACKAGES[package][:: chosen.every]:
-            model = f"{package}/{name}"
-            if model in known or time.monotonic() > end:
-                continue
-            line = {"model": model, **child(package, name)}
-            lines.append(line)
-            with chosen.out.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
+    cores = sorted(os.sched_getaffinity(0))[: chosen.jobs] if chosen.jobs > 1 else [None]
+    free: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    for core in cores:
+        free.put(core)
+
+    def measured(package: str, name: str) -> None:
+        if time.monotonic() > end:
+            return
+        core = free.get()
+        line = {"model": f"{package}/{name}", **child(package, name, core)}
+        free.put(core)
+        lines.append(line)
+        with chosen.out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(json.dumps(line), flush=True)
+
+    wanted = [(p, n) for p in chosen.package.split(",") for n in PACKAGES[p][:: chosen.every]]
+    with concurrent.futures.ThreadPoolExecutor(len(cores)) as pool:
+        left = [(p, n) for p, n in wanted if f"{p}/{n}" not in known]
+        for done in [pool.submit(measured, p, n) for p, n in left]:
+            done.result()
     print(summary(lines))
 
 
