@@ -113,7 +113,8 @@ std::vector<NamedRule> shape_rules() {
           {"concat", concat},   {"reduce", reduce},   {"cumsum", cumsum},
           {"scan", nullptr, "running products and extremes are not differentiated"},
           {"iota", nullptr, kAlone}, {"full", nullptr, kAlone}, {"dim_value", nullptr, kAlone},
-          {"uniform", nullptr, "its operand is an integer state"}};
+          {"uniform", nullptr, "its operand is an integer state"},
+          {"bitcast", nullptr, "bits have no slope"}};
 }
 
 }  // namespace rm::autograd

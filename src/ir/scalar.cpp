@@ -23,6 +23,11 @@ int64_t to_int(double v) {
   if (!(v > -9.3e18 && v < 9.2233720368547748e18)) return INT64_MIN;
   return static_cast<int64_t>(v);
 }
+// Negative values wrap, as those of narrower types do.
+uint64_t to_unsigned(double v) {
+  if (v >= 0x1p63 && v < 0x1p64) return static_cast<uint64_t>(v);
+  return static_cast<uint64_t>(to_int(v));
+}
 
 }  // namespace
 
@@ -65,6 +70,7 @@ double load_element(DType dtype, const void* p) {
     case DType::kF64: return load<double>(p);
     case DType::kBF16: return bf16_to_float(load<uint16_t>(p));
     case DType::kF16: return f16_to_float(load<uint16_t>(p));
+    case DType::kU64: return static_cast<double>(load<uint64_t>(p));
     default: return static_cast<double>(load_int(dtype, p));
   }
 }
@@ -76,6 +82,7 @@ void store_element(DType dtype, void* p, double v) {
     case DType::kBF16: return store(p, float_to_bf16(static_cast<float>(v)));
     case DType::kF16: return store(p, float_to_f16(static_cast<float>(v)));
     case DType::kBool: return store(p, static_cast<uint8_t>(v != 0));
+    case DType::kU64: return store(p, to_unsigned(v));
     default: return store_int(dtype, p, to_int(v));
   }
 }
@@ -87,6 +94,9 @@ int64_t load_int(DType dtype, const void* p) {
     case DType::kI16: return load<int16_t>(p);
     case DType::kI8: return load<int8_t>(p);
     case DType::kU8: return load<uint8_t>(p);
+    case DType::kU16: return load<uint16_t>(p);
+    case DType::kU32: return load<uint32_t>(p);
+    case DType::kU64: return static_cast<int64_t>(load<uint64_t>(p));
     case DType::kBool: return load<uint8_t>(p) != 0 ? 1 : 0;
     default: return to_int(load_element(dtype, p));
   }
@@ -99,6 +109,9 @@ void store_int(DType dtype, void* p, int64_t v) {
     case DType::kI16: return store(p, static_cast<int16_t>(v));
     case DType::kI8: return store(p, static_cast<int8_t>(v));
     case DType::kU8: return store(p, static_cast<uint8_t>(v));
+    case DType::kU16: return store(p, static_cast<uint16_t>(v));
+    case DType::kU32: return store(p, static_cast<uint32_t>(v));
+    case DType::kU64: return store(p, static_cast<uint64_t>(v));
     case DType::kBool: return store(p, static_cast<uint8_t>(v != 0));
     default: return store_element(dtype, p, static_cast<double>(v));
   }

@@ -15,7 +15,7 @@ struct Row {
   uint8_t dl_code, bits;
 };
 
-constexpr std::array<Row, 10> kRows{{
+constexpr std::array<Row, 13> kRows{{
     {DType::kF32, "f32", kDLFloat, 32},
     {DType::kF64, "f64", kDLFloat, 64},
     {DType::kBF16, "bf16", kDLBfloat, 16},
@@ -26,6 +26,9 @@ constexpr std::array<Row, 10> kRows{{
     {DType::kI8, "i8", kDLInt, 8},
     {DType::kU8, "u8", kDLUInt, 8},
     {DType::kBool, "bool", kDLBool, 8},
+    {DType::kU16, "u16", kDLUInt, 16},
+    {DType::kU32, "u32", kDLUInt, 32},
+    {DType::kU64, "u64", kDLUInt, 64},
 }};
 
 const Row& row(DType dtype) { return kRows[static_cast<size_t>(dtype)]; }

@@ -11,7 +11,23 @@
 
 namespace rm::ir {
 
-enum class DType : uint8_t { kF32, kF64, kBF16, kF16, kI64, kI32, kI16, kI8, kU8, kBool };
+// u64 is moved, cast, compared for equality and wraps in sums and products; what orders or divides
+// it is refused by inference (ops/infer.hpp), since registers and folding hold integers as i64.
+enum class DType : uint8_t {
+  kF32,
+  kF64,
+  kBF16,
+  kF16,
+  kI64,
+  kI32,
+  kI16,
+  kI8,
+  kU8,
+  kBool,
+  kU16,
+  kU32,
+  kU64,
+};
 
 /// "f32", "bf16", "i64", "bool" ...
 std::string_view name(DType dtype);

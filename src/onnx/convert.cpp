@@ -1,5 +1,8 @@
-// Which converter a node gets: an operator's, or the nodes of its function or subgraph in its place.
+// Which converter a node gets: an operator's, or the nodes of its function or subgraph in its
+// place.
+#include <set>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "base/error.hpp"
@@ -31,9 +34,22 @@ const Table& table() {
     add_quantised(&t);
     add_recurrent(&t);
     add_einsum(&t);
+    add_places(&t);
+    add_selection(&t);
+    add_ml(&t);
     return t;
   }();
   return made;
+}
+
+// What meant before opset 7 what it means since; operands of most others were broadcast by
+// attributes.
+bool is_known_before_7(const std::string& op) {
+  static const std::set<std::string_view> kOperators{
+      "Abs",  "Ceil",     "Conv",     "Exp",      "Flatten", "Floor",      "GlobalAveragePool",
+      "Log",  "Identity", "MatMul",   "Neg",      "Not",     "Reciprocal", "GlobalMaxPool",
+      "Relu", "Sigmoid",  "Softplus", "Softsign", "Sqrt",    "Tanh",       "Transpose"};
+  return kOperators.count(op) != 0;
 }
 
 }  // namespace
@@ -70,9 +86,11 @@ void Importer::convert(const Node& n) {
 }
 
 void Importer::convert_plain(const Node& n) {
-  auto it = table().find(n.op);
-  if ((!n.domain.empty() && n.domain != "ai.onnx") || it == table().end()) {
-    refuse("an operator that programs have", label(n));
+  const bool is_default = n.domain.empty() || n.domain == "ai.onnx";
+  auto it = table().find(is_default ? n.op : n.domain + "." + n.op);
+  if (it == table().end()) refuse("an operator that programs have", label(n));
+  if (is_default && opset_ < 7 && !is_known_before_7(n.op)) {
+    refuse("an opset from 7 to 28 for this operator", std::to_string(opset_));
   }
   if (n.outputs.empty()) damaged("results of " + label(n) + ", got none");
   try {

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "onnx/importer.hpp"
+#include "onnx/unsigned.hpp"
 
 namespace rm::onnx {
 namespace {
@@ -37,6 +37,7 @@ bool on_sizes(Importer& m, const std::string& name) {
 // Integers divide towards zero.
 ValueId divided(Importer& m, ValueId a, ValueId b) {
   if (ir::is_floating(m.type(a).dtype)) return m.op("div", {a, b});
+  if (is_u64(m, a)) return quotient_u64(m, a, b);
   ValueId q = m.op("floor_div", {m.op("abs", {a}), m.op("abs", {b})});
   return m.op("mul", {q, m.op("mul", {m.op("sign", {a}), m.op("sign", {b})})});
 }
@@ -48,6 +49,8 @@ Converter binary(std::string name) {
     }
     ValueId a = m.in(0), b = m.in(1);
     if (name == "pow") b = m.cast(b, m.type(a).dtype);
+    const bool orders = name == "gt" || name == "ge" || name == "lt" || name == "le";
+    if (orders && is_u64(m, a)) return m.out(compared_u64(m, name, a, b));
     m.out(name == "div" ? divided(m, a, b) : m.op(name, {a, b}));
   };
 }
@@ -55,7 +58,10 @@ Converter binary(std::string name) {
 Converter folded_over(std::string name) {
   return [name](Importer& m) {
     ValueId y = m.in(0);
-    for (size_t k = 1; k < m.node().inputs.size(); ++k) y = m.op(name, {y, m.in(k)});
+    for (size_t k = 1; k < m.node().inputs.size(); ++k) {
+      const bool orders = name != "add" && is_u64(m, y);
+      y = orders ? extreme_u64(m, name, y, m.in(k)) : m.op(name, {y, m.in(k)});
+    }
     if (m.node().op == "Mean") {
       y = m.op("div", {y, m.number(y, static_cast<double>(m.node().inputs.size()))});
     }
@@ -143,6 +149,7 @@ void convert_leaky(Importer& m) {
 // With fmod=1 the result has the sign of the dividend.
 void convert_mod(Importer& m) {
   ValueId a = m.in(0), b = m.in(1);
+  if (is_u64(m, a)) return m.out(remainder_u64(m, a, b));
   if (m.i("fmod", 0) == 0) return m.out(m.op("remainder", {a, b}));
   ValueId size = m.op("remainder", {m.op("abs", {a}), m.op("abs", {b})});
   m.out(m.op("mul", {size, m.op("sign", {a})}));
@@ -153,6 +160,7 @@ void convert_shift(Importer& m) {
   ValueId by = m.in(1);
   const std::string direction = m.s("direction", "");
   if (direction != "LEFT" && direction != "RIGHT") m.refuse("LEFT or RIGHT", direction);
+  if (is_u64(m, by)) return m.out(shifted_u64(m, m.in(0), by, direction == "LEFT"));
   if (direction == "LEFT") {
     return m.out(m.op("mul", {m.in(0), m.op("pow", {m.number(by, 2), by})}));
   }
@@ -222,6 +230,58 @@ void convert_atanh(Importer& m) {  // (log1p(x) - log1p(-x)) / 2
   m.out(m.op("mul", {d, m.number(x, 0.5)}));
 }
 
+// Reduced to |t| <= tan(pi/8) by atan(a) = pi/2 + atan(-1/a) and pi/4 + atan((a-1)/(a+1)); the
+// Taylor series to t^29, whose rest is below 1e-13 there.
+ValueId arc_tangent(Importer& m, ValueId x) {
+  const auto number = [&](double v) { return m.number(x, v); };
+  ValueId a = m.op("abs", {x}), one = number(1);
+  ValueId is_near = m.op("le", {a, number(std::tan(M_PI / 8))});
+  ValueId is_far = m.op("gt", {a, number(std::tan(3 * M_PI / 8))});
+  ValueId middle = m.op("div", {m.op("sub", {a, one}), m.op("add", {a, one})});
+  ValueId t = m.op("where", {is_far, m.op("div", {number(-1), a}), middle});
+  t = m.op("where", {is_near, a, t});
+  ValueId start = m.op("where", {is_far, number(M_PI / 2), number(M_PI / 4)});
+  start = m.op("where", {is_near, number(0), start});
+  ValueId square = m.op("mul", {t, t}), total = number(1.0 / 29);
+  for (int n = 27; n > 0; n -= 2) {
+    total = m.op("sub", {number(1.0 / n), m.op("mul", {square, total})});
+  }
+  ValueId y = m.op("add", {start, m.op("mul", {t, total})});
+  return m.op("where", {m.op("lt", {x, number(0)}), m.op("neg", {y}), y});
+}
+
+// atan(x / sqrt(1 - x²)), and 2 atan(sqrt((1 - x) / (1 + x))).
+ValueId arc_sine(Importer& m, ValueId x) {
+  ValueId one = m.number(x, 1);
+  ValueId rest = m.op("mul", {m.op("sub", {one, x}), m.op("add", {one, x})});
+  return arc_tangent(m, m.op("div", {x, m.op("sqrt", {rest})}));
+}
+
+ValueId arc_cosine(Importer& m, ValueId x) {
+  ValueId one = m.number(x, 1);
+  ValueId ratio = m.op("div", {m.op("sub", {one, x}), m.op("add", {one, x})});
+  return m.op("mul", {m.number(x, 2), arc_tangent(m, m.op("sqrt", {ratio}))});
+}
+
+// In f32 where x is of half precision.
+Converter arc(ValueId (*function)(Importer&, ValueId)) {
+  return [function](Importer& m) {
+    const ir::DType dtype = m.dtype(m.in(0));
+    const bool is_half = dtype == ir::DType::kF16 || dtype == ir::DType::kBF16;
+    m.out(m.cast(function(m, is_half ? m.cast(m.in(0), ir::DType::kF32) : m.in(0)), dtype));
+  };
+}
+
+void convert_bitcast(Importer& m) {
+  ValueId x = m.in(0);
+  const ir::DType to = dtype_of(m.i("to", 0), "BitCast");
+  if (m.dtype(x) == to) return m.out(x);
+  if (ir::size_bytes(to) != ir::size_bytes(m.dtype(x)) || to == ir::DType::kBool) {
+    m.refuse("a type of as many bytes, not bool", std::string(ir::name(to)));
+  }
+  m.out(m.typed("bitcast", {x}, {}, {to, m.dims(x)}));
+}
+
 }  // namespace
 
 void add_elementwise(Table* table) {
@@ -285,6 +345,10 @@ void add_elementwise(Table* table) {
   t["Asinh"] = convert_asinh;
   t["Acosh"] = convert_acosh;
   t["Atanh"] = convert_atanh;
+  t["Atan"] = arc(arc_tangent);
+  t["Asin"] = arc(arc_sine);
+  t["Acos"] = arc(arc_cosine);
+  t["BitCast"] = convert_bitcast;
   t["Tan"] = [](Importer& m) {
     m.out(m.op("div", {m.op("sin", {m.in(0)}), m.op("cos", {m.in(0)})}));
   };

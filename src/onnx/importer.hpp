@@ -205,5 +205,8 @@ void add_scatter(Table* table);
 void add_quantised(Table* table);
 void add_recurrent(Table* table);
 void add_einsum(Table* table);
+void add_places(Table* table);
+void add_selection(Table* table);
+void add_ml(Table* table);
 
 }  // namespace rm::onnx

@@ -274,6 +274,8 @@ ir::DType dtype_of(int64_t onnx_dtype, const std::string& where) {
       return DType::kU8;
     case 3:
       return DType::kI8;
+    case 4:
+      return DType::kU16;
     case 5:
       return DType::kI16;
     case 6:
@@ -286,6 +288,10 @@ ir::DType dtype_of(int64_t onnx_dtype, const std::string& where) {
       return DType::kF16;
     case 11:
       return DType::kF64;
+    case 12:
+      return DType::kU32;
+    case 13:
+      return DType::kU64;
     case 16:
       return DType::kBF16;
     default:

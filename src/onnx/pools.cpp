@@ -72,7 +72,7 @@ ValueId bordered(Importer& m, ValueId x, const Ints& pads, size_t n) {
 
 ValueId pooled(Importer& m, ValueId x, const std::string& kind, bool pads_count) {
   const Ints kernel = m.ints("kernel_shape").value_or(Ints{});
-  if (kernel.empty() || m.i("storage_order", 0) != 0) m.refuse("a kernel in row order", "another");
+  if (kernel.empty()) m.refuse("a kernel", "none");
   const size_t n = kernel.size();
   ir::Attrs attrs = windows(m, m.dims(x), kernel, true);
   const Ints pads = std::get<Ints>(attrs.at("padding"));
@@ -87,6 +87,7 @@ ValueId pooled(Importer& m, ValueId x, const std::string& kind, bool pads_count)
   }
   attrs["kernel"] = kernel;
   attrs["kind"] = kind == "max" ? kind : std::string("mean");
+  if (kind == "max" && m.wants(1)) m.out(largest_places(m, x, kernel, attrs), 1);
   if (kind == "mean") attrs["count_include_pad"] = int64_t{0};
   if (kind == "sum") attrs["divisor"] = int64_t{1};
   return m.op("pool", {x}, attrs);

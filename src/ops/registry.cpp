@@ -2,6 +2,7 @@
 #include "ops/registry.hpp"
 
 #include <algorithm>
+#include <set>
 
 #include "base/error.hpp"
 #include "ops/elementwise/elementwise.hpp"
@@ -91,16 +92,38 @@ std::vector<char> constant_values(const ir::Graph& graph) {
     constant[v] = graph.is_constant(static_cast<ir::ValueId>(v)) ? 1 : 0;
   }
   for (const ir::Node& node : graph.nodes) {
-    const bool all = is_constant(
-        node, [&](ir::ValueId v) { return constant[static_cast<size_t>(v)] != 0; });
+    const bool all =
+        is_constant(node, [&](ir::ValueId v) { return constant[static_cast<size_t>(v)] != 0; });
     for (ir::ValueId r : node.results) constant[static_cast<size_t>(r)] = all ? 1 : 0;
   }
   return constant;
 }
 
+namespace {
+
+// Registers, references and folding hold integers as i64, where large u64 would be negative: these
+// neither order nor divide them, or treat both alike.
+bool keeps_u64(const ir::Node& node) {
+  static const std::set<std::string_view> kOperators{
+      "reshape", "permute", "expand",     "slice", "concat", "cast",   "bitcast", "full",
+      "add",     "sub",     "mul",        "eq",    "ne",     "and",    "or",      "xor",
+      "neg",     "where",   "index_copy", "index", "gather", "assign", "ewise"};
+  return kOperators.count(node.op) != 0 || node.op.rfind("aten.", 0) == 0;
+}
+
+void check_u64(const ir::Graph& graph, const ir::Node& node) {
+  for (ir::ValueId v : node.operands) {
+    if (v == ir::kNoValue || graph.type(v).dtype != ir::DType::kU64 || keeps_u64(node)) continue;
+    fail(node, "operands without u64", graph.type(v).str() + "; try a cast to i64 or f64");
+  }
+}
+
+}  // namespace
+
 std::vector<ir::TensorType> infer(const ir::Graph& graph, const ir::Node& node) {
   const OpDef& def = get(node.op);
   check_arity(def, node);
+  check_u64(graph, node);
   return def.infer(graph, node);
 }
 

@@ -17,8 +17,8 @@
 namespace rm::partition {
 namespace {
 
-constexpr std::array<std::string_view, 7> kViews = {"reshape", "permute", "expand",   "slice",
-                                                    "iota",    "full",    "dim_value"};
+constexpr std::array<std::string_view, 8> kViews = {"reshape", "permute", "expand", "bitcast",
+                                                    "slice",   "iota",    "full",   "dim_value"};
 
 bool computes(const ir::Node& node) {
   return std::find(kViews.begin(), kViews.end(), node.op) == kViews.end();

@@ -27,6 +27,11 @@ void permute(Lowering& l, const Node& n) {
 void expand(Lowering& l, const Node& n) {
   l.define(n.result(), l.broadcast(n.operands[0], l.dims(n.result())));
 }
+void bitcast(Lowering& l, const Node& n) {
+  Ref r = l.ref(n.operands[0]);
+  r.layout.dtype = l.dtype(n.result());
+  l.define(n.result(), r);
+}
 void slice(Lowering& l, const Node& n) {
   Ref r = l.ref(n.operands[0]);
   r.layout = ir::view_slice(r.layout, static_cast<size_t>(n.i("axis")), n.dims("start")[0].value(),
@@ -248,6 +253,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
   static const std::unordered_map<std::string_view, LowerRule> table{
       {"reshape", reshape},   {"permute", permute},       {"expand", expand},
       {"slice", slice},       {"concat", concat},         {"cast", cast},
+      {"bitcast", bitcast},
       {"ewise", ewise},       {"linear", linear},         {"gemm", gemm},
       {"matmul", matmul},     {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
       {"sdpa", sdpa},         {"rope", rope},             {"softmax", softmax},

@@ -130,7 +130,7 @@ SERVED: dict[str, Callable[[Any, Any], Any]] = {
     "named tuple": lambda x, h: Pair(h, Sample(h - 1)),
     "named tuple with work in its constructor": lambda x, h: Halved(h, h + 1),
     "bounded queue": lambda x, h: deque([h, h + 1], maxlen=2),
-    "sizes": lambda x, h: (h, x.shape[0], x.shape[0] * 2 + h.shape[1]),
+    "sizes": lambda x, h: (h, x.shape[0], x.shape[0] * 2 + h.shape[1], x.shape, h.size()),
     "numbers": lambda x, h: (h, 0.5, -0.0, float("nan"), True, 7, "name"),
     "integers": lambda x, h: (h.argmax(1), h > 0, h.long(), h.to(torch.uint8)),
     "one tensor several times": lambda x, h: Sample(h, extra=(h, x, x, h.detach(), h)),

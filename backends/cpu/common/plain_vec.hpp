@@ -64,6 +64,10 @@ auto visit(DType t, F&& f) {
       return f(int8_t{});
     case DType::u8:
       return f(uint8_t{});
+    case DType::u16:
+      return f(uint16_t{});
+    case DType::u32:
+      return f(uint32_t{});
     case DType::boolean:
       return f(boolean{});
     default:

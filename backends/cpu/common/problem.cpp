@@ -11,13 +11,16 @@ int64_t dtype_bytes(DType t) {
   switch (t) {
     case DType::f64:
     case DType::i64:
+    case DType::u64:
       return 8;
     case DType::f32:
     case DType::i32:
+    case DType::u32:
       return 4;
     case DType::bf16:
     case DType::f16:
     case DType::i16:
+    case DType::u16:
       return 2;
     default:
       return 1;
@@ -25,8 +28,8 @@ int64_t dtype_bytes(DType t) {
 }
 
 const char* dtype_name(DType t) {
-  static const char* const names[] = {"f32", "f64", "bf16", "f16",  "i64",    "i32",
-                                      "i16", "i8",  "u8",   "bool", "invalid"};
+  static const char* const names[] = {"f32", "f64", "bf16", "f16", "i64", "i32", "i16",
+                                      "i8",  "u8",  "bool", "u16", "u32", "u64", "invalid"};
   return names[static_cast<int>(t)];
 }
 
@@ -52,6 +55,12 @@ DType to_dtype(DLDataType t) {
       return DType::i8;
     case kDLUInt * 1000 + 8:
       return DType::u8;
+    case kDLUInt * 1000 + 16:
+      return DType::u16;
+    case kDLUInt * 1000 + 32:
+      return DType::u32;
+    case kDLUInt * 1000 + 64:
+      return DType::u64;
     case kDLBool * 1000 + 8:
       return DType::boolean;
     default:

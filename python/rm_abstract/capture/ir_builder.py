@@ -25,6 +25,9 @@ DTYPES = {
     "torch.int8": "i8",
     "torch.uint8": "u8",
     "torch.bool": "bool",
+    "torch.uint16": "u16",
+    "torch.uint32": "u32",
+    "torch.uint64": "u64",
 }
 _PACK = {
     "f32": "<f",
@@ -36,6 +39,9 @@ _PACK = {
     "i8": "<b",
     "u8": "<B",
     "bool": "<?",
+    "u16": "<H",
+    "u32": "<I",
+    "u64": "<Q",
 }
 FLOATS = ("f32", "f64", "bf16", "f16")
 

@@ -61,7 +61,7 @@ class Recorder:
         if id(value) in self.caches or kv_cache.is_cache(value):
             return self.cache(value, path)
         kind = type(value)
-        if kind in (list, tuple):
+        if kind in (list, tuple, torch.Size):
             items = [self.record(v, f"{path}[{i}]") for i, v in enumerate(value)]
             return [kind.__name__, *items]
         if kind in (dict, OrderedDict) or is_bundle_type(kind):
@@ -150,6 +150,9 @@ def _load_class(module: str, name: str) -> Any:
     return found
 
 
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "Size": torch.Size}
+
+
 def builder(structure: Structure) -> Build:
     """A function (tensors, leaves of the call) -> output. It commits caches: call it last."""
     kind = structure[0]
@@ -192,9 +195,9 @@ def builder(structure: Structure) -> Build:
         )
     if kind == "caches":
         return _pair_builder(*structure[1:])
-    if kind in ("list", "tuple"):
+    if kind in _SEQUENCES:
         items = [builder(s) for s in structure[1:]]
-        make = list if kind == "list" else tuple
+        make = _SEQUENCES[kind]
         return lambda tensors, leaves: make([b(tensors, leaves) for b in items])
     if kind == "dict":
         pairs = [(k, builder(s)) for k, s in structure[1:]]

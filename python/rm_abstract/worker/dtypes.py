@@ -15,5 +15,8 @@ DTYPES = {
     "i8": torch.int8,
     "u8": torch.uint8,
     "bool": torch.bool,
+    "u16": torch.uint16,
+    "u32": torch.uint32,
+    "u64": torch.uint64,
 }
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}

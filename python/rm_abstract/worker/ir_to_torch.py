@@ -180,6 +180,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "reshape": lambda o, n: o[0].reshape(n.ints("shape")),
     "permute": lambda o, n: o[0].permute(n.ints("axes")),
     "expand": lambda o, n: o[0].expand(n.ints("shape")),
+    "bitcast": lambda o, n: o[0].view(DTYPES[n.types[0].dtype]),
     "slice": lambda o, n: _slice(o[0], n),
     "concat": lambda o, n: torch.cat(list(o), n.i("axis")),
     "iota": lambda o, n: _iota(n),

@@ -17,6 +17,9 @@ _NUMPY = {
     "i8": "int8",
     "u8": "uint8",
     "bool": "bool",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
 }
 SIZES = {
     "f32": 4,
@@ -29,6 +32,9 @@ SIZES = {
     "i8": 1,
     "u8": 1,
     "bool": 1,
+    "u16": 2,
+    "u32": 4,
+    "u64": 8,
 }  # bytes of an element
 
 

@@ -106,8 +106,9 @@ std::vector<HostTensor> reference_ewise(const Node& node, const HostOperands& in
     for (size_t k = 0; k < in.size(); ++k) {
       const char* p = in[k]->at(at[k][static_cast<size_t>(i)]);
       ir::DType dtype = in[k]->type.dtype;
-      regs.push_back(ir::is_floating(dtype) ? Register::of(ir::load_element(dtype, p))
-                                            : Register::of_int(ir::load_int(dtype, p)));
+      regs.push_back(ir::is_floating(dtype)
+                         ? Register::of(ir::load_element(dtype, p))
+                         : Register{ir::load_element(dtype, p), ir::load_int(dtype, p), true});
     }
     for (size_t n = 0; n < code.size(); n += kEwiseFields) {
       regs.push_back(step(&code[n], regs, imm));

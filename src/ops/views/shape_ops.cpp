@@ -1,4 +1,4 @@
-// reshape, permute, expand: the same elements under another shape.
+// reshape, permute, expand: the same elements under another shape; bitcast: under another type.
 #include "ops/infer.hpp"
 
 namespace rm::ops {
@@ -61,10 +61,24 @@ std::vector<HostTensor> reference_expand(const Node&, const HostOperands& in, co
   return {take(*in[0], out[0], broadcast_offsets(in[0]->type.dims, out[0].dims))};
 }
 
+Types infer_bitcast(const Graph& graph, const Node& node) {
+  const TensorType& x = operand_type(graph, node, 0);
+  const ir::DType to = result_type(graph, node).dtype;
+  if (ir::size_bytes(to) != ir::size_bytes(x.dtype) || to == ir::DType::kBool) {
+    fail(node, "a type of as many bytes, not bool", std::string(ir::name(to)) + " from " + x.str());
+  }
+  return {{to, x.dims}};
+}
+
+std::vector<HostTensor> reference_bitcast(const Node&, const HostOperands& in, const Types& out) {
+  return {{out[0], in[0]->bytes}};
+}
+
 }  // namespace
 
 extern const OpDef kReshape{"reshape", 1, 1, kView, infer_reshape, view_cost, reference_reshape};
 extern const OpDef kPermute{"permute", 1, 1, kView, infer_permute, view_cost, reference_permute};
 extern const OpDef kExpand{"expand", 1, 1, kView, infer_expand, view_cost, reference_expand};
+extern const OpDef kBitcast{"bitcast", 1, 1, kView, infer_bitcast, view_cost, reference_bitcast};
 
 }  // namespace rm::ops

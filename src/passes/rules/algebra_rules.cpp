@@ -26,14 +26,14 @@ bool widens(DType from, DType to) {
   if (from == to || from == DType::kBool) return true;
   switch (to) {
     case DType::kF64:
-      return from != DType::kI64;
+      return from != DType::kI64 && from != DType::kU64;
     case DType::kF32:
       return from == DType::kBF16 || from == DType::kF16 || from == DType::kI16 ||
-             from == DType::kI8 || from == DType::kU8;
+             from == DType::kI8 || from == DType::kU8 || from == DType::kU16;
     case DType::kI64:
-      return !ir::is_floating(from);
+      return !ir::is_floating(from) && from != DType::kU64;
     case DType::kI32:
-      return from == DType::kI16 || from == DType::kI8 || from == DType::kU8;
+      return from == DType::kI16 || from == DType::kI8 || from == DType::kU8 || from == DType::kU16;
     case DType::kI16:
       return from == DType::kI8 || from == DType::kU8;
     default:

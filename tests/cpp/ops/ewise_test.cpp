@@ -90,3 +90,34 @@ TEST_CASE("casts truncate, round to even and test for zero") {
   check_close(run("input %0 \"x\" : f32[1]\n%1 = cast(%0) : bf16[1]\nreturn %1\n", {third})[0],
               {0.333984375}, 0);
 }
+
+TEST_CASE("unsigned integers keep what they hold, and wrap") {
+  auto cast = [](const ops::HostTensor& x, const std::string& to) {
+    const std::string from(ir::name(x.type.dtype));
+    return run("input %0 \"x\" : " + from + "[3]\n%1 = cast(%0) : " + to + "[3]\nreturn %1\n",
+               {x})[0];
+  };
+  const double top = 0x1p63 + 2048;  // a double, and no i64
+  auto large = tensor(ir::DType::kU64, {3}, {top, 7, 0});
+  check_close(cast(large, "f64"), {top, 7, 0}, 0);
+  check_close(cast(cast(large, "f64"), "u64"), {top, 7, 0}, 0);
+  check_close(cast(large, "i64"), {top - 0x1p64, 7, 0}, 0);
+  check_close(cast(tensor(ir::DType::kI32, {3}, {-1, 65536 + 3, 9}), "u16"), {65535, 3, 9}, 0);
+  check_close(cast(tensor(ir::DType::kI64, {3}, {-1, 0x1p32 + 3, 9}), "u32"), {4294967295.0, 3, 9},
+              0);
+  auto small = tensor(ir::DType::kU16, {3}, {65535, 2, 5});
+  check_close(run("input %0 \"x\" : u16[3]\n%1 = add(%0, %0) : u16[3]\nreturn %1\n", {small})[0],
+              {65534, 4, 10}, 0);
+  // A program reads u64 as a number where it computes in floats: 1 = copy, class 1 = f64.
+  check_close(run("input %0 \"x\" : u64[3]\n%1 = ewise(%0) {code=[1,1,0,-1,-1], imm=f[]} : f64[3]\n"
+                  "return %1\n",
+                  {large})[0],
+              {top, 7, 0}, 0);
+}
+
+TEST_CASE("bits are read as another type") {
+  auto x = f32({3}, {1, -2, 0});
+  std::string in = "input %0 \"x\" : f32[3]\n%1 = bitcast(%0) : ";
+  check_close(run(in + "u32[3]\nreturn %1\n", {x})[0], {0x3f800000, 3221225472.0, 0}, 0);
+  check_close(run(in + "i32[3]\n%2 = bitcast(%1) : f32[3]\nreturn %2\n", {x})[0], {1, -2, 0}, 0);
+}

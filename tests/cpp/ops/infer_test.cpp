@@ -82,6 +82,9 @@ TEST_CASE("ill-typed nodes are refused") {
   refused(x + "%9 = reduce(%0) {axes=[0], keepdim=1, kind=\"median\"} : f32[1,3]\n", "kind");
   refused(x + "%9 = gemm(%0, %2) {activation=\"swish\", trans_b=0} : f32[2,4]\n", "activation");
   refused(x + "%9 = embedding(%0, %2) : f32[2,4,3]\n", "indices");
+  refused(x + "%9 = bitcast(%0) : i64[2,3]\n", "bytes");
+  refused("input %0 \"x\" : u64[3]\n%9 = maximum(%0, %0) : u64[3]\n", "u64");
+  refused("input %0 \"x\" : u64[3]\n%9 = sort(%0) {axis=0} : u64[3]\n", "u64");
   refused(x + "%9 = ewise(%0) {code=[40,0,0,7,-1], imm=f[]} : f32[2,3]\n", "register");
 }
 
@@ -98,8 +101,8 @@ TEST_CASE("costs count multiply-adds and traffic") {
 TEST_CASE("an index that is longer than what it points into is refused where it can be known") {
   auto message = [](const char* x, const char* index, const char* op) {
     const std::string from = std::string(x), at = std::string(index);
-    std::string body = "sym s0 [1,64]\ninput %0 \"x\" : f32[" + from + "]\ninput %1 \"i\" : i64[" + at +
-                       "]\ninput %2 \"s\" : f32[" + at + "]\n";
+    std::string body = "sym s0 [1,64]\ninput %0 \"x\" : f32[" + from + "]\ninput %1 \"i\" : i64[" +
+                       at + "]\ninput %2 \"s\" : f32[" + at + "]\n";
     if (std::string(op) == "gather") {
       body += "%3 = gather(%0, %1) {axis=1} : f32[" + at + "]\nreturn %3\n";
     } else {

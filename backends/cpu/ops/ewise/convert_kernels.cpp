@@ -11,6 +11,9 @@ RM_INLINE int64_t widen(int32_t v) { return v; }
 RM_INLINE int64_t widen(int16_t v) { return v; }
 RM_INLINE int64_t widen(int8_t v) { return v; }
 RM_INLINE int64_t widen(uint8_t v) { return v; }
+RM_INLINE int64_t widen(uint16_t v) { return v; }
+RM_INLINE int64_t widen(uint32_t v) { return v; }
+RM_INLINE uint64_t widen(uint64_t v) { return v; }
 RM_INLINE int64_t widen(boolean v) { return v.value != 0; }
 using RM_ISA::widen;
 
@@ -82,6 +85,22 @@ template <class C>
 RM_INLINE void put(C v, uint8_t* p) {
   *p = static_cast<uint8_t>(static_cast<int64_t>(v));
 }
+template <class C>
+RM_INLINE void put(C v, uint16_t* p) {
+  *p = static_cast<uint16_t>(static_cast<int64_t>(v));
+}
+template <class C>
+RM_INLINE void put(C v, uint32_t* p) {
+  *p = static_cast<uint32_t>(static_cast<int64_t>(v));
+}
+RM_INLINE void put(int64_t v, uint64_t* p) { *p = static_cast<uint64_t>(v); }
+// Floats from 2^63 on are no i64.
+template <class C>
+RM_INLINE void put(C v, uint64_t* p) {
+  const C half = static_cast<C>(0x1p63);
+  const auto bits = static_cast<uint64_t>(static_cast<int64_t>(v >= half ? v - half : v));
+  *p = v >= half ? bits ^ (uint64_t{1} << 63) : bits;
+}
 
 template <class C, class T>
 void store(const void* src, void* dst, int64_t stride, int64_t n) {
@@ -127,6 +146,12 @@ EwiseLoad load_of(DType from) {
       return load<int8_t, C>;
     case DType::u8:
       return load<uint8_t, C>;
+    case DType::u16:
+      return load<uint16_t, C>;
+    case DType::u32:
+      return load<uint32_t, C>;
+    case DType::u64:
+      return load<uint64_t, C>;
     case DType::boolean:
       return load<boolean, C>;
     default:
@@ -155,6 +180,12 @@ EwiseStore store_of(DType to) {
       return store<C, int8_t>;
     case DType::u8:
       return store<C, uint8_t>;
+    case DType::u16:
+      return store<C, uint16_t>;
+    case DType::u32:
+      return store<C, uint32_t>;
+    case DType::u64:
+      return store<C, uint64_t>;
     case DType::boolean:
       return store<C, boolean>;
     default:

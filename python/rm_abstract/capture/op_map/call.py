@@ -118,7 +118,7 @@ def promote(a: Any, b: Any) -> str:
     return best
 
 
-_ORDER = ["bool", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]
+_ORDER = ["bool", "u16", "u32", "u64", "u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64"]
 
 
 def _join(a: str, b: str) -> str:

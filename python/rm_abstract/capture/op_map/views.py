@@ -16,6 +16,19 @@ def _reshape(c: Call) -> Value:
     return c.b.reshape(c.value("self"), c.dims)
 
 
+_BYTES = {"f64": 8, "i64": 8, "u64": 8, "f32": 4, "i32": 4, "u32": 4, "i8": 1, "u8": 1, "bool": 1}
+
+
+def _view_as_type(c: Call) -> Value | None:
+    """The same bits as another type of as many bytes; bytes as bool are left to PyTorch."""
+    x = c.value("self")
+    if x.dtype == c.dtype:
+        return x
+    if c.dtype == "bool" or _BYTES.get(x.dtype, 2) != _BYTES.get(c.dtype, 2):
+        return None
+    return c.b.op("bitcast", [x], c.dtype, x.dims)
+
+
 def _permute(c: Call) -> Value:
     x = c.value("self")
     return c.b.permute(x, [int(a) % x.rank for a in c["dims"]] if x.rank else [])
@@ -136,6 +149,8 @@ def _diff(c: Call) -> Value | None:
     if (c["n"] or 1) != 1 or c.dtype == "bool":
         return None
     size = c.dims[axis]
+    if size == 0:  # of one element, or of none, as before
+        return c.b.full(c.dtype, c.dims, 0)
     dims = [*c.dims[:axis], plus(size, 1), *c.dims[axis + 1 :]]
     joined = c.b.concat([c.b.cast(v, c.dtype) for v in parts], axis, dims)
     after, before = c.b.slice(joined, axis, 1, size), c.b.slice(joined, axis, 0, size)
@@ -301,6 +316,7 @@ TABLE: dict[str, Handler] = {
         _reshape,
     ),
     "permute.default": _permute,
+    "view.dtype": _view_as_type,
     "transpose.int": _transpose,
     "swapaxes.default": _transpose,
     "t.default": _t,
