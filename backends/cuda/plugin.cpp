@@ -14,6 +14,7 @@
 #include "common/build_id.hpp"
 #include "common/device_scope.hpp"
 #include "common/stream.hpp"
+#include "copy/api.hpp"
 #include "gemm/library.hpp"
 #include "rm/graph.h"
 #include "rm/kernels.h"
@@ -252,6 +253,11 @@ void CudaStream::copy(const rm_tensor& src, rm_tensor& dst) {
   if (bytes == 0) return;
   const DeviceScope scope(device);
   const RelaxedCapture relaxed;
+  if (src.device.device_type == kDLCPU && dst.device.device_type == kDLCUDA && cuda_ops::writes(bytes)) {
+    check_status(cuda_ops::write(static_cast<char*>(dst.data) + dst.byte_offset,
+                                 static_cast<const char*>(src.data) + src.byte_offset, bytes, stream));
+    return;
+  }
   check_cuda(cudaMemcpyAsync(static_cast<char*>(dst.data) + dst.byte_offset,
                              static_cast<const char*>(src.data) + src.byte_offset, bytes,
                              cudaMemcpyDefault, stream),

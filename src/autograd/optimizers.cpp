@@ -1,6 +1,10 @@
 // SGD: Sutskever et al. 2013 as torch has it. Adam: Kingma & Ba 2015, AdamW: Loshchilov & Hutter 2019.
 #include "autograd/optimizers.hpp"
 
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
 namespace rm::autograd {
 namespace {
 
@@ -47,6 +51,19 @@ std::vector<std::string> columns(Algorithm algorithm) {
   if (algorithm == Algorithm::kSgd) return {"lr", "weight_decay", "momentum", "1-dampening"};
   return {"weight_decay", "1-lr*weight_decay", "1-beta1",   "beta2",
           "1-beta2",      "eps",               "step_size", "sqrt(bias_correction2)"};
+}
+
+void sgd_numbers(double lr, double decay, double momentum, double dampening, double* out) {
+  const double row[] = {lr, decay, momentum, 1.0 - dampening};
+  std::copy(std::begin(row), std::end(row), out);
+}
+
+void adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
+                  double* out) {
+  const double step = count + 1.0;
+  const double size = lr / (1.0 - std::pow(beta1, step)), root = std::sqrt(1.0 - std::pow(beta2, step));
+  const double row[] = {decay, 1.0 - lr * decay, 1.0 - beta1, beta2, 1.0 - beta2, eps, size, root};
+  std::copy(std::begin(row), std::end(row), out);
 }
 
 std::vector<std::string> states(const GroupRule& rule) {

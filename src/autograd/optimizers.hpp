@@ -27,6 +27,10 @@ struct GroupRule {
 
 /// Names of the numbers that a row of `hyper` holds, in order.
 std::vector<std::string> columns(Algorithm algorithm);
+/// That row for the step behind `count` steps, as torch.optim computes it; `out` has room for it.
+void sgd_numbers(double lr, double decay, double momentum, double dampening, double* out);
+void adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
+                  double* out);
 /// Names of the state tensors of one parameter, in order; each has the parameter's type.
 std::vector<std::string> states(const GroupRule& rule);
 

@@ -132,6 +132,18 @@ void bind_autograd(py::module_& m) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);
   }, py::arg("algorithm"), "What a row of the step's input `hyper` holds, in order.");
+  a.def("sgd_numbers", [](double lr, double decay, double momentum, double dampening) {
+    std::vector<double> row(autograd::columns(autograd::Algorithm::kSgd).size());
+    autograd::sgd_numbers(lr, decay, momentum, dampening, row.data());
+    return row;
+  }, py::arg("lr"), py::arg("decay"), py::arg("momentum"), py::arg("dampening"),
+        "The row of `hyper` for a step.");
+  a.def("adam_numbers", [](double lr, double decay, double beta1, double beta2, double eps, double count) {
+    std::vector<double> row(autograd::columns(autograd::Algorithm::kAdam).size());
+    autograd::adam_numbers(lr, decay, beta1, beta2, eps, count, row.data());
+    return row;
+  }, py::arg("lr"), py::arg("decay"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("count"),
+        "The row of `hyper` for the step behind `count` steps.");
   a.def("states", [](const py::dict& group) { return autograd::states(group_rule(group)); },
         py::arg("group"), "Names of one parameter's state tensors, in the order of the inputs.");
   a.def("differentiate", &differentiate, py::arg("text"), py::arg("wrt"),

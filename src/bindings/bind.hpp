@@ -19,6 +19,7 @@ void bind_eager(pybind11::module_& m);  // _core.eager
 void bind_generate(pybind11::module_& m);  // _core.generate
 void bind_onnx(pybind11::module_& m);  // _core.onnx
 void bind_program(pybind11::module_& m);  // _core.Program
+void bind_training(pybind11::module_& m);
 void bind_worker(pybind11::module_& m);   // _core.worker
 
 /// An optimiser's rule from its dictionary: algorithm, and flags that are left out when false.

@@ -19,6 +19,7 @@ PYBIND11_MODULE(_core, m) {
   bind_onnx(m);
   bind_program(m);
   rm::router::bind_router(m);
+  bind_training(m);
   bind_worker(m);
   rm::engine::offer_host_executor();
 }

@@ -337,6 +337,10 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
   if (instance->can_pack && ++instance->calls == 2) pack_later(instance);
 }
 
+void Program::write(void* to, const void* from, size_t bytes, void* stream) {
+  state_->device->write(to, from, bytes, state_->device->stream_of(stream));
+}
+
 std::shared_ptr<void> Program::launch_into(const std::vector<TensorView>& inputs,
                                            OutputAllocator& outputs, void* stream) {
   struct Kept {

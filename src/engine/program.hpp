@@ -94,6 +94,9 @@ class Program {
   /// not run, cannot be recorded or are traced: then nothing is launched.
   std::shared_ptr<void> launch_into(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
                                     void* stream);
+  /// Copies from the host into memory of the program's device, ordered with the work on `stream`, the
+  /// device's own handle; `from` may change at once.
+  void write(void* to, const void* from, size_t bytes, void* stream = nullptr);
   /// Results of this set of kernels were compared with the original's. Packing weights and other
   /// sizes give other sets.
   void accept_kernels(uint64_t set);

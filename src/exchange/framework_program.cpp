@@ -24,4 +24,8 @@ pybind11::list FrameworkProgram::run(const std::vector<engine::TensorView>& inpu
   return outputs.take();
 }
 
+void FrameworkProgram::write(void* to, const void* from, size_t bytes) {
+  program_.write(to, from, bytes, current_stream(api_, device_));
+}
+
 }  // namespace rm::exchange

@@ -28,6 +28,11 @@ class FrameworkProgram {
   /// engine::Program::run does.
   pybind11::list run(const std::vector<engine::TensorView>& inputs, bool only_accepted);
 
+  /// Copies from the host into memory of the program's device, ahead of what is launched next on the
+  /// framework's current stream; `from` may change at once.
+  void write(void* to, const void* from, size_t bytes);
+  DLDevice device() const { return device_; }
+
  protected:
   const DLPackExchangeAPI* api_;
   engine::Program program_;

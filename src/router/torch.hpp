@@ -100,15 +100,19 @@ class TorchFacts {
   bool remember(PyObject* tensor, RawTensor* out) const noexcept;
   /// The state is exactly what it was: a few loads and one memcmp.
   bool unchanged(PyObject* tensor, const RawTensor& before) const noexcept {
+    if (!same_place(tensor, before)) return false;
+    const char* counter = load<const char*>(before.impl + counter_offset_);
+    return load<std::uint32_t>(counter + version_offset_) == before.version;
+  }
+  /// It is the same tensor in the same memory, whatever was written there.
+  bool same_place(PyObject* tensor, const RawTensor& before) const noexcept {
     const char* impl = load<const char*>(reinterpret_cast<const char*>(tensor) + object_offset_);
     if (impl != before.impl ||
         std::memcmp(impl + kFieldsAt, before.fields.data(), field_bytes_) != 0) {
       return false;
     }
     const char* storage = load<const char*>(impl + storage_offset_);
-    const char* counter = load<const char*>(impl + counter_offset_);
-    return load<const void*>(storage + memory_offset_) == before.memory &&
-           load<std::uint32_t>(counter + version_offset_) == before.version;
+    return load<const void*>(storage + memory_offset_) == before.memory;
   }
   bool requires_grad(PyObject* tensor) const noexcept;
   /// A lazily negated or conjugated view: its memory is not its value.

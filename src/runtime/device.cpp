@@ -24,6 +24,9 @@ class Host final : public Device {
   void copy(void* to, const void* from, size_t bytes, rm_stream*) override {
     upload(to, from, bytes);
   }
+  void write(void* to, const void* from, size_t bytes, rm_stream*) override {
+    upload(to, from, bytes);
+  }
   void synchronize(rm_stream*) override {}
   rm_stream* stream_of(void*) override { return nullptr; }
 };
@@ -88,6 +91,13 @@ void BackendDevice::upload(void* to, const void* from, size_t bytes) {
 void BackendDevice::copy(void* to, const void* from, size_t bytes, rm_stream* stream) {
   if (bytes == 0) return;
   const Bytes source(from, bytes, id_);
+  Bytes target(to, bytes, id_);
+  backend_.copy(stream, source.tensor, target.tensor);
+}
+
+void BackendDevice::write(void* to, const void* from, size_t bytes, rm_stream* stream) {
+  if (bytes == 0) return;
+  const Bytes source(from, bytes, {kDLCPU, 0});
   Bytes target(to, bytes, id_);
   backend_.copy(stream, source.tensor, target.tensor);
 }

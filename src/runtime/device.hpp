@@ -31,6 +31,8 @@ class Device {
   virtual void upload(void* to, const void* from, size_t bytes) = 0;
   /// Copies within the device, ordered with the other work of `stream`.
   virtual void copy(void* to, const void* from, size_t bytes, rm_stream* stream) = 0;
+  /// Copies from the host, ordered with the other work of `stream`; `from` may change at once.
+  virtual void write(void* to, const void* from, size_t bytes, rm_stream* stream) = 0;
   /// Waits for the work of `stream`; throws its error.
   virtual void synchronize(rm_stream* stream) = 0;
   /// The stream behind a native handle (a cudaStream_t), for launches. Lives as long as the device.
@@ -53,6 +55,7 @@ class BackendDevice final : public Device {
   std::shared_ptr<void> allocate(size_t bytes) override;
   void upload(void* to, const void* from, size_t bytes) override;
   void copy(void* to, const void* from, size_t bytes, rm_stream* stream) override;
+  void write(void* to, const void* from, size_t bytes, rm_stream* stream) override;
   void synchronize(rm_stream* stream) override;
   rm_stream* stream_of(void* native) override;
   bool can_record() const override { return graphs_ != nullptr; }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -188,16 +187,13 @@ def numbers(optimizer: torch.optim.Optimizer, counts: list[float]) -> list[float
         lr, decay = _number(group, "lr"), _number(group, "weight_decay")
         if "momentum" in group:
             momentum, dampening = _number(group, "momentum"), _number(group, "dampening")
-            out += [lr, decay, momentum, 1.0 - dampening]
+            out += _core.autograd.sgd_numbers(lr, decay, momentum, dampening)
             continue
         beta1, beta2 = group["betas"]
         if isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
             raise Decline("RM701", "betas that are tensors")
-        step = count + 1.0
-        size = lr / (1.0 - beta1**step)
-        root = math.sqrt(1.0 - beta2**step)
         eps = _number(group, "eps")
-        out += [decay, 1.0 - lr * decay, 1.0 - beta1, beta2, 1.0 - beta2, eps, size, root]
+        out += _core.autograd.adam_numbers(lr, decay, beta1, beta2, eps, count)
     return out
 
 

@@ -55,6 +55,7 @@ class StepProgram:
     hyper_columns: int  # numbers of a row of the input `hyper`
     half: bool = False  # it has values of half types
     runs: int = 0
+    long_ways: int = 0  # runs that Python made since the step was settled
     checked: bool = False
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted

@@ -61,6 +61,7 @@ class Routed:
         self._stored: Stored | None = None  # opened by the first program
         self._random = new_state()
         self._tree: Any = None
+        self._facts: Any = None  # of torch, as the tree's guard reads it
         self._hook_dicts: list[Any] = []
         self._signature: Hashable = None  # of what else programs were made for
         self._reasons: dict[str, str] = {}
@@ -186,7 +187,8 @@ class Routed:
         found = sources.of_module(self._module)
         if found.unseen:
             raise Decline("RM210", found.unseen[0])
-        tree = _core.router.TrainedTree(make_facts(), self._module, found.rows())
+        self._facts = make_facts()
+        tree = _core.router.TrainedTree(self._facts, self._module, found.rows())
         why = tree.why_not()
         if why is not None:
             raise Decline(*why)

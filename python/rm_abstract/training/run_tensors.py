@@ -90,6 +90,10 @@ class HyperRows:
         self._place: Place | None = None  # that they were sent to
         self.tensor = self._held  # where programs read it
 
+    def forget(self) -> None:
+        """Somebody else wrote the numbers: `fill` may not rely on what it wrote."""
+        self._place = None
+
     def fill(
         self, numbers: list[float], groups: int, limits: Sequence[float | None], place: Place
     ) -> None:

@@ -31,11 +31,15 @@ from rm_abstract.training.routed import (
     named,
     original,
 )
+from rm_abstract.training.settled import due, settle
 from rm_abstract.training.stored import Stored
 
 
 class TrainingStep(Routed):
     """See ``rm_abstract.compile_step``. For one thread at a time, as its optimizer is."""
+
+    _settled: Any = None  # the step made last, remembered; None: the next one takes the long way
+    _settled_of: tuple[StepProgram, torch.optim.Optimizer]
 
     def __init__(
         self,
@@ -77,6 +81,10 @@ class TrainingStep(Routed):
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Trains on one batch. Returns the loss before the update, a scalar without gradient."""
+        if self._settled is not None:
+            loss = self._run_settled(inputs, targets)
+            if loss is not None:
+                return loss
         self._locate()
         try:
             self._check_modes()
@@ -127,7 +135,43 @@ class TrainingStep(Routed):
             self._random[1] += found.draws
         found.runs += 1
         self._counts["compiled"] += 1
+        self._settle(found, tensors, donated)
         return results[0]  # type: ignore[no-any-return]
+
+    def _settle(
+        self, found: StepProgram, tensors: list[torch.Tensor], donated: list[torch.Tensor]
+    ) -> None:
+        """Remembers the step that was just made, where it may be made again without Python."""
+        if not due(found):
+            return
+        self._settled = settle(
+            found,
+            self.optimizer,
+            tensors,
+            self._hyper.tensor,
+            donated[len(donated) - len(found.written) :],
+            self._frozen(found),
+            (self._facts, self._tree, self._hook_dicts),
+        )
+        self._settled_of = (found, self.optimizer)
+
+    def _run_settled(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor | None:
+        """The loss of the step as it was made last; None where something is not as it was."""
+        self._hyper.forget()
+        found, optimizer = self._settled_of
+        plain = self.clip_norm is None and self.clip_value is None and self.scaler is None
+        if not plain or self.accumulate != 1 or self.accumulated or optimizer is not self.optimizer:
+            return None
+        try:
+            loss: torch.Tensor | None = self._settled.run(inputs, targets)
+        except _core.CoreError:  # nothing was written: the long way meets it again
+            return None
+        if loss is None:
+            return None
+        found.runs += 1
+        self._counts["compiled"] += 1
+        optimizer._opt_called = True  # type: ignore[attr-defined] # what lr schedulers look at
+        return loss
 
     def _updated(self, found: StepProgram, results: list[Any], counts: list[float]) -> None:
         """What else happens in a step whose program updated the parameters."""
@@ -411,6 +455,7 @@ class TrainingStep(Routed):
                 self._has_gradients = True
 
     def _watch(self, signature: Hashable) -> None:
+        self._settled = None
         self._rules = optimizers.rules(self.optimizer)
         super()._watch(signature)
 

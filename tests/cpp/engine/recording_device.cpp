@@ -56,6 +56,13 @@ void RecordingDevice::copy(void* to, const void* from, size_t bytes, rm_stream* 
   });
 }
 
+void RecordingDevice::write(void* to, const void* from, size_t bytes, rm_stream* stream) {
+  const auto* first = static_cast<const char*>(from);
+  launch(stream, [this, to, taken = std::vector<char>(first, first + bytes)] {
+    if (!taken.empty()) std::memcpy(real(to), taken.data(), taken.size());
+  });
+}
+
 void RecordingDevice::launch(rm_stream* stream, std::function<void()> work) {
   if (stream == nullptr) {
     errors.push_back("a launch on no stream");

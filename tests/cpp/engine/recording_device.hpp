@@ -25,6 +25,7 @@ class RecordingDevice final : public runtime::Device,
   std::shared_ptr<void> allocate(size_t bytes) override;
   void upload(void* to, const void* from, size_t bytes) override;
   void copy(void* to, const void* from, size_t bytes, rm_stream* stream) override;
+  void write(void* to, const void* from, size_t bytes, rm_stream* stream) override;
   void synchronize(rm_stream* stream) override;
   rm_stream* stream_of(void* native) override;
   bool can_record() const override { return records; }

@@ -1,0 +1,227 @@
+#include "training/settled_step.hpp"
+
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace py = pybind11;
+
+namespace rm::training {
+namespace {
+
+bool is_none(PyObject* object, PyObject* name) noexcept {
+  const PyRef found = PyRef::steal(PyObject_GetAttr(object, name));
+  if (!found) PyErr_Clear();
+  return found.get() == Py_None;
+}
+
+}  // namespace
+
+SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
+                         std::shared_ptr<exchange::FrameworkProgram> program, py::object tree,
+                         WatchedOptimizer optimizer, const py::list& batch, py::object hyper,
+                         const py::list& trained, const py::list& buffers, const py::list& frozen,
+                         const py::list& hooks, const py::list& quiet)
+    : facts_(std::move(facts)),
+      program_(std::move(program)),
+      tree_(std::move(tree)),
+      guard_(tree_.cast<router::TrainedTree&>()),
+      optimizer_(std::move(optimizer)),
+      counters_(optimizer_.groups()) {
+  const auto view = [&](PyObject* t) { views_.push_back(program_->view(t)); };
+  for (const py::handle t : batch) {
+    view(t.ptr());
+    batch_.push_back({views_.back().layout.dtype, views_.back().layout.dims});
+  }
+  hyper_ = PyRef::borrow(hyper.ptr());
+  view(hyper.ptr());
+  hyper_memory_ = const_cast<void*>(views_.back().data);
+  numbers_.resize(static_cast<size_t>(views_.back().layout.num_elements()));
+  if (views_.back().layout.dtype != ir::DType::kF64 || !views_.back().layout.is_contiguous() ||
+      numbers_.size() % optimizer_.groups() != 0) {
+    throw py::value_error("[settled_step] expected a row of numbers for each group");
+  }
+  py::list written, counters;
+  for (const py::handle row : trained) {
+    const auto [parameter, group, states, counter] =
+        row.cast<std::tuple<py::object, size_t, py::dict, py::object>>();
+    Trained t{PyRef::borrow(parameter.ptr()), PyRef::borrow(counter.ptr()), group, {}, {}, {}};
+    t.held = PyRef::borrow(py::object(py::reinterpret_borrow<py::object>(optimizer_.states())[parameter]).ptr());
+    hold(parameter.ptr());
+    written.append(parameter);
+    for (const auto& [name, state] : states) {
+      t.names.push_back(PyRef::borrow(name.ptr()));
+      t.states.push_back(PyRef::borrow(state.ptr()));
+      hold(state.ptr());
+      written.append(state);
+    }
+    if (!counter.is_none()) {
+      watch_counter(counter.ptr());
+      counters_.at(group).push_back(static_cast<float*>(const_cast<void*>(
+          exchange::view_of(exchange::exchange_api(py::module_::import("torch").attr("Tensor")), counter.ptr(),
+                            "a counter").data)));
+      counters.append(counter);
+    }
+    trained_.push_back(std::move(t));
+  }
+  for (const py::handle t : buffers) {
+    hold(t.ptr());
+    written.append(t);
+  }
+  for (const py::handle t : written) view(t.ptr());
+  find_spans();
+  for (const py::handle t : frozen) {
+    hold(t.ptr());
+    view(t.ptr());
+  }
+  for (const py::handle t : counters) written.append(t);
+  written_ = PyRef::borrow(written.ptr());
+  increment_ = PyRef::borrow(py::object(py::module_::import("torch._C").attr("_increment_version")).ptr());
+  for (const py::handle dict : hooks) hooks_.push_back(PyRef::borrow(py::cast<py::dict>(dict).ptr()));
+  for (const py::handle function : quiet) quiet_.push_back(PyRef::borrow(function.ptr()));
+}
+
+void SettledStep::hold(PyObject* tensor) {
+  Tensor t{PyRef::borrow(tensor), {}};
+  if (!facts_->is_plain_tensor(tensor) || !facts_->remember(tensor, &t.raw)) {
+    throw py::value_error("[settled_step] expected a tensor whose fields can be compared");
+  }
+  tensors_.push_back(std::move(t));
+}
+
+void SettledStep::watch_counter(PyObject* counter) {
+  DLTensor seen{};
+  const bool plain = facts_->view(counter, &seen) && seen.device.device_type == kDLCPU && seen.ndim == 0 &&
+                     seen.dtype.code == kDLFloat && seen.dtype.bits == 32;
+  if (!plain) throw py::value_error("[settled_step] expected a counter of steps that is a float32 of the host");
+  hold(counter);
+}
+
+// Behind the batch and the numbers all views are of what the step writes.
+void SettledStep::find_spans() {
+  for (size_t i = batch_.size() + 1; i < views_.size(); ++i) {
+    const ir::Layout& layout = views_[i].layout;
+    if (layout.is_empty()) continue;
+    int64_t last = 0;
+    for (size_t d = 0; d < layout.dims.size(); ++d) last += (layout.dims[d] - 1) * layout.strides[d];
+    const auto* first = static_cast<const char*>(views_[i].data);
+    updated_.push_back({first, first + (last + 1) * static_cast<int64_t>(ir::size_bytes(layout.dtype))});
+  }
+  std::sort(updated_.begin(), updated_.end(), [](const Span& a, const Span& b) { return a.first < b.first; });
+}
+
+bool SettledStep::is_quiet() const noexcept {
+  const char* detail = nullptr;
+  if (facts_->modes(&detail) != router::Reason::kNone || !facts_->grad_enabled()) return false;
+  for (const PyRef& function : quiet_) {
+    const PyRef answer = PyRef::steal(PyObject_CallNoArgs(function.get()));
+    if (!answer) PyErr_Clear();
+    if (answer.get() != Py_False) return false;
+  }
+  return std::all_of(hooks_.begin(), hooks_.end(), [](const PyRef& d) { return PyDict_GET_SIZE(d.get()) == 0; });
+}
+
+bool SettledStep::tensors_unchanged() const noexcept {
+  return std::all_of(tensors_.begin(), tensors_.end(),
+                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); });
+}
+
+bool SettledStep::states_unchanged() noexcept {
+  static PyObject* const grad = PyUnicode_InternFromString("grad");
+  static PyObject* const hooks = PyUnicode_InternFromString("_backward_hooks");
+  static PyObject* const behind = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
+  for (const Trained& t : trained_) {
+    PyObject* p = t.parameter.get();
+    if (!facts_->requires_grad(p) || !is_none(p, grad) || !is_none(p, hooks) || !is_none(p, behind)) return false;
+    PyObject* held = PyDict_GetItemWithError(optimizer_.states(), p);
+    if (held != t.held.get()) {
+      PyErr_Clear();
+      return false;
+    }
+    for (size_t i = 0; i < t.names.size(); ++i) {
+      PyObject* state = PyDict_GetItemWithError(held, t.names[i].get());
+      if (state != t.states[i].get()) {
+        PyErr_Clear();
+        return false;
+      }
+    }
+    static PyObject* const step = PyUnicode_InternFromString("step");
+    if (t.counter.get() == Py_None) continue;
+    PyObject* counter = PyDict_GetItemWithError(held, step);
+    if (counter != t.counter.get()) {
+      PyErr_Clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+bool SettledStep::add_input(PyObject* tensor, size_t index) {
+  if (facts_->is_parameter(tensor) || !facts_->is_plain_tensor(tensor) || facts_->requires_grad(tensor)) return false;
+  DLTensor seen{};
+  if (!facts_->view(tensor, &seen)) return false;
+  engine::TensorView& view = views_[index];
+  const Input& wanted = batch_[index];
+  ir::DType dtype{};
+  const bool same = seen.device.device_type == view.device.device_type && seen.device.device_id == view.device.device_id &&
+                    ir::from_dlpack(seen.dtype, &dtype) && dtype == wanted.dtype &&
+                    seen.ndim == static_cast<int32_t>(wanted.dims.size()) &&
+                    std::equal(wanted.dims.begin(), wanted.dims.end(), seen.shape);
+  if (!same) return false;
+  try {
+    view = program_->view(tensor);
+  } catch (const Error&) {
+    return false;  // the long way says what is wrong with it
+  }
+  if (view.layout.is_empty()) return true;
+  int64_t last = 0;
+  for (size_t d = 0; d < view.layout.dims.size(); ++d) last += (view.layout.dims[d] - 1) * view.layout.strides[d];
+  const auto* first = static_cast<const char*>(view.data);
+  const char* end = first + (last + 1) * static_cast<int64_t>(ir::size_bytes(view.layout.dtype));
+  // The last span that begins in front of its end.
+  auto span = std::lower_bound(updated_.begin(), updated_.end(), end,
+                               [](const Span& s, const char* at) { return s.first < at; });
+  return span == updated_.begin() || std::prev(span)->last <= first;
+}
+
+bool SettledStep::batch_fits(py::handle inputs, const py::tuple& targets) {
+  if (targets.size() + 1 != batch_.size() || !add_input(inputs.ptr(), 0)) return false;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!add_input(PyTuple_GET_ITEM(targets.ptr(), static_cast<Py_ssize_t>(i)), i + 1)) return false;
+  }
+  return true;
+}
+
+bool SettledStep::fill_numbers() noexcept {
+  const size_t width = numbers_.size() / optimizer_.groups();
+  for (size_t g = 0; g < optimizer_.groups(); ++g) {
+    const std::vector<float*>& counters = counters_[g];
+    const float count = counters.empty() ? 0.0F : *counters[0];
+    const bool same = std::all_of(counters.begin(), counters.end(), [&](const float* c) { return *c == count; });
+    if (!same || !optimizer_.numbers(g, count, &numbers_[g * width])) return false;
+  }
+  return true;
+}
+
+void SettledStep::count_step() {
+  for (std::vector<float*>& counters : counters_) {
+    for (float* counter : counters) *counter += 1.0F;
+  }
+  const PyRef done = PyRef::steal(PyObject_CallOneArg(increment_.get(), written_.get()));
+  if (!done) throw py::error_already_set();
+}
+
+py::object SettledStep::run(py::handle inputs, const py::tuple& targets) {
+  const bool same = is_quiet() && guard_.check() == router::Reason::kNone && optimizer_.unchanged() &&
+                    tensors_unchanged() && states_unchanged() && batch_fits(inputs, targets) && fill_numbers();
+  if (!same) return py::none();
+  program_->write(hyper_memory_, numbers_.data(), numbers_.size() * sizeof(double));
+  const py::list results = program_->run(views_, false);
+  count_step();
+  return results[0];
+}
+
+}  // namespace rm::training

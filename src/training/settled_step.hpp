@@ -1,0 +1,87 @@
+// A training step about which Python has nothing left to decide (decision 0220).
+//
+// A step that ran compiled and was compared is remembered with all that the long way looked at:
+// modes, module tree, optimiser, tensors. Where all of it is as it was, the step runs from here;
+// where anything is not, it does nothing, and the long way, in Python, decides again.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+#include "exchange/framework_program.hpp"
+#include "router/torch.hpp"
+#include "router/trained_tree.hpp"
+#include "training/watched_optimizer.hpp"
+
+namespace rm::training {
+
+class SettledStep {
+ public:
+  /// What a program trains, by parameter: the parameter, its group, its states with their names, and
+  /// its counter of steps (None where the optimiser counts none).
+  struct Trained {
+    PyRef parameter, counter;
+    size_t group = 0;
+    std::vector<PyRef> names, states;
+    PyRef held;  // the dict that has them
+  };
+
+  /// `batch`: what it was called with, tensors. `hyper`: the program's input of that name. `quiet`:
+  /// functions that say whether a mode is on that the program does not have. `hooks`: dicts of the
+  /// modules' backward hooks. Throws py::value_error for what cannot be remembered.
+  SettledStep(std::shared_ptr<router::TorchFacts> facts,
+              std::shared_ptr<exchange::FrameworkProgram> program, pybind11::object tree,
+              WatchedOptimizer optimizer, const pybind11::list& batch, pybind11::object hyper,
+              const pybind11::list& trained, const pybind11::list& buffers,
+              const pybind11::list& frozen, const pybind11::list& hooks,
+              const pybind11::list& quiet);
+
+  /// The loss; None where something is not as it was: nothing has happened then. Throws rm::Error as
+  /// the program does: nothing was updated.
+  pybind11::object run(pybind11::handle inputs, const pybind11::tuple& targets);
+
+ private:
+  struct Tensor {
+    PyRef object;
+    router::RawTensor raw;
+  };
+  struct Input {
+    ir::DType dtype;
+    ir::Ints dims;
+  };
+  struct Span {
+    const char *first, *last;  // one behind it
+  };
+
+  void hold(PyObject* tensor);
+  void watch_counter(PyObject* counter);
+  void find_spans();
+  bool is_quiet() const noexcept;
+  bool tensors_unchanged() const noexcept;
+  bool states_unchanged() noexcept;
+  bool batch_fits(pybind11::handle inputs, const pybind11::tuple& targets);
+  bool add_input(PyObject* tensor, size_t index);
+  bool fill_numbers() noexcept;
+  void count_step();
+
+  std::shared_ptr<router::TorchFacts> facts_;
+  std::shared_ptr<exchange::FrameworkProgram> program_;
+  pybind11::object tree_;
+  router::TrainedTree& guard_;
+  WatchedOptimizer optimizer_;
+  std::vector<Trained> trained_;
+  std::vector<Tensor> tensors_;   // parameters, states, buffers, frozen weights and counters
+  std::vector<PyRef> hooks_, quiet_;
+  std::vector<Input> batch_;
+  std::vector<Span> updated_;     // memory that the step writes, sorted
+  std::vector<engine::TensorView> views_;  // the program's inputs; the batch comes first
+  PyRef hyper_;
+  void* hyper_memory_;
+  std::vector<double> numbers_;
+  std::vector<std::vector<float*>> counters_;  // by group
+  PyRef increment_, written_;  // torch's function, and the tensors whose version a step moves
+};
+
+}  // namespace rm::training
