@@ -6,11 +6,20 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "engine/instance.hpp"
+#include "ir/type.hpp"
 
 namespace py = pybind11;
 
 namespace rm::training {
 namespace {
+
+/// Whether the dict's entry is this very object.
+bool holds(PyObject* dict, PyObject* key, PyObject* value) noexcept {
+  PyObject* found = PyDict_GetItemWithError(dict, key);
+  if (found == nullptr) PyErr_Clear();
+  return found == value;
+}
 
 bool is_none(PyObject* object, PyObject* name) noexcept {
   const PyRef found = PyRef::steal(PyObject_GetAttr(object, name));
@@ -59,10 +68,7 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
       written.append(state);
     }
     if (!counter.is_none()) {
-      watch_counter(counter.ptr());
-      counters_.at(group).push_back(static_cast<float*>(const_cast<void*>(
-          exchange::view_of(exchange::exchange_api(py::module_::import("torch").attr("Tensor")), counter.ptr(),
-                            "a counter").data)));
+      counters_.at(group).push_back(counter_of(counter.ptr()));
       counters.append(counter);
     }
     trained_.push_back(std::move(t));
@@ -92,23 +98,24 @@ void SettledStep::hold(PyObject* tensor) {
   tensors_.push_back(std::move(t));
 }
 
-void SettledStep::watch_counter(PyObject* counter) {
+float* SettledStep::counter_of(PyObject* counter) {
   DLTensor seen{};
   const bool plain = facts_->view(counter, &seen) && seen.device.device_type == kDLCPU && seen.ndim == 0 &&
                      seen.dtype.code == kDLFloat && seen.dtype.bits == 32;
   if (!plain) throw py::value_error("[settled_step] expected a counter of steps that is a float32 of the host");
   hold(counter);
+  return reinterpret_cast<float*>(static_cast<char*>(seen.data) + seen.byte_offset);
+}
+
+SettledStep::Span SettledStep::span_of(const engine::TensorView& view) {
+  const auto* first = static_cast<const char*>(view.data);
+  return {first, first + engine::extent_bytes(view.layout)};
 }
 
 // Behind the batch and the numbers all views are of what the step writes.
 void SettledStep::find_spans() {
   for (size_t i = batch_.size() + 1; i < views_.size(); ++i) {
-    const ir::Layout& layout = views_[i].layout;
-    if (layout.is_empty()) continue;
-    int64_t last = 0;
-    for (size_t d = 0; d < layout.dims.size(); ++d) last += (layout.dims[d] - 1) * layout.strides[d];
-    const auto* first = static_cast<const char*>(views_[i].data);
-    updated_.push_back({first, first + (last + 1) * static_cast<int64_t>(ir::size_bytes(layout.dtype))});
+    if (!views_[i].layout.is_empty()) updated_.push_back(span_of(views_[i]));
   }
   std::sort(updated_.begin(), updated_.end(), [](const Span& a, const Span& b) { return a.first < b.first; });
 }
@@ -133,28 +140,16 @@ bool SettledStep::states_unchanged() noexcept {
   static PyObject* const grad = PyUnicode_InternFromString("grad");
   static PyObject* const hooks = PyUnicode_InternFromString("_backward_hooks");
   static PyObject* const behind = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
+  static PyObject* const step = PyUnicode_InternFromString("step");
   for (const Trained& t : trained_) {
     PyObject* p = t.parameter.get();
     if (!facts_->requires_grad(p) || !is_none(p, grad) || !is_none(p, hooks) || !is_none(p, behind)) return false;
-    PyObject* held = PyDict_GetItemWithError(optimizer_.states(), p);
-    if (held != t.held.get()) {
-      PyErr_Clear();
-      return false;
-    }
+    PyObject* held = t.held.get();
+    if (!holds(optimizer_.states(), p, held)) return false;
     for (size_t i = 0; i < t.names.size(); ++i) {
-      PyObject* state = PyDict_GetItemWithError(held, t.names[i].get());
-      if (state != t.states[i].get()) {
-        PyErr_Clear();
-        return false;
-      }
+      if (!holds(held, t.names[i].get(), t.states[i].get())) return false;
     }
-    static PyObject* const step = PyUnicode_InternFromString("step");
-    if (t.counter.get() == Py_None) continue;
-    PyObject* counter = PyDict_GetItemWithError(held, step);
-    if (counter != t.counter.get()) {
-      PyErr_Clear();
-      return false;
-    }
+    if (t.counter.get() != Py_None && !holds(held, step, t.counter.get())) return false;
   }
   return true;
 }
@@ -177,14 +172,11 @@ bool SettledStep::add_input(PyObject* tensor, size_t index) {
     return false;  // the long way says what is wrong with it
   }
   if (view.layout.is_empty()) return true;
-  int64_t last = 0;
-  for (size_t d = 0; d < view.layout.dims.size(); ++d) last += (view.layout.dims[d] - 1) * view.layout.strides[d];
-  const auto* first = static_cast<const char*>(view.data);
-  const char* end = first + (last + 1) * static_cast<int64_t>(ir::size_bytes(view.layout.dtype));
+  const Span mine = span_of(view);
   // The last span that begins in front of its end.
-  auto span = std::lower_bound(updated_.begin(), updated_.end(), end,
+  auto span = std::lower_bound(updated_.begin(), updated_.end(), mine.last,
                                [](const Span& s, const char* at) { return s.first < at; });
-  return span == updated_.begin() || std::prev(span)->last <= first;
+  return span == updated_.begin() || std::prev(span)->last <= mine.first;
 }
 
 bool SettledStep::batch_fits(py::handle inputs, const py::tuple& targets) {

@@ -56,7 +56,8 @@ class SettledStep {
   };
 
   void hold(PyObject* tensor);
-  void watch_counter(PyObject* counter);
+  float* counter_of(PyObject* counter);
+  static Span span_of(const engine::TensorView& view);  // of one that is not empty
   void find_spans();
   bool is_quiet() const noexcept;
   bool tensors_unchanged() const noexcept;

@@ -68,5 +68,5 @@ def settle(
         return _core.training.SettledStep(
             facts, found.program, tree, watched, batch, hyper, rows, buffers, frozen, hooks, quiet
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, _core.CoreError):
         return None
