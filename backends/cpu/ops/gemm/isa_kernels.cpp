@@ -209,10 +209,35 @@ void pack(const PackArgs& args) {
   }
 }
 
+/// Rows of f32 that lie side by side, as those of a transposed operand do: squares of kWidth, so that every
+/// line is read once. Returns how many rows it did.
+RM_INLINE int64_t widen_squares(const WidenArgs& args) {
+  const auto* src = static_cast<const float*>(args.src);
+  auto* dst = static_cast<float*>(args.dst);
+  int64_t i = 0;
+  for (; i + kWidth <= args.rows; i += kWidth) {
+    int64_t k = 0;
+    for (; k + kWidth <= args.cols; k += kWidth) {
+      vu square[kWidth];
+      load_square(src + k * args.col_stride + i, args.col_stride, square);
+      transpose(square);
+      for (int r = 0; r < kWidth; ++r) store_bits(dst + (i + r) * args.dst_stride + k, square[r]);
+    }
+    for (; k < args.cols; ++k) {
+      for (int r = 0; r < kWidth; ++r) dst[(i + r) * args.dst_stride + k] = src[k * args.col_stride + i + r];
+    }
+  }
+  return i;
+}
+
 template <class A>
 void widen(const WidenArgs& args) {
   using S = typename A::Scalar;
-  for (int64_t i = 0; i < args.rows; ++i) {
+  int64_t done = 0;
+  if constexpr (sizeof(S) == sizeof(float)) {
+    if (args.row_stride == 1 && args.col_stride != 1) done = widen_squares(args);
+  }
+  for (int64_t i = done; i < args.rows; ++i) {
     const S* src = static_cast<const S*>(args.src) + i * args.row_stride;
     float* dst = static_cast<float*>(args.dst) + i * args.dst_stride;
     if (args.col_stride == 1) {
