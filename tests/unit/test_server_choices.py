@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the group `serve` is not installed")
 from rm_abstract.generation.jobs import End, Sampling, Token
-from rm_abstract.server.choices import Choices, Wanted
+from rm_abstract.server.choices import Bell, Choices, Wanted
 from rm_abstract.server.errors import ApiError
 
 WANTED = Wanted(limit=10_000, sampling=Sampling(), n=2)
@@ -119,3 +119,39 @@ def test_no_event_of_several_threads_is_lost_or_stays_unread():
         return counts
 
     assert asyncio.run(asyncio.wait_for(read(), 120)) == [5000] * 4
+
+
+def test_the_loop_is_woken_once_for_all_requests_that_have_news():
+    async def read() -> tuple[int, list[list[int]]]:
+        loop, engine, bell, woken = asyncio.get_running_loop(), Engine(), Bell(), 0
+        requests = [
+            Choices(engine, Letters(), [[1]], Wanted(100, Sampling()), bell) for _ in range(5)
+        ]
+        wake = loop.call_soon_threadsafe
+
+        def counted(*args: object) -> asyncio.Handle:
+            nonlocal woken
+            woken += 1
+            return wake(*args)
+
+        loop.call_soon_threadsafe = counted
+        found: list[list[int]] = [[] for _ in requests]
+
+        async def take(number: int) -> None:
+            async for piece in requests[number].pieces():
+                found[number] += [token.id for token in piece.tokens]
+
+        tasks = [asyncio.ensure_future(take(number)) for number in range(5)]
+        for step in range(20):
+            for job in engine.jobs:
+                job.deliver(Token(step))
+            while any(len(tokens) <= step for tokens in found):
+                await asyncio.sleep(0)
+        for job in engine.jobs:
+            job.deliver(End("length"))
+        await asyncio.gather(*tasks)
+        return woken, found
+
+    woken, found = asyncio.run(asyncio.wait_for(read(), 60))
+    assert found == [list(range(20))] * 5
+    assert woken == 21  # for every step, and for the ends

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from rm_abstract.generation.jobs import Sampling
 from rm_abstract.server import answers
-from rm_abstract.server.choices import Choices, Piece, Wanted
+from rm_abstract.server.choices import Bell, Choices, Piece, Wanted
 from rm_abstract.server.errors import ApiError, ClientGone, error_body
 from rm_abstract.server.limits import Guarded, Policy
 from rm_abstract.server.metrics import Metrics
@@ -46,6 +46,7 @@ class Server:
     waiting: int = 64  # requests for embeddings of one model that may wait
     device: str = ""  # for the status page
     metrics: Metrics = field(default_factory=Metrics)
+    bell: Bell = field(default_factory=Bell)
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -232,7 +233,7 @@ async def _text(
         priority=body.priority,
         seconds=server.seconds,
     )
-    choices = Choices(engine, served.tokenizer, prompts, wanted)
+    choices = Choices(engine, served.tokenizer, prompts, wanted, server.bell)
     count = len(prompts) * wanted.n
     if body.stream:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)

@@ -80,11 +80,36 @@ class _Choice:
     over: bool = False
 
 
+class Bell:
+    """Tells an event loop which inboxes have news. It is woken once for all that have some by the
+    time it looks: a wake-up is a system call, which costs an engine's thread Python's lock."""
+
+    def __init__(self) -> None:
+        self._news: deque[_Inbox] = deque()
+        self._rung = False  # the loop will hear of the newest
+
+    def ring(self, inbox: _Inbox) -> None:
+        """Any thread may call it; it never blocks."""
+        self._news.append(inbox)
+        if not self._rung:
+            self._rung = True
+            try:
+                inbox.loop.call_soon_threadsafe(self._answer)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                self._rung = False
+
+    def _answer(self) -> None:
+        self._rung = False  # before it looks: who comes later rings again
+        while self._news:
+            self._news.popleft().announce()
+
+
 class _Inbox:
     """Events of engines' threads, read on the event loop in the order in which they came."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, bell: Bell) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._bell = bell
         self._events: deque[tuple[int, Token | End]] = deque()
         self._arrived = asyncio.Event()
         self._announced = False  # the loop will hear of the newest event
@@ -96,20 +121,18 @@ class _Inbox:
             self._events.append((index, event))
             if not self._announced:
                 self._announced = True
-                try:
-                    self._loop.call_soon_threadsafe(self._announce)
-                except RuntimeError:  # the loop is closed: nobody listens any more
-                    pass
+                self._bell.ring(self)
 
         return put
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         self._announced = False  # before the reader looks: what comes later is announced again
         self._arrived.set()
 
     async def some(self) -> list[tuple[int, Token | End]]:
         """One to `_MOST_EVENTS` events. Always lets the loop's other tasks run first."""
-        await asyncio.sleep(0)
+        if self._events:
+            await asyncio.sleep(0)
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
@@ -120,11 +143,16 @@ class Choices:
     """One request's jobs. Made and iterated on the event loop; iterate once, then `close`."""
 
     def __init__(
-        self, engine: TextEngine, tokenizer: Any, prompts: Sequence[list[int]], wanted: Wanted
+        self,
+        engine: TextEngine,
+        tokenizer: Any,
+        prompts: Sequence[list[int]],
+        wanted: Wanted,
+        bell: Bell | None = None,
     ) -> None:
-        """Submits the jobs. Raises ApiError when there is no room for them."""
+        """Submits the jobs. `bell` is the loop's. Raises ApiError when there is no room for them."""
         self._engine, self._stop_tokens = engine, wanted.stop_tokens
-        self._inbox = _Inbox()
+        self._inbox = _Inbox(bell or Bell())
         self.usage = Usage(prompt=sum(len(p) for p in prompts))
         self.started, self.first_token_s = time.monotonic(), None
         deadline = None if wanted.seconds is None else self.started + wanted.seconds

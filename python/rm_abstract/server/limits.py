@@ -7,10 +7,12 @@ whose wait ends in the same turn of the loop, and the task of a client that left
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import json
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+import types
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +49,34 @@ def allowed(given: bytes, known: Sequence[bytes]) -> bool:
     return found
 
 
+async def within(seconds: float, work: Awaitable[None]) -> None:
+    """Raises TimeoutError after `seconds`. Work that has to wait for nothing, as what a client takes
+    at once, needs no timer, which costs more than sending a token."""
+    running = work.__await__()
+    try:
+        waits_for = next(running)
+    except StopIteration:
+        return
+    with anyio.fail_after(seconds):
+        await _rest(running, waits_for)
+
+
+@types.coroutine
+def _rest(running: Any, waits_for: Any) -> Generator[Any, Any, None]:
+    """`running`, which has begun, to its end: as `yield from`, which would lose `waits_for`."""
+    while True:
+        try:
+            given = yield waits_for
+        except BaseException as error:  # a cancellation mostly: the work decides what it means
+            go_on = functools.partial(running.throw, error)
+        else:
+            go_on = functools.partial(running.send, given)
+        try:
+            waits_for = go_on()
+        except StopIteration:
+            return
+
+
 class Guarded:
     """An ASGI application behind a policy."""
 
@@ -61,8 +91,7 @@ class Guarded:
         broken: list[ApiError] = []  # what was wrong with the body, as the application was told
 
         async def in_time(message: Message) -> None:
-            with anyio.fail_after(self._policy.send_seconds):
-                await send(message)
+            await within(self._policy.send_seconds, send(message))
 
         async def sending(message: Message) -> None:
             if not broken:

@@ -6,33 +6,41 @@ from collections.abc import Sequence
 from typing import Any
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what decoders give for a part of a character
+_MOST_NEIGHBOURS = 8  # decoded with a token; then the text of those that stay is made anew
 
 
 class Detokenizer:
-    """The text of a growing row. Invariant: what was given out never changes."""
+    """The text of a growing row. Invariant: what was given out never changes.
+
+    A token is decoded behind some that came before it, since spaces depend on neighbours; those
+    are few, and their text is kept.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._start = 0  # decoded together with what follows: spaces depend on neighbours
-        self._given = 0  # tokens whose text was given out
+        self._ids: list[int] = []  # decoded together
+        self._given = 0  # of them, tokens whose text was given out
+        self._text_given = ""
 
     def add(self, token: int) -> str:
         """The text that this token completes; empty inside of a character."""
         self._ids.append(token)
-        before = self._text(self._ids[self._start : self._given])
-        now = self._text(self._ids[self._start :])
-        if len(now) <= len(before) or now.endswith(_UNFINISHED):
+        now = self._text(self._ids)
+        if len(now) <= len(self._text_given) or now.endswith(_UNFINISHED):
             return ""
-        self._start, self._given = self._given, len(self._ids)
-        return now[len(before) :]
+        new = now[len(self._text_given) :]
+        if len(self._ids) >= _MOST_NEIGHBOURS:
+            del self._ids[: self._given]
+            now = self._text(self._ids)
+        self._given, self._text_given = len(self._ids), now
+        return new
 
     def rest(self) -> str:
         """What is left at the end, unfinished characters included."""
-        before = self._text(self._ids[self._start : self._given])
-        now = self._text(self._ids[self._start :])
-        self._start = self._given = len(self._ids)
-        return now[len(before) :]
+        now = self._text(self._ids)
+        new = now[len(self._text_given) :]
+        self._given, self._text_given = len(self._ids), now
+        return new
 
     def _text(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
