@@ -128,17 +128,19 @@ class PyProgram : public exchange::FrameworkProgram {
     return program_.kernel_set(views, stream);
   }
 
-  // The results of one step for `tokens`, as `run` gives them. The role tensors are written.
-  py::list decode_step(const py::sequence& inputs, const py::dict& roles,
+  // (the results of one step for `tokens`, as `run` gives them; the largest logit of every row). The
+  // role tensors are written.
+  py::tuple decode_step(const py::sequence& inputs, const py::dict& roles,
                        const std::vector<int64_t>& tokens) {
     std::vector<engine::TensorView> views = views_of(inputs);
     generation::GreedyRoles r = roles_of(roles);
     exchange::FrameworkOutputs outputs(api_);
+    std::vector<int64_t> largest;
     {
       py::gil_scoped_release release;
-      generation::decode_step(program_, views, r, tokens, outputs);
+      largest = generation::decode_step(program_, views, r, tokens, outputs);
     }
-    return outputs.take();
+    return py::make_tuple(outputs.take(), largest);
   }
 
   // (tokens made, [count][rows]; rows finished; interrupted). The role tensors are written.
@@ -371,8 +373,8 @@ void bind_program(py::module_& m) {
            "on, or how many of them it accepted to end the loop with those.")
       .def("decode_step", &PyProgram::decode_step, py::arg("inputs"), py::arg("roles"),
            py::arg("tokens"),
-           "One step for `tokens`, one a row: the program's results. The tensors of `roles` are "
-           "updated in place.")
+           "One step for `tokens`, one a row: (the program's results, the first largest logit of every "
+           "row, none where logits are not dense). The tensors of `roles` are updated in place.")
       .def("wait_for_packing", &PyProgram::wait_for_packing)
       .def("run", &PyProgram::run_on, py::arg("inputs"), py::arg("only_accepted") = false,
            "The results. With `only_accepted` raises NewKernels(set), and executes nothing, when "

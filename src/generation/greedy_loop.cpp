@@ -60,6 +60,65 @@ const float* block_of(ir::DType dtype, const void* logits, int64_t at, int64_t c
   return room;
 }
 
+// bfloat16 as integers in the order of the values; -0 below 0, NaNs beyond the infinities.
+int16_t ordered(uint16_t bits) {
+  const auto s = static_cast<int16_t>(bits);
+  return static_cast<int16_t>(s ^ ((s >> 15) & 0x7fff));
+}
+
+// argmax of bfloat16, eight values an operation; -1 where the largest is a zero, of either sign, or
+// there is a NaN.
+int64_t argmax_bf16(const uint16_t* x, int64_t count) {
+  constexpr int16_t kInfinity = 0x7f80;
+  int16_t best = std::numeric_limits<int16_t>::min();
+  int64_t where = 0;
+  for (int64_t at = 0; at < count; at += kBlock) {
+    const int64_t end = std::min(at + kBlock, count);
+    int16_t high = std::numeric_limits<int16_t>::min(), low = std::numeric_limits<int16_t>::max();
+    for (int64_t i = at; i < end; ++i) {
+      high = std::max(high, ordered(x[i]));
+      low = std::min(low, ordered(x[i]));
+    }
+    if (high > kInfinity || low < -kInfinity - 1) return -1;
+    if (high > best) best = high, where = at;
+  }
+  if (best == 0 || best == -1) return -1;
+  while (ordered(x[where]) != best) ++where;
+  return where;
+}
+
+// Passes allocations on and keeps where the logits are.
+class LogitsSeen final : public engine::OutputAllocator {
+ public:
+  LogitsSeen(engine::OutputAllocator& to, size_t logits) : to_(to), logits_(logits) {}
+
+  void* allocate(size_t index, const ir::Layout& layout) override {
+    void* data = to_.allocate(index, layout);
+    if (index == logits_) data_ = data, layout_ = layout;
+    return data;
+  }
+  void reuse(size_t index, size_t input) override { to_.reuse(index, input); }
+
+  // The first largest of every row.
+  std::vector<int64_t> largest(size_t rows) const {
+    std::vector<int64_t> out;
+    if (data_ == nullptr || !layout_.is_contiguous() || layout_.dims.empty()) return out;
+    const int64_t vocabulary = layout_.dims.back();
+    if (layout_.num_elements() != static_cast<int64_t>(rows) * vocabulary) return out;
+    const auto row_bytes = static_cast<size_t>(vocabulary) * ir::size_bytes(layout_.dtype);
+    for (size_t row = 0; row < rows; ++row) {
+      out.push_back(argmax(layout_.dtype, static_cast<const char*>(data_) + row * row_bytes, vocabulary));
+    }
+    return out;
+  }
+
+ private:
+  engine::OutputAllocator& to_;
+  size_t logits_;
+  const void* data_ = nullptr;
+  ir::Layout layout_;
+};
+
 // One token of every row. True when the loop is over.
 bool plain_step(engine::Program& program, const std::vector<engine::TensorView>& inputs, const GreedyRoles& roles,
                 const GreedyLimits& limits, StepMemory& step, StepOutputs& outputs,
@@ -133,6 +192,10 @@ bool stands_out(ir::DType dtype, const void* logits, int64_t count, int64_t winn
 }
 
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count) {
+  if (dtype == ir::DType::kBF16 && count > 0) {
+    const int64_t found = argmax_bf16(static_cast<const uint16_t*>(logits), count);
+    if (found >= 0) return found;
+  }
   float room[kBlock];
   float best = 0;
   int64_t where = -1;
@@ -153,13 +216,16 @@ int64_t argmax(ir::DType dtype, const void* logits, int64_t count) {
   return where;
 }
 
-void decode_step(engine::Program& program, const std::vector<engine::TensorView>& inputs, const GreedyRoles& roles,
-                 const std::vector<int64_t>& tokens, engine::OutputAllocator& outputs) {
+std::vector<int64_t> decode_step(engine::Program& program, const std::vector<engine::TensorView>& inputs,
+                                 const GreedyRoles& roles, const std::vector<int64_t>& tokens,
+                                 engine::OutputAllocator& outputs) {
   StepMemory step(inputs, roles, tokens.size());
   std::copy(tokens.begin(), tokens.end(), step.ids);
+  LogitsSeen seen(outputs, static_cast<size_t>(roles.logits));
   step.open();
-  program.run(inputs, outputs);
+  program.run(inputs, seen);
   step.close();
+  return seen.largest(tokens.size());
 }
 
 GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::TensorView>& inputs,

@@ -56,10 +56,12 @@ GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::T
                            const GreedyRoles& roles, const GreedyLimits& limits,
                            std::vector<char>& finished, const GreedyHooks& hooks);
 
-/// One step: `tokens`, one a row, go through the program. The tensors of the roles are updated as
-/// in `decode_greedy`; when this throws, they and the cache's content are as they were.
-void decode_step(engine::Program& program, const std::vector<engine::TensorView>& inputs, const GreedyRoles& roles,
-                 const std::vector<int64_t>& tokens, engine::OutputAllocator& outputs);
+/// One step: `tokens`, one a row, go through the program. Returns the first largest logit of every
+/// row; none where the program's logits are not dense. The tensors of the roles are updated as in
+/// `decode_greedy`; when this throws, they and the cache's content are as they were.
+std::vector<int64_t> decode_step(engine::Program& program, const std::vector<engine::TensorView>& inputs,
+                                 const GreedyRoles& roles, const std::vector<int64_t>& tokens,
+                                 engine::OutputAllocator& outputs);
 
 /// The first index of the largest of `count` logits; a NaN counts as the largest, as in torch.
 int64_t argmax(ir::DType dtype, const void* logits, int64_t count);

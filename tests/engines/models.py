@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +54,19 @@ def prompts(rows: int, seed: int) -> dict[str, torch.Tensor]:
         ids[row, width - length :] = torch.randint(2, 128, (length,), generator=draws)
         mask[row, width - length :] = 1
     return {"input_ids": ids, "attention_mask": mask}
+
+
+class KillsAtTheFifthToken:
+    """A streamer: whatever a generation's speed, its worker is killed in the middle of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.tokens, self.killed = pid, 0, 0.0
+
+    def put(self, value: torch.Tensor) -> None:
+        self.tokens += value.numel() == 1  # the prompt comes first, and is longer
+        if self.tokens >= 5 and not self.killed:
+            os.kill(self.pid, signal.SIGKILL)
+            self.killed = time.monotonic()
+
+    def end(self) -> None:
+        pass

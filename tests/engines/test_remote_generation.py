@@ -230,11 +230,13 @@ def test_a_killed_worker_is_a_typed_error_and_the_next_call_works(served: Any, s
     want = served.generate(**inputs, **GREEDY)
     pid = record(served)["pid"]
     scratch = next(p.scratch for p in processes.running() if p.pid == pid)
-    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
-    begun = time.monotonic()
+    killer = models.KillsAtTheFifthToken(pid)
     with pytest.raises(rm.ExecutionError, match="signal 9") as error:
-        served.generate(**inputs, max_new_tokens=230, do_sample=False, eos_token_id=-1)
-    assert error.value.code == "RM303" and time.monotonic() - begun < 60
+        served.generate(
+            **inputs, max_new_tokens=230, do_sample=False, eos_token_id=-1, streamer=killer
+        )
+    assert killer.killed and time.monotonic() - killer.killed < 60
+    assert error.value.code == "RM303"
     assert torch.equal(served.generate(**inputs, **GREEDY), want)
     assert not scratch.exists() and len(record(served)["crashes"]) == 1
 

@@ -7,7 +7,6 @@ RM_HEAVY=1 adds GPT-2 and Qwen2, the start and stop cycles, and tensor paralleli
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -185,27 +184,11 @@ def test_threads_are_batched(model: Any, seed: int) -> None:
     assert not wrong
 
 
-class KillsAtTheFifthToken:
-    """A streamer: whatever a generation's speed, its worker is killed in the middle of it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid, self.tokens, self.killed = pid, 0, 0.0
-
-    def put(self, value: torch.Tensor) -> None:
-        self.tokens += value.numel() == 1  # the prompt comes first, and is longer
-        if self.tokens >= 5 and not self.killed:
-            os.kill(self.pid, signal.SIGKILL)
-            self.killed = time.monotonic()
-
-    def end(self) -> None:
-        pass
-
-
 def test_a_killed_vllm_is_a_typed_error_and_the_next_call_works(model: Any, seed: int) -> None:
     inputs = models.prompts(1, seed)
     want = expected(model, inputs, **GREEDY)
     model.generate(**inputs, **GREEDY)
-    killer = KillsAtTheFifthToken(record(model)["pid"])
+    killer = models.KillsAtTheFifthToken(record(model)["pid"])
     with pytest.raises(rm.ExecutionError) as error:
         model.generate(
             **inputs, max_new_tokens=235, do_sample=False, eos_token_id=-1, streamer=killer

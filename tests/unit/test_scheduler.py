@@ -463,3 +463,33 @@ def test_a_model_without_keys_and_values_is_refused() -> None:
     config = MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1)
     with pytest.raises(Error, match="keys and values"):
         Scheduler.of(MambaForCausalLM(config).eval())
+
+
+def test_tokens_are_delivered_before_the_next_call_of_the_model() -> None:
+    model, order = llama(), []
+    forward = model.forward
+
+    def called(*args: Any, **given: Any) -> Any:
+        order.append(len(given["input_ids"]))
+        return forward(*args, **given)
+
+    model.forward = called
+    scheduler = Scheduler.of(model, Limits(rows=3))
+    heard = [Heard() for _ in range(3)]
+
+    def tell(one: Heard) -> Any:
+        return lambda event: (order.append(event), one(event))
+
+    with held(scheduler):
+        order.clear()
+        for number, one in enumerate(heard):
+            scheduler.submit(Job([7 + number] * 5, 4, tell(one), Sampling(temperature=0)))
+    ids = [one.ids() for one in heard]
+    scheduler.close()
+    calls = [at for at, what in enumerate(order) if isinstance(what, int)]
+    steps = [at for at in calls if order[at] == 4]  # three rows have four slots
+    assert len(steps) == 3, order
+    for begin, end in zip(steps, [*steps[1:], len(order)], strict=True):
+        told = [event for event in order[begin + 1 : end] if isinstance(event, Token)]
+        assert len(told) == 3, "a token waited for another call"
+    assert all(len(tokens) == 4 for tokens in ids)

@@ -5,11 +5,23 @@ from __future__ import annotations
 import random
 
 import pytest
+import tokenizers
 
-tokenizers = pytest.importorskip("tokenizers")
 from rm_abstract.server.text import Detokenizer
 
-WORDS = ["a", " be", "see", "\n", "é", " 日本", "🙂", "e\N{COMBINING ACUTE ACCENT}", " don't", "ﷺ", "  x"]
+WORDS = [
+    "a",
+    " be",
+    "see",
+    "\n",
+    "é",
+    " 日本",
+    "🙂",
+    "e\N{COMBINING ACUTE ACCENT}",
+    " don't",
+    "ﷺ",
+    "  x",
+]
 
 
 class Counting:

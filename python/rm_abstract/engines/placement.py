@@ -160,9 +160,9 @@ class GpuProgram:
         inputs: list[torch.Tensor],
         roles: dict[str, int],
         tokens: list[int] | torch.Tensor,
-    ) -> list[torch.Tensor | None]:
+    ) -> tuple[list[torch.Tensor | None], list[int]]:
         """As `_core.Program.decode_step`, with the tensors of the roles on the GPU, `tokens` too
-        where they are a tensor: nothing here waits for it."""
+        where they are a tensor. Nothing here waits for it: the largest logits are not known."""
         ids, length = inputs[roles["ids"]], inputs[roles["length"]]
         with torch.no_grad():
             given = tokens if isinstance(tokens, torch.Tensor) else torch.tensor(tokens)
@@ -174,7 +174,7 @@ class GpuProgram:
             length.add_(1)
             if "positions" in roles:
                 inputs[roles["positions"]].add_(1)
-        return results
+        return results, []
 
     def kernel_set(self, inputs: Sequence[torch.Tensor]) -> int:
         return int(self._program.kernel_set(self._there(inputs)))

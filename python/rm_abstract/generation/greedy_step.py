@@ -24,6 +24,8 @@ class GreedyStep:
     ) -> None:
         self.variant, self._roles = variant, roles
         self.tensors = list(tensors)
+        # Of rows with positions of their own, where `one` was told those of the last step.
+        self._next_positions: list[int] | None = None
         self.wants_checks = False  # the last run ended because checks of drafts would win
         self._checks: list[tuple[Variant, list[torch.Tensor], dict[str, int], int]] = []
         for name, number in roles.items():
@@ -99,7 +101,7 @@ class GreedyStep:
         them it accepted to end the loop with those.
         """
         program: Any = self.variant.program
-        before = self.length()
+        before, self._next_positions = self.length(), None
         try:
             tokens, ended, self.wants_checks = program.decode_greedy(
                 self.tensors,
@@ -118,16 +120,23 @@ class GreedyStep:
             self.variant.report.calls += self.length() - before
         return tokens, ended
 
-    def one(self, tokens: list[int]) -> torch.Tensor:
-        """The logits ``[rows, 1, vocabulary]`` after `tokens`, one a row. Raises as `run`."""
+    def one(
+        self, tokens: list[int], positions: list[int] | None = None
+    ) -> tuple[torch.Tensor, list[int]]:
+        """The logits ``[rows, 1, vocabulary]`` after `tokens`, one a row, and the first largest of
+        every row: none where they would have to be waited for. `positions` are those of the tokens,
+        for programs that have one a row; None: as the step before left them. Raises as `run`."""
         program: Any = self.variant.program
-        results = program.decode_step(self.tensors, self._roles, tokens)
+        if positions is not None and positions != self._next_positions:
+            self._place(positions)
+        self._next_positions = None
+        results, largest = program.decode_step(self.tensors, self._roles, tokens)
         self.variant.report.calls += 1
-        logits: torch.Tensor = results[self._roles["logits"]]
-        return logits
+        if positions is not None:
+            self._next_positions = [position + 1 for position in positions]
+        return results[self._roles["logits"]], largest
 
-    def place(self, positions: list[int]) -> None:
-        """The position of every row's next token, where the program has one a row."""
+    def _place(self, positions: list[int]) -> None:
         number = self._roles.get("positions")
         if number is not None and self.tensors[number].numel() == len(positions):
             self.tensors[number].copy_(torch.tensor(positions).view_as(self.tensors[number]))
@@ -141,7 +150,8 @@ class GreedyStep:
     def one_ahead(self, tokens: torch.Tensor) -> torch.Tensor:
         """As `one`, of tokens ``[rows]`` that may not be there yet; for programs on a GPU."""
         program: Any = self.variant.program
-        results = program.decode_step(self.tensors, self._roles, tokens)
+        self._next_positions = None
+        results, _ = program.decode_step(self.tensors, self._roles, tokens)
         self.variant.report.calls += 1
         logits: torch.Tensor = results[self._roles["logits"]]
         return logits

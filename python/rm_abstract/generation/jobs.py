@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -48,11 +49,29 @@ class End:
     cached_tokens: int = 0  # of the prompt, that were computed for an earlier request
 
 
+class Outbox:
+    """Events on their way to those who listen. The scheduler delivers them when it is about to
+    compute or to wait: listeners in Python that wake earlier take Python's lock from it, between
+    two steps."""
+
+    def __init__(self) -> None:
+        self._events: deque[tuple[Callable[[Token | End], None], Token | End]] = deque()
+
+    def put(self, deliver: Callable[[Token | End], None], event: Token | End) -> None:
+        self._events.append((deliver, event))
+
+    def deliver(self) -> None:
+        while self._events:
+            deliver, event = self._events.popleft()
+            deliver(event)
+
+
 @dataclass(eq=False)
 class Job:
     """One row of text to be made. `deliver` is called by the scheduler's thread and must not block.
 
-    `prompt` holds at least one token. A token of `stop_tokens` ends the row and is delivered.
+    `prompt` holds at least one token. A token of `stop_tokens` ends the row and is delivered. With
+    an `outbox` events are put there.
     """
 
     prompt: list[int]
@@ -66,6 +85,7 @@ class Job:
     cached_tokens: int = 0
     cancelled: bool = False
     turns_waited: int = 0  # prompts of others that went before its own
+    outbox: Outbox | None = None
     _ended: bool = False
 
     @property
@@ -75,7 +95,7 @@ class Job:
     def add(self, token: Token) -> None:
         """Delivers a token, and the end if it is the last one."""
         self.made.append(token.id)
-        self.deliver(token)
+        self._tell(token)
         if token.id in self.stop_tokens:
             self.end("stop")
         elif len(self.made) >= self.limit:
@@ -84,7 +104,13 @@ class Job:
     def end(self, reason: Reason, message: str = "") -> None:
         if not self._ended:
             self._ended = True
-            self.deliver(End(reason, message, self.cached_tokens))
+            self._tell(End(reason, message, self.cached_tokens))
+
+    def _tell(self, event: Token | End) -> None:
+        if self.outbox is None:
+            self.deliver(event)
+        else:
+            self.outbox.put(self.deliver, event)
 
     def expired(self) -> Reason | None:
         if self.cancelled:

@@ -10,6 +10,7 @@ capacities are powers of two, so that few shapes are ever planned. Invariant: of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -35,11 +36,32 @@ class Row(Protocol):
     def left(self) -> int:
         """Tokens that may still come."""
 
-    def accept(self, logits: torch.Tensor, largest: int) -> None:
-        """The next token's `logits` ``[vocabulary]`` in float32, and the first largest of them."""
+    def accept(self, logits: Callable[[], torch.Tensor], largest: int) -> None:
+        """The next token's logits, ``[vocabulary]`` in float32, and the first largest of them. Few
+        rows ask for the logits; they are there until the next step."""
 
     def failed(self, error: Exception) -> None:
         """A step that the row shared did not work; the row's keys and values are as before it."""
+
+
+class Step:
+    """What a step gave: `logits` ``[slots, 1 or more, vocabulary]``, in the model's type, and the
+    rows that have a next token now. `largest` of every slot's last logits; empty: not known yet."""
+
+    def __init__(
+        self, logits: torch.Tensor, largest: list[int], rows: list[tuple[int, Row]]
+    ) -> None:
+        self._logits, self.rows = logits, rows
+        # The values' indices: argmax takes three times as long.
+        self._largest = largest or logits[:, -1].float().max(-1).indices.tolist()
+
+    def accept(self) -> None:
+        """Gives every row what it has now."""
+        for slot, row in self.rows:
+            row.accept(functools.partial(self._of, slot), self._largest[slot])
+
+    def _of(self, slot: int) -> torch.Tensor:
+        return self._logits[slot, -1].float()
 
 
 class Calls(Protocol):
@@ -61,10 +83,10 @@ class Calls(Protocol):
 
 
 class Rows:
-    """For one thread."""
+    """For one thread. `about_to_compute` is called before every call of the model."""
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, calls: Calls, about_to_compute: Callable[[], None] = lambda: None) -> None:
+        self._calls, self._about_to_compute = calls, about_to_compute
         self._slots: list[Row | None] = []
         self._held: list[int] = []
         self._cache: DeviceCache | None = None
@@ -142,23 +164,20 @@ class Rows:
     def clear(self) -> None:
         self._slots, self._held, self._cache, self._program = [], [], None, None
 
-    def step(self) -> tuple[torch.Tensor, list[tuple[int, Row]]]:
-        """(logits ``[slots, vocabulary]`` of the next tokens, the rows that have one now).
-
-        Rows that know no token sit out. When the call fails no row has changed.
-        """
+    def step(self) -> Step:
+        """Rows that know no token sit out. When the call fails no row has changed."""
         assert self._cache is not None
         if self._cache.length >= self._cache.capacity:
             self._remake(len(self.live()), 0, 0)
         ready = [(slot, row) for slot, row in self.by_slot() if row.last is not None]
-        logits = self._run([row for _, row in ready], [slot for slot, _ in ready])
+        logits, largest = self._run([row for _, row in ready], [slot for slot, _ in ready])
         for slot, row in ready:
             self._held[slot] += 1
             row.position += 1
             row.last = None
-        return logits[:, -1].float(), ready
+        return Step(logits, largest, ready)
 
-    def _run(self, rows: Sequence[Row], slots: Sequence[int]) -> torch.Tensor:
+    def _run(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
         cache = self._cache
         assert cache is not None
         at, resting = cache.length, self._resting(slots)
@@ -169,17 +188,18 @@ class Rows:
         # Who rests sees its own token at least: nothing but masked positions has no softmax.
         self._mask[:, at] = 1
         try:
-            given = torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None]
             if self._program is None:
+                given = torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None]
                 self._program = self._calls.program(*given, self._mask[:, : at + 1], cache)
-            if self._program is None:
-                return self._calls.logits(*given, self._mask[:, : at + 1], cache)
-            self._program.place(positions)
-            logits = self._program.one(tokens)
+                if self._program is None:
+                    self._about_to_compute()
+                    return self._calls.logits(*given, self._mask[:, : at + 1], cache), []
+            self._about_to_compute()
+            logits, largest = self._program.one(tokens, positions)
             cache.advance(self._program.length())
             if resting:
                 self._program.hide(resting, at)
-            return logits
+            return logits, largest
         finally:
             if resting:
                 self._mask[resting, at] = 0

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from rm_abstract.generation.jobs import Closed, Job, QueueFull, Token
+from rm_abstract.generation.jobs import Closed, Job, Outbox, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
 from rm_abstract.generation.prefixes import Prefixes, content_of
 from rm_abstract.generation.rotary import independent_length
@@ -87,11 +87,11 @@ class _Text:
     def left(self) -> int:
         return self.job.limit - len(self.job.made)
 
-    def accept(self, logits: torch.Tensor, largest: int) -> None:
+    def accept(self, logits: Callable[[], torch.Tensor], largest: int) -> None:
         """What cannot be drawn from, such as NaN, ends this job alone."""
         sampler = self._sampler
         try:
-            token = Token(largest) if sampler.takes_largest else sampler.choose(logits)
+            token = Token(largest) if sampler.takes_largest else sampler.choose(logits())
         except (RuntimeError, IndexError) as error:
             self.job.end("error", f"no token can be drawn: {error}")
             return
@@ -131,7 +131,8 @@ class Scheduler:
         self._closed = False
         self._error = ""  # that ended the thread
         self._prefixes = Prefixes(self.limits.prefix_bytes)
-        self._rows = Rows(calls)
+        self._outbox = Outbox()
+        self._rows = Rows(calls, self._outbox.deliver)
         self._step_s = _LONGEST_WAIT_S
         self._thread: threading.Thread | None = None
 
@@ -152,6 +153,8 @@ class Scheduler:
             self._open = [job for job in self._open if not job.ended]
             if len(self._open) + len(jobs) > self.limits.rows + self.limits.waiting:
                 raise QueueFull(f"{len(self._waiting)} requests are waiting")
+            for job in jobs:
+                job.outbox = self._outbox
             self._open += jobs
             self._waiting += jobs
             self.counts.waiting = len(self._waiting)
@@ -230,9 +233,12 @@ class Scheduler:
                 self._send_home()
             for job in self._open:
                 job.end("error" if self._error else "cancelled", self.fault())
+            self._outbox.deliver()
 
     def _wait(self) -> bool:
         """Until there is something to do. False: no more."""
+        if not self._due():
+            self._outbox.deliver()
         with self._changed:
             while not self._closed and not self._due():
                 if self._company is not None and not self._rows.live():
@@ -396,6 +402,7 @@ class Scheduler:
             most = min(most, _PIECE)
         ids = job.prompt[at : at + most]
         end = at + len(ids)
+        self._outbox.deliver()
         logits = self._calls.logits(
             torch.tensor([ids]),
             torch.arange(at, end)[None],
@@ -412,7 +419,7 @@ class Scheduler:
         self._prompts = [p for p in self._prompts if p not in equal]
         for number, one in enumerate(equal, 1):
             self._cached(one.job, one.left() if one is not prompt else 0)
-            one.row.accept(logits, largest)
+            one.row.accept(lambda: logits, largest)
             if one.job.ended:
                 continue
             to_follow = len(equal) - number + len(self._prompts)
@@ -428,16 +435,14 @@ class Scheduler:
             return
         started = time.monotonic()
         try:
-            logits, rows = self._rows.step()
+            step = self._rows.step()
         except Exception as error:  # the rows share the step, and so the failure
             self._fail(error)
             return
         self._step_s = time.monotonic() - started
         self.counts.steps += 1
-        self.counts.step_rows += len(rows)
-        largest = logits.max(-1).indices.tolist()  # argmax takes three times as long
-        for slot, row in rows:
-            row.accept(logits[slot], largest[slot])
+        self.counts.step_rows += len(step.rows)
+        step.accept()
 
     def _keep_ended(self) -> None:
         """What was made goes into the next prompt where a conversation goes on."""
@@ -449,6 +454,8 @@ class Scheduler:
     def _gathered(self) -> bool:
         """Some rows can go on. Waits a while for those whose choice is on its way."""
         rows = self._rows.live()
+        if not all(_settled(row) for row in rows):
+            self._outbox.deliver()
         with self._changed:
             self._changed.wait_for(
                 lambda: self._closed or all(_settled(row) for row in rows),

@@ -9,6 +9,7 @@ and what is recorded of it are whole steps, so that it can go on alone from any 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,11 +75,11 @@ class ThreadSequence:
     def left(self) -> int:
         return self._limit - self.steps
 
-    def accept(self, logits: torch.Tensor, largest: int) -> None:
+    def accept(self, logits: Callable[[], torch.Tensor], largest: int) -> None:
         self.steps += 1
         if self.chooses:
             with self._changed:
-                self.logits = logits.clone()
+                self.logits = logits().clone()
                 self._changed.notify_all()
             return
         self.tokens.append(largest)

@@ -274,7 +274,7 @@ class TokenLoop:
         self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None = None
     ) -> None:
         for _ in range(min(capacity - step.length(), self._chunk)):
-            if self._accept(step.one(self._last)) or (stop is not None and stop()):
+            if self._accept(step.one(self._last)[0]) or (stop is not None and stop()):
                 return
             if not self._router.holds():
                 return

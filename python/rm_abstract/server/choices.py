@@ -150,7 +150,7 @@ class Choices:
         wanted: Wanted,
         bell: Bell | None = None,
     ) -> None:
-        """Submits the jobs. `bell` is the loop's. Raises ApiError when there is no room for them."""
+        """Submits the jobs; `bell` is the loop's. Raises ApiError where there is no room."""
         self._engine, self._stop_tokens = engine, wanted.stop_tokens
         self._inbox = _Inbox(bell or Bell())
         self.usage = Usage(prompt=sum(len(p) for p in prompts))

@@ -50,8 +50,8 @@ def allowed(given: bytes, known: Sequence[bytes]) -> bool:
 
 
 async def within(seconds: float, work: Awaitable[None]) -> None:
-    """Raises TimeoutError after `seconds`. Work that has to wait for nothing, as what a client takes
-    at once, needs no timer, which costs more than sending a token."""
+    """Raises TimeoutError after `seconds`. Work that waits for nothing, as sending what a client
+    takes at once, needs no timer: that costs more than sending a token."""
     running = work.__await__()
     try:
         waits_for = next(running)

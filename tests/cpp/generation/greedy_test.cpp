@@ -16,10 +16,11 @@ TEST_CASE("argmax gives the first largest element, and the first NaN when there 
   for (ir::DType type : {ir::DType::kF32, ir::DType::kBF16, ir::DType::kF16}) {
     const size_t item = ir::size_bytes(type);
     for (int64_t count : {1, 2, 15, 16, 17, 511, 512, 513, 1500}) {
-      for (int special = 0; special < 5; ++special) {
+      for (int special = 0; special < 6; ++special) {
         std::vector<char> bytes(static_cast<size_t>(count) * item);
         for (int64_t i = 0; i < count; ++i) {
           double value = special == 4 ? -inf : static_cast<double>(rng() % 40) - 20;
+          if (special == 5) value = rng() % 2 != 0 ? 0.0 : -0.0;  // zeros are equal
           ir::store_element(type, bytes.data() + static_cast<size_t>(i) * item, value);
         }
         auto put = [&](double value) {

@@ -68,11 +68,7 @@ uint64_t AmxGemm::workspace_bytes() const {
 
 void AmxGemm::launch(const rm_launch& l) const {
   if (g_.empty()) return;
-  Operands o{};
-  for (Operand i : {kA, kB, kBias, kResidual}) {
-    o.ptr[i] = g_.has(i) ? static_cast<const char*>(l.inputs[i]) : nullptr;
-  }
-  o.ptr[kC] = static_cast<const char*>(l.outputs[0]);
+  Operands o(g_, l);
   char* tiles = static_cast<char*>(l.workspace);
   auto* sums = reinterpret_cast<float*>(tiles + tile_bytes() * (own_tiles_ ? threads_ : 1));
   const int64_t units = groups_ * blocks_, tasks = divide_up(groups_, block_groups_) * chunks_;

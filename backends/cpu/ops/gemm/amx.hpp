@@ -26,9 +26,9 @@ class AmxGemm {
   void launch(const rm_launch& l) const;
 
  private:
-  struct Operands {
-    const char* ptr[kOperands];
-    const char* x;  // rows of a as tiles
+  struct Operands : Pointers {
+    using Pointers::Pointers;
+    const char* x = nullptr;  // rows of a as tiles
   };
   /// A block of rows of a and a range of chunks of the weight.
   struct Share {

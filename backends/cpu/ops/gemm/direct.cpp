@@ -52,11 +52,7 @@ DirectGemm::DirectGemm(GemmProblem problem, const DirectSet& kernels, const Kern
 
 void DirectGemm::launch(const rm_launch& l) const {
   if (g_.empty()) return;
-  Operands o{};
-  for (Operand i : {kA, kB, kBias, kResidual}) {
-    o.ptr[i] = g_.has(i) ? static_cast<const char*>(l.inputs[i]) : nullptr;
-  }
-  o.ptr[kC] = static_cast<const char*>(l.outputs[0]);
+  Operands o(g_, l);
   parallel_ranges(
       chunks_, std::min(threads_, omp_get_max_threads()), 1,
       [&](int64_t begin, int64_t end, int thread) {

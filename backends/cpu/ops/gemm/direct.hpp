@@ -27,9 +27,7 @@ class DirectGemm {
   void launch(const rm_launch& l) const;
 
  private:
-  struct Operands {
-    const char* ptr[kOperands];
-  };
+  using Operands = Pointers;
 
   void run(const Operands& o, int64_t chunk0, int64_t chunk1, char* scratch) const;
   /// Columns [n, n + cols) of c from acc[m][nr].

@@ -170,12 +170,8 @@ PackedGemm::Scratch PackedGemm::scratch(void* workspace, int thread) const {
 
 void PackedGemm::run(const rm_launch& l, const void* source_launch) const {
   if (g_.empty()) return;
-  Operands o{};
+  Operands o(g_, l);
   o.source_launch = source_launch;
-  for (Operand i : {kA, kB, kBias, kResidual}) {
-    o.ptr[i] = g_.has(i) ? static_cast<const char*>(l.inputs[i]) : nullptr;
-  }
-  o.ptr[kC] = static_cast<const char*>(l.outputs[0]);
   o.panels = g_.constant_b ? o.ptr[kB] : static_cast<const char*>(l.workspace);
   const int threads = std::min(threads_, omp_get_max_threads());
   if (streamed_) {

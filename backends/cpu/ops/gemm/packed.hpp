@@ -44,10 +44,10 @@ class PackedGemm {
   void run(const rm_launch& l, const void* source_launch) const;
 
  private:
-  struct Operands {
-    const char* ptr[kOperands];
+  struct Operands : Pointers {
+    using Pointers::Pointers;
     const void* source_launch = nullptr;
-    const char* panels;       // of the current batch, or of all when they are prepacked
+    const char* panels = nullptr;  // of the current batch, or of all when they are prepacked
     int64_t first_panel = 0;  // that `panels` begins with
     const char* a_rows =
         nullptr;  // when not null: rows of a from `first_row` on, as tiles read them

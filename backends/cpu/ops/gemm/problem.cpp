@@ -75,6 +75,13 @@ void fold(GemmProblem& g, std::vector<Axis>& axes) {
 
 }  // namespace
 
+Pointers::Pointers(const GemmProblem& g, const rm_launch& l) {
+  for (Operand o : {kA, kB, kBias, kResidual}) {
+    if (g.has(o)) ptr[o] = static_cast<const char*>(l.inputs[o]);
+  }
+  ptr[kC] = static_cast<const char*>(l.outputs[0]);
+}
+
 int64_t GemmProblem::offset(Operand o, int64_t index) const {
   int64_t at = 0;
   for (size_t i = outer.size(); i-- > 0; index /= outer[i]) {

@@ -34,6 +34,13 @@ struct GemmProblem {
   double flops() const { return 2.0 * double(batch) * double(m) * double(n) * double(k); }
 };
 
+/// Where a launch finds the operands: null for those that are not there.
+struct Pointers {
+  const char* ptr[kOperands] = {};
+
+  Pointers(const GemmProblem& g, const rm_launch& l);
+};
+
 /// Throws std::invalid_argument when the operands do not match docs/operators.md.
 GemmProblem decode(const rm_problem& problem);
 
