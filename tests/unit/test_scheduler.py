@@ -473,8 +473,8 @@ def test_tokens_are_delivered_before_the_next_call_of_the_model() -> None:
         order.append(len(given["input_ids"]))
         return forward(*args, **given)
 
-    model.forward = called
     scheduler = Scheduler.of(model, Limits(rows=3))
+    model.forward = called
     heard = [Heard() for _ in range(3)]
 
     def tell(one: Heard) -> Any:
@@ -483,7 +483,8 @@ def test_tokens_are_delivered_before_the_next_call_of_the_model() -> None:
     with held(scheduler):
         order.clear()
         for number, one in enumerate(heard):
-            scheduler.submit(Job([7 + number] * 5, 4, tell(one), Sampling(temperature=0)))
+            prompt = [7 + number] * 32  # a whole width: its call gives the first token
+            scheduler.submit(Job(prompt, 4, tell(one), Sampling(temperature=0)))
     ids = [one.ids() for one in heard]
     scheduler.close()
     calls = [at for at, what in enumerate(order) if isinstance(what, int)]

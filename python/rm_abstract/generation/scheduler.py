@@ -23,7 +23,8 @@ import torch
 
 from rm_abstract.generation.jobs import Closed, Job, Outbox, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
-from rm_abstract.generation.prefixes import Prefixes, content_of
+from rm_abstract.generation.prefixes import Prefixes, begin_alike, content_of
+from rm_abstract.generation.prompt_batch import computed_together
 from rm_abstract.generation.rotary import independent_length
 from rm_abstract.generation.rows import Calls, Row, Rows
 from rm_abstract.generation.sampling import Sampler
@@ -86,6 +87,10 @@ class _Text:
 
     def left(self) -> int:
         return self.job.limit - len(self.job.made)
+
+    def take_back(self) -> None:
+        """The last token of the prompt goes through the model with the first step."""
+        self.last, self.position = self.job.prompt[-1], len(self.job.prompt) - 1
 
     def accept(self, logits: Callable[[], torch.Tensor], largest: int) -> None:
         """What cannot be drawn from, such as NaN, ends this job alone."""
@@ -351,19 +356,82 @@ class Scheduler:
     # ---- prompts ---------------------------------------------------------------------------------
 
     def _advance_prompts(self) -> None:
-        """A piece of a prompt; of prompts that end with their next piece several. A step costs
-        about as much for one row as for all, so rows that begin together save steps."""
+        """A piece of a prompt; of prompts that end with their next piece several, in few calls. A
+        step costs about as much for one row as for all, so rows that begin together save steps."""
         chunk = self.limits.prompt_chunk
         short = sum(prompt.left() <= chunk for prompt in self._prompts)
         whole = budget = chunk * min(max(short, 1), self.limits.prompts_at_once)
         while budget > 0 and self._prompts:
             if budget < whole:
                 self._admit()  # a short prompt that came meanwhile
-            prompt = min(self._prompts, key=self._urgency)
+            group = self._next_prompts(budget)
             for other in self._prompts:
-                other.job.turns_waited += other is not prompt
-            budget -= max(self._chunk(prompt), _PIECE)  # fewer take as long
+                other.job.turns_waited += other not in group
+            budget -= self._compute(group)
         self._count()  # a prompt may end with its first token
+
+    def _next_prompts(self, budget: int) -> list[_Prompt]:
+        """The most urgent one; with it others that end with their next piece and may be computed in
+        the same call: they hold as much already, and gain nothing by each other's beginning."""
+        first, *others = sorted(self._prompts, key=self._urgency)
+        if not self._extended(first):
+            return [first]
+        group, at = [first], first.cache.length
+        budget -= _cost(first.left())
+        for other in others:
+            if _cost(other.left()) > budget:
+                continue
+            rest = other.job.prompt[at:]
+            alike = any(begin_alike(rest, one.job.prompt[at:]) for one in group)
+            equal = any(other.job.prompt == one.job.prompt for one in group)
+            if not alike and not equal and self._extended(other) and other.cache.length == at:
+                group.append(other)
+                budget -= _cost(other.left())
+        return group
+
+    def _extended(self, prompt: _Prompt) -> bool:
+        """It goes on from what is known of it. True: it ends with its next piece, and may do so
+        beside others: not a single token, which would have nothing behind it in its first step."""
+        if prompt.alone or len(prompt.job.prompt) < 2:
+            return False
+        try:
+            self._go_on_from_known(prompt)
+        except Exception:  # no memory, say: told to its request when it is computed
+            return False
+        return prompt.left() <= self.limits.prompt_chunk
+
+    def _go_on_from_known(self, prompt: _Prompt) -> None:
+        if not prompt.alone:
+            self._cached(prompt.job, self._prefixes.extend(prompt.job.prompt, prompt.cache))
+
+    def _compute(self, group: list[_Prompt]) -> int:
+        """A piece of each; what they cost of the tokens between two steps."""
+        found = self._computed_together(group) if len(group) > 1 else None
+        if found is None:
+            return sum(_cost(self._chunk(prompt)) for prompt in group)
+        cost = 0
+        for prompt, (logits, cache) in zip(group, found, strict=True):
+            count, prompt.cache = prompt.left(), cache
+            self.counts.prompt_tokens += count
+            cost += _cost(count)
+            try:
+                self._remember(prompt)
+            except Exception as error:
+                self._give_up(prompt, error)
+            else:
+                self._begin_rows(prompt, logits)
+        return cost
+
+    def _computed_together(
+        self, group: list[_Prompt]
+    ) -> list[tuple[torch.Tensor | None, DeviceCache]] | None:
+        """None where the call failed: by one of them, mostly, and each alone says whose fault."""
+        pieces = [prompt.job.prompt[prompt.cache.length :] for prompt in group]
+        self._outbox.deliver()
+        try:
+            return computed_together(self._calls, pieces, [prompt.cache for prompt in group])
+        except Exception:
+            return None
 
     def _cached(self, job: Job, count: int) -> None:
         job.cached_tokens += count
@@ -379,22 +447,28 @@ class Scheduler:
         before = self.counts.prompt_tokens
         try:
             logits = self._computed(prompt)
-            # A prompt under way is known to others: those that begin alike go on from there.
-            if not prompt.alone:
-                done = prompt.job.prompt[: prompt.cache.length]
-                self._prefixes.insert(done, content_of(prompt.cache))
-        except Exception as error:  # the model's own, or no memory: only this request hears of it
-            prompt.row.failed(error)
-            self._prompts.remove(prompt)
-            return _PIECE
+            self._remember(prompt)
+        except Exception as error:
+            self._give_up(prompt, error)
+            return 0
         if not prompt.left():
-            self._begin_rows(prompt, logits[0, -1].float())
+            self._begin_rows(prompt, logits[0, -1])
         return self.counts.prompt_tokens - before
+
+    def _give_up(self, prompt: _Prompt, error: Exception) -> None:
+        """The model's own error, or no memory: only this request hears of it."""
+        prompt.row.failed(error)
+        self._prompts.remove(prompt)
+
+    def _remember(self, prompt: _Prompt) -> None:
+        """A prompt under way is known to others: those that begin alike go on from there."""
+        if not prompt.alone:
+            done = prompt.job.prompt[: prompt.cache.length]
+            self._prefixes.insert(done, content_of(prompt.cache))
 
     def _computed(self, prompt: _Prompt) -> torch.Tensor:
         job, cache = prompt.job, prompt.cache
-        if not prompt.alone:
-            self._cached(job, self._prefixes.extend(job.prompt, cache))
+        self._go_on_from_known(prompt)
         at, most = cache.length, self.limits.prompt_chunk
         if prompt.alone:
             most = prompt.left()
@@ -412,14 +486,20 @@ class Scheduler:
         self.counts.prompt_tokens += len(ids)
         return logits
 
-    def _begin_rows(self, prompt: _Prompt, logits: torch.Tensor) -> None:
-        """`prompt` is computed, and so are those that equal it: choices of one request, mostly."""
-        largest = int(logits.argmax())
+    def _begin_rows(self, prompt: _Prompt, logits: torch.Tensor | None) -> None:
+        """`prompt` is computed, and so are those that equal it: choices of one request, mostly.
+        Without `logits` its last token is the row's first."""
+        largest = -1 if logits is None else int(logits.float().max(-1).indices)
+        if logits is None:
+            prompt.cache.advance(len(prompt.job.prompt) - 1)
         equal = [p for p in self._prompts if p.job.prompt == prompt.job.prompt]
         self._prompts = [p for p in self._prompts if p not in equal]
         for number, one in enumerate(equal, 1):
             self._cached(one.job, one.left() if one is not prompt else 0)
-            one.row.accept(lambda: logits, largest)
+            if logits is None:
+                one.row.take_back()
+            else:
+                one.row.accept(logits.float, largest)
             if one.job.ended:
                 continue
             to_follow = len(equal) - number + len(self._prompts)
@@ -471,6 +551,11 @@ class Scheduler:
         self._rows.clear()
         if self._failed is not None:
             self._failed(error)
+
+
+def _cost(tokens: int) -> int:
+    """Of a piece, of what may lie between two steps: fewer tokens take as long."""
+    return max(tokens, _PIECE)
 
 
 def _settled(row: Row) -> bool:

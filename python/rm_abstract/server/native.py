@@ -40,9 +40,18 @@ class NativeText:
             def deliver_to(end: threading.Event) -> Callable[[Token | End], None]:
                 return lambda event: end.set() if isinstance(event, End) else None
 
-            prompt = [number % self.vocabulary for number in range(12)]
             greedy = Sampling(temperature=0.0)
-            self.submit([Job(prompt, 6, deliver_to(end), greedy) for end in ends])
+            self.submit(
+                [
+                    Job(
+                        [(first + n) % self.vocabulary for n in range(12)],
+                        6,
+                        deliver_to(end),
+                        greedy,
+                    )
+                    for first, end in enumerate(ends)
+                ]
+            )
             for end in ends:
                 end.wait()
 
