@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.hpp"
 #include "ops/registry.hpp"
 
 namespace rm::autograd {
@@ -31,6 +32,18 @@ std::vector<ValueId> Builder::ops(std::string name, std::vector<ValueId> operand
   }
   graph_.nodes.push_back(node);
   return node.results;
+}
+
+ValueId Builder::saved(ValueId v, const std::string& attr) {
+  std::vector<ir::Node>& nodes = graph_.nodes;
+  const auto found = std::find_if(nodes.begin(), nodes.end(),
+                                  [&](const ir::Node& n) { return n.result() == v; });
+  if (found == nodes.end()) throw_invalid("[autograd] expected a result of a node, got another");
+  if (found->i_or(attr, 0) == 0) {
+    found->attrs[attr] = int64_t{1};
+    found->results.push_back(graph_.add_result(rm::ops::infer(graph_, *found).back()));
+  }
+  return found->results.back();
 }
 
 ValueId Builder::typed(std::string name, std::vector<ValueId> operands, ir::Attrs attrs,

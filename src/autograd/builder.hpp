@@ -5,6 +5,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,10 +17,20 @@ namespace rm::autograd {
 using ir::ValueId;
 using Ints = std::vector<int64_t>;
 
+/// Operators of gradients that the program's device has kernels for. Rules write gradients with
+/// others where there are none.
+using Served = std::set<std::string, std::less<>>;
+
 // Types and dims come by value: appending a node moves those that the graph holds.
 class Builder {
  public:
-  explicit Builder(ir::Graph& graph) : graph_(graph) {}
+  explicit Builder(ir::Graph& graph, Served served = {})
+      : graph_(graph), served_(std::move(served)) {}
+
+  bool serves(std::string_view op) const { return served_.find(op) != served_.end(); }
+  /// One more result of the node that computes `v`: what an attribute asks its record to give.
+  /// The same one when it was asked for before.
+  ValueId saved(ValueId v, const std::string& attr);
 
   ir::Graph& graph() { return graph_; }
   const ir::Graph& graph() const { return graph_; }
@@ -76,6 +87,7 @@ class Builder {
 
  private:
   ir::Graph& graph_;
+  Served served_;
   std::map<std::pair<ir::DType, double>, ValueId> scalars_;
 };
 

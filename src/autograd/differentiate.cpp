@@ -36,10 +36,12 @@ bool is_half(const ir::Graph& graph, ValueId v) {
 }
 
 // Gradients of half types are computed in f32 and rounded once, as torch's kernels do: a rule of
-// several nodes would round after each. Products and convolutions accumulate in f32 by themselves,
-// views round nothing; both keep their type, and with it the faster kernels.
-bool keeps_half(const std::string& op) {
+// several nodes would round after each. Products, convolutions and attention's own gradient accumulate
+// in f32 by themselves, views round nothing; they keep their type, and with it the faster kernels.
+bool keeps_half(const Builder& b, const ir::Node& node, const std::vector<char>& wanted) {
+  const std::string& op = node.op;
   const ops::OpDef* def = ops::find(op);
+  if (op == "sdpa") return is_attention_whole(b, node, wanted);
   return op == "matmul" || op == "linear" || op == "conv" || op == "cast" || op == "concat" ||
          (def != nullptr && def->is(ops::kView));
 }
@@ -77,13 +79,13 @@ void check_loss(const ir::Graph& graph, ValueId loss) {
 }  // namespace
 
 std::vector<ValueId> differentiate(ir::Graph& graph, ValueId loss,
-                                   const std::vector<ValueId>& wrt) {
+                                   const std::vector<ValueId>& wrt, const Served& served) {
   check_loss(graph, loss);
   const std::vector<char> depends = depending(graph, wrt);
   auto needs = [&](ValueId v) {
     return v != ir::kNoValue && depends[static_cast<size_t>(v)] != 0;
   };
-  Builder b(graph);
+  Builder b(graph, served);
   std::vector<ValueId> gradient(depends.size(), ir::kNoValue);
   if (needs(loss)) gradient[static_cast<size_t>(loss)] = b.full(graph.type(loss), 1);
 
@@ -109,7 +111,7 @@ std::vector<ValueId> differentiate(ir::Graph& graph, ValueId loss,
     for (ValueId v : node.operands) wanted.push_back(needs(v) ? 1 : 0);
     std::vector<ValueId> din(node.operands.size(), ir::kNoValue);
     auto half = [&](ValueId v) { return is_half(graph, v); };
-    if (!keeps_half(node.op) && (std::any_of(node.operands.begin(), node.operands.end(), half) ||
+    if (!keeps_half(b, node, wanted) && (std::any_of(node.operands.begin(), node.operands.end(), half) ||
                                  std::any_of(node.results.begin(), node.results.end(), half))) {
       apply_widened(b, *row, node, dout, wanted, din);
     } else {

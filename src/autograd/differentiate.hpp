@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "autograd/builder.hpp"
 #include "ir/graph.hpp"
 
 namespace rm::autograd {
@@ -11,7 +12,9 @@ namespace rm::autograd {
 /// loss does not depend on it. Sums over several uses are added in the order of the uses.
 /// Throws rm::Error(RM_UNIMPLEMENTED, "RM702") naming an operator on the way that has no rule, and
 /// RM_INVALID_ARGUMENT when `loss` is no floating scalar or a type is symbolic.
+/// `served`: operators of gradients that may be used; the rules have others for the rest.
 std::vector<ir::ValueId> differentiate(ir::Graph& graph, ir::ValueId loss,
-                                       const std::vector<ir::ValueId>& wrt);
+                                       const std::vector<ir::ValueId>& wrt,
+                                       const Served& served = {});
 
 }  // namespace rm::autograd

@@ -65,8 +65,20 @@ ValueId probabilities(Adjoint& a, ValueId keys) {
   return b.where(dead, b.number(p, 0), p);
 }
 
+void sdpa_whole(Adjoint& a) {
+  const auto given = [&](size_t i) { return a.has(i) ? a.x(i) : ir::kNoValue; };
+  const ValueId lse = a.b.saved(a.y(), "lse");
+  const std::vector<ValueId> made = a.b.ops(
+      "sdpa_backward", {a.x(0), a.x(1), a.x(2), given(3), given(4), a.y(), lse, a.dy()},
+      {{"scale", a.node.f("scale")}, {"is_causal", a.node.i_or("is_causal", 0)}});
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (a.wants(i)) a.din[i] = made[i];
+  }
+}
+
 void sdpa(Adjoint& a) {
   Builder& b = a.b;
+  if (is_attention_whole(b, a.node, a.wanted)) return sdpa_whole(a);
   const int64_t heads = b.size(a.x(0), 1);
   ValueId keys = heads_of(b, a.x(1), heads), values = heads_of(b, a.x(2), heads);
   ValueId p = probabilities(a, keys);
@@ -85,6 +97,14 @@ void sdpa(Adjoint& a) {
 }
 
 }  // namespace
+
+// A mask gets no gradient from it; its kernels have one head size, of up to 512.
+bool is_attention_whole(const Builder& b, const ir::Node& node, const std::vector<char>& wanted) {
+  if (!b.serves("sdpa_backward") || (wanted.size() > 3 && wanted[3] != 0)) return false;
+  const int64_t width = b.size(node.operands[0], 3);
+  return b.dtype(node.operands[0]) != ir::DType::kF64 && width > 0 && width <= 512 &&
+         b.size(node.operands[2], 3) == width;
+}
 
 std::vector<NamedRule> product_rules() {
   return {{"matmul", matmul}, {"linear", linear}, {"sdpa", sdpa}};

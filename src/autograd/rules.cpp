@@ -35,6 +35,7 @@ std::vector<NamedRule> refused_operators() {
   return {{"ewise", nullptr, kFused, true},
           {"gemm", nullptr, kFused, true},
           {"rope", nullptr, kFused, true},
+          {"sdpa_backward", nullptr, "gradients of gradients are not made", true},
           {"quantize", nullptr, kBits, true},
           {"quant_linear", nullptr, kBits, true},
           {"recurrent", nullptr, "it keeps no states of its steps for a backward", true},

@@ -30,6 +30,9 @@ struct Adjoint {
 
 using Rule = void (*)(Adjoint&);
 
+/// Whether sdpa's gradient becomes an operator of its own, sdpa_backward, which rounds as sdpa does.
+bool is_attention_whole(const Builder& b, const ir::Node& node, const std::vector<char>& wanted);
+
 struct NamedRule {
   std::string_view op;
   Rule rule = nullptr;

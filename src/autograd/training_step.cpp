@@ -66,7 +66,7 @@ class Maker {
     step_.graph.outputs.resize(1);
     std::vector<ValueId> wrt;
     for (const Placed& p : placed_) wrt.push_back(p.parameter);
-    std::vector<ValueId> gradients = differentiate(step_.graph, scaled(loss), wrt);
+    std::vector<ValueId> gradients = differentiate(step_.graph, scaled(loss), wrt, request_.served);
     check(gradients);
     add_earlier(gradients);
     ValueId finite = ir::kNoValue;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/builder.hpp"
 #include "autograd/optimizers.hpp"
 #include "autograd/split_rows.hpp"
 #include "ir/graph.hpp"
@@ -31,6 +32,8 @@ struct StepRequest {
   /// Micro-batches of a step. With more than one, gradients are those of the loss divided by it, and
   /// sums of earlier gradients are inputs: without updates this one's are added to them in place.
   int64_t micro_batches = 1;
+  /// Operators of gradients that the device has kernels for.
+  Served served;
   /// Logits of a loss of at least so many bytes are made by pieces of their rows; 0: never.
   int64_t split_bytes = 0;
 };

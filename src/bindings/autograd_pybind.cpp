@@ -60,7 +60,8 @@ using Trained = std::vector<std::pair<std::vector<std::string>, size_t>>;
 py::dict training_step(const std::string& text, const Sizes& sizes, const Trained& parameters,
                        const py::list& groups, bool clip_norm,
                        const std::vector<std::string>& buffers, bool update, bool clip_value,
-                       bool scaled, int64_t micro_batches, int64_t split_bytes) {
+                       bool scaled, int64_t micro_batches, int64_t split_bytes,
+                       const std::vector<std::string>& served) {
   autograd::StepRequest request;
   for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
   for (const py::handle row : groups) request.groups.push_back(group_rule(row.cast<py::dict>()));
@@ -72,6 +73,7 @@ py::dict training_step(const std::string& text, const Sizes& sizes, const Traine
   if (micro_batches < 1) throw_invalid("[training_step] expected micro_batches of 1 or more");
   request.micro_batches = micro_batches;
   request.split_bytes = split_bytes;
+  request.served = {served.begin(), served.end()};
   autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
   py::dict out;
   out["text"] = finished(step.graph);
@@ -83,12 +85,14 @@ py::dict training_step(const std::string& text, const Sizes& sizes, const Traine
   return out;
 }
 
-std::string differentiate(const std::string& text, const std::vector<size_t>& wrt) {
+std::string differentiate(const std::string& text, const std::vector<size_t>& wrt,
+                          const std::vector<std::string>& served) {
   ir::Graph graph = static_graph(text, {});
   if (graph.outputs.size() != 1) throw_invalid("[differentiate] expected one result");
   std::vector<ir::ValueId> values;
   for (size_t i : wrt) values.push_back(graph.inputs().at(i));
-  for (ir::ValueId v : autograd::differentiate(graph, graph.outputs[0], values)) {
+  for (ir::ValueId v : autograd::differentiate(graph, graph.outputs[0], values,
+                                                {served.begin(), served.end()})) {
     if (v == ir::kNoValue) throw_invalid("[differentiate] expected a result that depends on it");
     graph.outputs.push_back(v);
   }
@@ -122,12 +126,13 @@ void bind_autograd(py::module_& m) {
         py::arg("groups"), py::arg("clip_norm") = false,
         py::arg("buffers") = std::vector<std::string>(), py::arg("update") = true,
         py::arg("clip_value") = false, py::arg("scaled") = false, py::arg("micro_batches") = 1,
-        py::arg("split_bytes") = 0,
+        py::arg("split_bytes") = 0, py::arg("served") = std::vector<std::string>(),
         "The step of a forward whose results are the loss and new values of buffers: text, frozen, unused, hyper (rows, columns). "
         "parameters: [(names of one weight, group)]. sizes: of the symbols. Without update: the gradients, by parameter. "
         "scaled: an input `scale` f32 [] behind those of the forward, the factor of the loss. "
         "micro_batches: more than 1 makes sums of earlier gradients inputs, by parameter. "
-        "split_bytes: logits of a loss that are at least as large are made by pieces of rows (split).");
+        "split_bytes: logits of a loss that are at least as large are made by pieces of rows (split). "
+        "served: operators of gradients that the device has kernels for.");
   a.def("columns", [](const std::string& algorithm) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);
@@ -147,7 +152,9 @@ void bind_autograd(py::module_& m) {
   a.def("states", [](const py::dict& group) { return autograd::states(group_rule(group)); },
         py::arg("group"), "Names of one parameter's state tensors, in the order of the inputs.");
   a.def("differentiate", &differentiate, py::arg("text"), py::arg("wrt"),
-        "The program with the gradients of its scalar result by these inputs as further results.");
+        py::arg("served") = std::vector<std::string>(),
+        "The program with the gradients of its scalar result by these inputs as further results. "
+        "served: as of training_step.");
   a.def("evaluate", &evaluate, py::arg("text"), py::arg("inputs"),
         "Reference evaluation of a static program without weights, elements as doubles.");
   a.def("differentiable", [] {

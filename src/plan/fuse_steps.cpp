@@ -221,6 +221,7 @@ void fuse_one_attention(Fusion& f, size_t s) {
   const Step& attention = f.step(s);
   const Ref &q = attention.inputs[0], &k = attention.inputs[1], &v = attention.inputs[2];
   if (attr_int(attention, "is_causal", 0) != 0 || q.layout.dims[2] != 1) return;
+  if (attention.outputs.size() > 1) return;
   const auto keys = append_of(f, k, s), values = append_of(f, v, s);
   if (!keys || !values || *keys == *values) return;
   const Step &put_k = f.step(*keys), &put_v = f.step(*values);

@@ -159,8 +159,15 @@ void layer_norm(Lowering& l, const Node& n) {
   l.emit(n.op, std::move(attrs), std::move(inputs), std::move(outputs));
 }
 
+// [B,H,S,D], written as [B,S,H,D] in memory: the transpose that models do afterwards is then a view.
+Ref rows_of_heads(Lowering& l, ir::ValueId v) {
+  const Ints d = l.dims(v);
+  Ref memory = l.temporary(l.dtype(v), {d[0], d[2], d[1], d[3]});
+  return memory.with(ir::view_permute(memory.layout, {0, 2, 1, 3}));
+}
+
 void sdpa(Lowering& l, const Node& n) {
-  Ints q = l.dims(n.operands[0]), k = l.dims(n.operands[1]), o = l.dims(n.result());
+  Ints q = l.dims(n.operands[0]), k = l.dims(n.operands[1]);
   std::vector<Ref> inputs{l.ref(n.operands[0]), l.ref(n.operands[1]), l.ref(n.operands[2])};
   Ref mask;
   if (n.operands.size() > 3 && n.operands[3] != ir::kNoValue) {
@@ -168,11 +175,33 @@ void sdpa(Lowering& l, const Node& n) {
   }
   inputs.push_back(mask);
   if (n.operands.size() > 4 && n.operands[4] != ir::kNoValue) inputs.push_back(l.ref(n.operands[4]));
-  // Written as [B,S,H,D] in memory: the transpose back that models do afterwards is then a view.
-  Ref memory = l.temporary(l.dtype(n.result()), {o[0], o[2], o[1], o[3]});
-  Ref out = memory.with(ir::view_permute(memory.layout, {0, 2, 1, 3}));
-  l.emit("sdpa", n.attrs, std::move(inputs), {out});
-  l.define(n.result(), out);
+  std::vector<Ref> outputs{rows_of_heads(l, n.result())};
+  l.define(n.result(), outputs[0]);
+  if (n.results.size() > 1) {
+    outputs.push_back(l.temporary_for(n.results[1]));
+    l.define(n.results[1], outputs[1]);
+  }
+  l.emit("sdpa", n.attrs, std::move(inputs), std::move(outputs));
+}
+
+// Head by head they are what the projections' gradients read as rows.
+void sdpa_backward(Lowering& l, const Node& n) {
+  const Ints q = l.dims(n.operands[0]), k = l.dims(n.operands[1]);
+  std::vector<Ref> inputs, outputs;
+  for (size_t i = 0; i < n.operands.size(); ++i) {
+    const ir::ValueId v = n.operands[i];
+    const bool mask = i == 3 && v != ir::kNoValue;
+    Ref r = v == ir::kNoValue ? Ref{} : mask ? l.broadcast(v, {q[0], q[1], q[2], k[2]}) : l.ref(v);
+    // Kernels read rows: a gradient that is one number everywhere has none.
+    const bool rows = i != 3 && r.present() && r.layout.dims.size() == 4;
+    if (rows && r.layout.dims[3] > 1 && r.layout.strides[3] != 1) r = l.make_contiguous(r);
+    inputs.push_back(std::move(r));
+  }
+  for (ir::ValueId v : n.results) {
+    outputs.push_back(rows_of_heads(l, v));
+    l.define(v, outputs.back());
+  }
+  l.emit("sdpa_backward", n.attrs, std::move(inputs), std::move(outputs));
 }
 
 void rope(Lowering& l, const Node& n) {
@@ -256,7 +285,8 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"bitcast", bitcast},
       {"ewise", ewise},       {"linear", linear},         {"gemm", gemm},
       {"matmul", matmul},     {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
-      {"sdpa", sdpa},         {"rope", rope},             {"softmax", softmax},
+      {"sdpa", sdpa},         {"sdpa_backward", sdpa_backward},
+      {"rope", rope},         {"softmax", softmax},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
       {"scan", direct},

@@ -57,12 +57,14 @@ void add_group(const Shape& s, const Axis& axis, std::vector<int64_t>& edges) {
   edges.push_back(attr_or<int64_t>(s, "group", 32));
 }
 
+bool attends(const Shape& s) { return s.op == "sdpa" || s.op == "sdpa_backward"; }
+
 double products(const Shape& s, const Axes& a, const std::vector<int64_t>& sizes) {
   double out = 1;
   for (size_t i = 0; i < a.all.size(); ++i) {
     if (!a.all[i].fixed || a.all[i].letter == 'H') out *= static_cast<double>(sizes[i]);
   }
-  if (s.op == "sdpa") out /= static_cast<double>(std::max<int64_t>(1, sizes[a.of[1][1]]));
+  if (attends(s)) out /= static_cast<double>(std::max<int64_t>(1, sizes[a.of[1][1]]));
   return out;
 }
 
@@ -73,14 +75,14 @@ int64_t elements(const Axes& a, const std::vector<int64_t>& sizes, size_t operan
 }
 
 bool is_product(const Shape& s) {
-  return s.op == "gemm" || s.op == "quant_linear" || s.op == "sdpa" || (is_fused(s.op) && s.op != "adams" && s.op != "slopes");
+  return s.op == "gemm" || s.op == "quant_linear" || attends(s) || (is_fused(s.op) && s.op != "adams" && s.op != "slopes");
 }
 
 /// Repeated axes to a few, the outermost first, until the check is affordable.
 void bound(const Shape& s, const rm_kernel& row, const Axes& a, std::vector<int64_t>& sizes) {
   auto few = [&](size_t i) { sizes[i] = std::min(sizes[i], kFew); };
   for (size_t i = 0; i < a.all.size(); ++i) {
-    if (a.all[i].letter == '*') sizes[i] = std::min(sizes[i], s.op == "sdpa" || s.op == "append_sdpa" ? 2 : kFew);
+    if (a.all[i].letter == '*') sizes[i] = std::min(sizes[i], attends(s) || s.op == "append_sdpa" ? 2 : kFew);
   }
   if (is_product(s)) {
     const bool slow = (row.traits & RM_KERNEL_FALLBACK) != 0;
@@ -112,7 +114,7 @@ void derive(Shape& s, const Axes& a, std::vector<int64_t>& sizes) {
     }
     return a.all.size();
   };
-  if (s.op == "sdpa" || s.op == "append_sdpa") {
+  if (attends(s) || s.op == "append_sdpa") {
     const auto g = static_cast<size_t>(a.of[1][1]), h = find('H');
     if (a.all[g].size > 0) sizes[h] = sizes[g] * (a.all[h].size / a.all[g].size);
   }

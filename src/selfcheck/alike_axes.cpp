@@ -134,6 +134,20 @@ Axes sdpa_axes(const Shape& s) {
   if (s.inputs.size() > 4) a.of.push_back({a.add(1, 0, false, true)});
   a.of.resize(s.inputs.size());
   a.of.push_back({b, h, rows, e});
+  if (s.outputs.size() > 1) a.of.push_back({b, h, rows});
+  return a;
+}
+
+Axes sdpa_backward_axes(const Shape& s) {
+  Axes a;
+  const Ints &q = s.inputs[0].layout.dims, &k = s.inputs[1].layout.dims;
+  const int b = a.add(q[0], '*'), h = a.add(q[1], 'H', false, true), g = a.add(k[1], '*');
+  const int rows = a.add(q[2], 'S'), t = a.add(k[2], 'T', true), d = a.add(q[3], 'D', true);
+  const int64_t width = s.inputs[2].layout.dims[3];  // kernels may take the keys' alone
+  const int e = width == q[3] ? d : a.add(width, 'E', true), one = a.add(1, 0, false, true);
+  a.of = {{b, h, rows, d}, {b, g, t, d},    {b, g, t, e},    {b, h, rows, t},
+          {one},           {b, h, rows, e}, {b, h, rows},    {b, h, rows, e},
+          {b, h, rows, d}, {b, g, t, d},    {b, g, t, e}};
   return a;
 }
 
@@ -318,6 +332,7 @@ Axes axes_of(Shape& s) {
   if (s.op == "quant_linear") return quant_linear_axes(s);
   if (s.op == "quantize") return quantize_axes(s);
   if (s.op == "sdpa") return sdpa_axes(s);
+  if (s.op == "sdpa_backward") return sdpa_backward_axes(s);
   if (s.op == "append_sdpa") return append_sdpa_axes(s);
   if (s.op == "linears" || s.op == "quant_linears") return linears_axes(s);
   if (s.op == "adams") return adams_axes(s);

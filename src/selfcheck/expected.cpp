@@ -90,6 +90,7 @@ class Reference {
     if (shape_.op == "quant_linear" && is_large()) return quant_linear();
     if (shape_.op == "conv" && node_.i_or("groups", 1) == 1) return conv();
     if (shape_.op == "sdpa") return sdpa();
+    if (shape_.op == "sdpa_backward") return sdpa_backward();
     if (shape_.op == "index_copy") {
       Operands all{&before_[0].values};
       all.insert(all.end(), operands_.begin(), operands_.end());
@@ -200,35 +201,72 @@ class Reference {
     return node_.has(name) ? node_.ints(name)[at] : otherwise;
   }
 
-  /// Some queries over all keys. Where the mask is causal, which keys a query sees is said by an
-  /// explicit mask: the position of a picked query is no longer its row.
+  /// sdpa's mask for some queries and some keys. Where it is causal that becomes a part of it: a
+  /// place that was picked is no longer its row or column. Without dims where there is none.
+  HostTensor attention_mask(const Places& rows, const Places& keys) const {
+    const bool causal = node_.i_or("is_causal", 0) != 0;
+    HostTensor mask;
+    if (has(3)) {
+      mask = pick(pick(*operands_[3], 2, rows), 3, keys);
+    } else if (causal) {
+      const ir::Dims& q = operands_[0]->type.dims;
+      mask = ops::zeros({DType::kBool, {q[0], q[1], static_cast<int64_t>(rows.size()),
+                                        static_cast<int64_t>(keys.size())}});
+      std::fill(mask.bytes.begin(), mask.bytes.end(), '\1');
+    }
+    const auto count = static_cast<int64_t>(rows.size()), width = static_cast<int64_t>(keys.size());
+    for (int64_t i = 0; causal && i < mask.size(); ++i) {
+      const int64_t key = keys[static_cast<size_t>(i % width)];
+      if (key <= rows[static_cast<size_t>(i / width % count)]) continue;
+      ir::store_element(mask.type.dtype, mask.at(i), mask.type.dtype == DType::kBool ? 0 : -INFINITY);
+    }
+    return mask;
+  }
+
+  /// Some queries over all keys.
   std::vector<Part> sdpa() {
     const int64_t s = out().dims[2].value(), t = operands_[1]->type.dims[2].value();
     const Places rows = spread(s, kQueries);
     if (static_cast<int64_t>(rows.size()) == s) return whole(operands_);
-    std::vector<HostTensor> cut(operands_.size());
-    cut[0] = pick(*operands_[0], 2, rows);
-    HostTensor mask;
-    if (has(3)) mask = pick(*operands_[3], 2, rows);
-    if (node_.i_or("is_causal", 0) != 0) {
-      if (!has(3)) {
-        mask = ops::zeros({DType::kBool, {out().dims[0], out().dims[1],
-                                          static_cast<int64_t>(rows.size()), t}});
-        std::fill(mask.bytes.begin(), mask.bytes.end(), '\1');
-      }
-      const auto count = static_cast<int64_t>(rows.size());
-      for (int64_t i = 0; i < mask.size(); ++i) {
-        if (i % t <= rows[static_cast<size_t>(i / t % count)]) continue;
-        ir::store_element(mask.type.dtype, mask.at(i), mask.type.dtype == DType::kBool ? 0 : -INFINITY);
-      }
-      node_.attrs["is_causal"] = int64_t{0};
-    }
-    Operands operands{&cut[0], operands_[1], operands_[2]};
+    const HostTensor q = pick(*operands_[0], 2, rows), mask = attention_mask(rows, iota(t));
+    node_.attrs["is_causal"] = int64_t{0};
+    Operands operands{&q, operands_[1], operands_[2]};
     if (!mask.type.dims.empty() || has(4)) operands.push_back(mask.type.dims.empty() ? nullptr : &mask);
     if (has(4)) operands.push_back(operands_[4]);
-    ir::TensorType type = out();
-    type.dims[2] = static_cast<int64_t>(rows.size());
-    return {{0, ops::get("sdpa").reference(node_, operands, {type})[0], elements_of(out(), 2, rows)}};
+    std::vector<ir::TensorType> types = types_;
+    for (ir::TensorType& type : types) type.dims[2] = static_cast<int64_t>(rows.size());
+    std::vector<HostTensor> results = ops::get("sdpa").reference(node_, operands, types);
+    std::vector<Part> parts;
+    for (size_t i = 0; i < results.size(); ++i) {
+      parts.push_back({i, std::move(results[i]), elements_of(types_[i], 2, rows)});
+    }
+    return parts;
+  }
+
+  /// Some queries over all keys, and some keys under all queries: the log-sum-exp of a row is given.
+  /// With a last key the places of keys count, and the whole is made.
+  std::vector<Part> sdpa_backward() {
+    const int64_t s = operands_[0]->type.dims[2].value(), t = operands_[1]->type.dims[2].value();
+    const Places rows = spread(s, kQueries), keys = spread(t, kQueries);
+    const bool all = static_cast<int64_t>(rows.size()) == s && static_cast<int64_t>(keys.size()) == t;
+    if (all || has(4)) return whole(operands_);
+    const HostTensor row_mask = attention_mask(rows, iota(t)), key_mask = attention_mask(iota(s), keys);
+    node_.attrs["is_causal"] = int64_t{0};
+    std::vector<Part> parts;
+    const auto add = [&](const Places& places, const std::vector<size_t>& cut, const HostTensor& mask,
+                         const std::vector<size_t>& results) {
+      std::vector<HostTensor> picked(operands_.size());
+      Operands operands = operands_;
+      for (size_t i : cut) picked[i] = pick(*operands_[i], 2, places), operands[i] = &picked[i];
+      operands[3] = mask.type.dims.empty() ? nullptr : &mask;
+      std::vector<ir::TensorType> types = types_;
+      for (size_t i : results) types[i].dims[2] = static_cast<int64_t>(places.size());
+      std::vector<HostTensor> made = ops::get("sdpa_backward").reference(node_, operands, types);
+      for (size_t i : results) parts.push_back({i, std::move(made[i]), elements_of(types_[i], 2, places)});
+    };
+    add(rows, {0, 5, 6, 7}, row_mask, {0});
+    add(keys, {1, 2}, key_mask, {1, 2});
+    return parts;
   }
 
   const Shape& shape_;
@@ -286,7 +324,7 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   // x may be rounded to 15 bits within a group.
   if (shape.op == "quant_linear") return {std::max(rounding, 0x1p-14), 0x1p-12};
   // Weights of keys may be rounded to the values' type.
-  if ((shape.op == "sdpa" || shape.op == "append_sdpa") && ir::size_bytes(dtype) == 2) {
+  if ((shape.op == "sdpa" || shape.op == "append_sdpa" || shape.op == "sdpa_backward") && ir::size_bytes(dtype) == 2) {
     return {rounding, epsilon(dtype)};
   }
   // Libraries may transform tiles (Winograd) and lose some bits there.

@@ -128,11 +128,19 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   if (s.op == "linears" || s.op == "quant_linears") {
     return input == 1 ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);
   }
-  if ((s.op == "sdpa" && input == 3) || (s.op == "append_sdpa" && input == 6)) return fill_mask(t, random);
+  const bool attends = s.op == "sdpa" || s.op == "sdpa_backward";
+  if ((attends && input == 3) || (s.op == "append_sdpa" && input == 6)) return fill_mask(t, random);
   // The last key, the place of the new one: most of the others are seen.
-  if ((s.op == "sdpa" && input == 4) || (s.op == "append_sdpa" && input == 5)) {
-    const int64_t keys = s.op == "sdpa" ? dim(1, 2) : s.outputs[1].layout.dims[2];
+  if ((attends && input == 4) || (s.op == "append_sdpa" && input == 5)) {
+    const int64_t keys = attends ? dim(1, 2) : s.outputs[1].layout.dims[2];
     return fill_ints(t, random, keys * 3 / 4, std::max<int64_t>(keys - 1, 0));
+  }
+  // Log-sum-exps above most scores: shares of keys stay below one, as those of real ones.
+  if (s.op == "sdpa_backward" && input == 6) {
+    for (int64_t i = 0; i < t.size(); ++i) {
+      ir::store_element(t.type.dtype, t.at(i), 3 + 0.125 * static_cast<double>(random.between(0, 15)));
+    }
+    return;
   }
   if (s.op == "embedding" && input == 1) return fill_ints(t, random, 0, dim(0, 0) - 1);
   if (s.op == "gather" && input == 1) return fill_ints(t, random, 0, dim(0, axis) - 1);

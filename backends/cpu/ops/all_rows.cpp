@@ -47,6 +47,7 @@ std::vector<rm_kernel> all_rows() {
   add(resize_rows());
   add(group_norm_rows());
   add(sdpa_rows());
+  add(sdpa_backward_rows());
   add(layer_norm_rows());
   add(rms_norm_rows());
   add(softmax_rows());

@@ -1,4 +1,4 @@
-// sdpa, rope, and a step of decoding.
+// sdpa and its gradient, rope, and a step of decoding.
 #include "rope/api.hpp"
 #include "rows/row.hpp"
 #include "sdpa/api.hpp"
@@ -16,7 +16,7 @@ struct SdpaOp {
 
   std::vector<Placed> tensors;
   bool masked, causal;
-  int last = -1;  // in `tensors`: the last key that is seen
+  int last = -1, lse = -1;  // in `tensors`: the last key that is seen, the rows' log-sum-exp
   float scale;
 
   explicit SdpaOp(const rm_problem& raw) {
@@ -29,6 +29,10 @@ struct SdpaOp {
       last = static_cast<int>(tensors.size());
       tensors.push_back({p.input(4), 4, false});
     }
+    if (p.has_output(1)) {
+      lse = static_cast<int>(tensors.size());
+      tensors.push_back({p.output(1), 1, true});
+    }
     scale = static_cast<float>(p.attr_float("scale", 1.0));
     causal = p.attr_int("is_causal", 0) != 0;
   }
@@ -37,6 +41,7 @@ struct SdpaOp {
     p.q = t[0], p.k = t[1], p.v = t[2], p.o = t[3];
     if (masked) p.mask = &t[4];
     if (last >= 0) p.lengths = &t[last], p.lengths_are_last = true;
+    if (lse >= 0) p.lse = &t[lse];
     p.scale = scale, p.causal = causal;
     return p;
   }
@@ -44,6 +49,46 @@ struct SdpaOp {
   static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
                               cudaStream_t stream) {
     return cuda_ops::sdpa(p, kernel, space, stream);
+  }
+};
+
+struct SdpaBackwardOp {
+  using Problem = cuda_ops::SdpaBackward;
+  static constexpr const char* kOp = "sdpa_backward";
+  static constexpr rm_edge kEdges[] = {{'S', 0, 128}, {'T', 0, 128}, {'D', 0, 256}};
+  static auto rows() { return cuda_ops::sdpa_backward_rows(); }
+
+  std::vector<Placed> tensors;
+  bool causal;
+  int mask = -1, last = -1;  // in `tensors`
+  float scale;
+
+  explicit SdpaBackwardOp(const rm_problem& raw) {
+    const Operands p(raw);
+    for (size_t i : {0, 1, 2, 5, 6, 7}) tensors.push_back({p.input(i), i, false});
+    for (size_t i = 0; i < 3; ++i) tensors.push_back({p.output(i), i, true});
+    const auto optional = [&](size_t i) {
+      if (!p.has_input(i)) return -1;
+      tensors.push_back({p.input(i), i, false});
+      return static_cast<int>(tensors.size()) - 1;
+    };
+    mask = optional(3), last = optional(4);
+    scale = static_cast<float>(p.attr_float("scale", 1.0));
+    causal = p.attr_int("is_causal", 0) != 0;
+  }
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.f.q = t[0], p.f.k = t[1], p.f.v = t[2], p.f.o = t[3], p.f.lse = &t[4], p.d_o = t[5];
+    p.dq = t[6], p.dk = t[7], p.dv = t[8];
+    if (mask >= 0) p.f.mask = &t[mask];
+    if (last >= 0) p.f.lengths = &t[last], p.f.lengths_are_last = true;
+    p.f.scale = scale, p.f.causal = causal;
+    return p;
+  }
+  static std::size_t workspace(const Problem& p) { return cuda_ops::sdpa_backward_workspace(p); }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
+                              cudaStream_t stream) {
+    return cuda_ops::sdpa_backward(p, kernel, space, stream);
   }
 };
 
@@ -116,6 +161,7 @@ struct RopeOp {
 
 void add_attention_rows(std::vector<rm_kernel>& out) {
   Row<SdpaOp>::add(out);
+  Row<SdpaBackwardOp>::add(out);
   Row<SdpaStepOp>::add(out);
   Row<RopeOp>::add(out);
 }

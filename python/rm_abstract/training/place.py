@@ -78,6 +78,11 @@ class Place:
             raise Decline("RM401", f"the model is on {self.device}: {why}")
         return [_GPU]
 
+    @property
+    def gradient_operators(self) -> list[str]:
+        """Those that gradients are better made of here than of the operators they consist of."""
+        return ["sdpa_backward"] if self.kind == _GPU else []
+
     def there(self, t: torch.Tensor) -> torch.Tensor:
         return t if t.device == self.device else t.to(self.device)
 

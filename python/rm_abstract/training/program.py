@@ -119,6 +119,7 @@ def compile_step_program(
                 wanted.scaled,
                 wanted.micro_batches,
                 SPLIT_BYTES,
+                place.gradient_operators,
             )
             if not made["unused"]:
                 break

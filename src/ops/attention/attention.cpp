@@ -1,4 +1,5 @@
-// sdpa (grouped queries, bool or additive mask, causal top-left, up to a last key) and rope.
+// sdpa (grouped queries, bool or additive mask, causal top-left, up to a last key; the log-sum-exp of
+// its rows where a gradient reads it) and rope.
 #include <cmath>
 #include <limits>
 
@@ -43,7 +44,12 @@ Types infer_sdpa(const Graph& graph, const Node& node) {
     check_rank(node, last, 1, "the last key");
     unify(node, last.dims[0], 1, "the last key and one position");
   }
-  return {{q.dtype, {batch, q.dims[1], q.dims[2], v.dims[3]}}};
+  Types out{{q.dtype, {batch, q.dims[1], q.dims[2], v.dims[3]}}};
+  if (node.i_or("lse", 0) != 0) {
+    out.push_back({q.dtype == ir::DType::kF64 ? q.dtype : ir::DType::kF32,
+                   {batch, q.dims[1], q.dims[2]}});
+  }
+  return out;
 }
 
 Cost sdpa_cost(const Graph& graph, const Node& node) {
@@ -62,8 +68,8 @@ struct Problem {
   std::vector<int64_t> mask_at;
 };
 
-// One query row: scores, softmax, weighted values into y[width].
-void attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* y) {
+// One query row: scores, softmax, weighted values into y[width]. Returns the scores' log-sum-exp.
+double attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* y) {
   int64_t group = head / (p.heads / p.groups);
   const double* q = p.q.data() + ((batch * p.heads + head) * p.rows + row) * p.depth;
   const double* k = p.k.data() + (batch * p.groups + group) * p.keys * p.depth;
@@ -84,13 +90,14 @@ void attend(const Problem& p, int64_t batch, int64_t head, int64_t row, double* 
     high = std::isnan(s) ? s : std::max(high, s);
   }
   std::fill(y, y + p.width, 0.0);
-  if (high == kMinusInf) return;  // every key masked: zeros, as torch has it
+  if (high == kMinusInf) return high;  // every key masked: zeros, as torch has it
   for (double& s : score) sum += s = std::exp(s - high);
   for (int64_t t = 0; t < p.keys; ++t) {
     for (int64_t e = 0; e < p.width; ++e) {
       y[e] += score[static_cast<size_t>(t)] / sum * v[t * p.width + e];
     }
   }
+  return high + std::log(sum);
 }
 
 std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in, const Types& out) {
@@ -116,14 +123,16 @@ std::vector<HostTensor> reference_sdpa(const Node& node, const HostOperands& in,
     p.mask_at = broadcast_offsets(in[3]->type.dims, {q[0], q[1], q[2], k[2]});
   }
   if (in.size() > 4 && in[4] != nullptr) p.last = static_cast<int64_t>(to_doubles(*in[4])[0]);
-  std::vector<double> y(static_cast<size_t>(out[0].num_elements()));
+  std::vector<double> y(static_cast<size_t>(out[0].num_elements())), lse;
   double* to = y.data();
   for (int64_t b = 0; b < q[0]; ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
-      for (int64_t s = 0; s < p.rows; ++s, to += p.width) attend(p, b, h, s, to);
+      for (int64_t s = 0; s < p.rows; ++s, to += p.width) lse.push_back(attend(p, b, h, s, to));
     }
   }
-  return {from_doubles(out[0], y)};
+  std::vector<HostTensor> results{from_doubles(out[0], y)};
+  if (out.size() > 1) results.push_back(from_doubles(out[1], lse));
+  return results;
 }
 
 Types infer_rope(const Graph& graph, const Node& node) {

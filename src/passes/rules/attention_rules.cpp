@@ -131,6 +131,18 @@ bool match_scores(const Rewriter& rw, ValueId v, Scores* out) {
   return false;
 }
 
+// All results of `node` become those of one like `like`.
+bool replace_all(Rewriter& rw, const Node& node, const Node& like, std::vector<ValueId> operands) {
+  const std::vector<ValueId> made = rw.def(rw.emit_like(like, std::move(operands)))->results;
+  for (size_t i = 0; i < made.size(); ++i) rw.replace(node.results[i], made[i]);
+  return true;
+}
+
+// sdpa_backward has sdpa's operands in their places.
+bool reads_mask(const Node& node) {
+  return (node.op == "sdpa" || node.op == "sdpa_backward") && operand(node, 3) != ir::kNoValue;
+}
+
 }  // namespace
 
 bool rope_of_parts(Rewriter& rw, const Node& node) {
@@ -184,21 +196,22 @@ bool sdpa_groups_queries(Rewriter& rw, const Node& node) {
   if (node.op != "sdpa") return false;
   ValueId k = repeated_heads(rw, node.operands[1]), v = repeated_heads(rw, node.operands[2]);
   if (k == ir::kNoValue || v == ir::kNoValue || rw.dims(k)[1] != rw.dims(v)[1]) return false;
-  return rw.replace(node.result(), rw.emit_like(node, {node.operands[0], k, v, operand(node, 3)}));
+  return replace_all(rw, node, node, {node.operands[0], k, v, operand(node, 3)});
 }
 
 // A mask that lets everything through: all true, or all zeros when added.
 bool sdpa_drops_open_mask(Rewriter& rw, const Node& node) {
-  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue) return false;
+  if (!reads_mask(node)) return false;
   ValueId mask = node.operands[3];
   if (!rw.is_splat(mask, rw.dtype(mask) == DType::kBool ? 1.0 : 0.0)) return false;
-  return rw.replace(node.result(), rw.emit_like(node, {node.operands[0], node.operands[1],
-                                                       node.operands[2], ir::kNoValue}));
+  std::vector<ValueId> operands = node.operands;
+  operands[3] = ir::kNoValue;
+  return replace_all(rw, node, node, std::move(operands));
 }
 
 // A mask that is "key position <= query position", both counted from 0, is is_causal.
 bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
-  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue) return false;
+  if (!reads_mask(node)) return false;
   const Node* compare = rw.def(node.operands[3]);
   if (compare == nullptr || (compare->op != "le" && compare->op != "ge")) return false;
   auto [low, high] = ordered(*compare, compare->op == "le" ? 0 : 1);
@@ -215,7 +228,7 @@ bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
   Node causal = node;
   causal.attrs["is_causal"] = int64_t{1};
   causal.operands[3] = ir::kNoValue;
-  return rw.replace(node.result(), rw.emit_like(causal, causal.operands));
+  return replace_all(rw, node, causal, causal.operands);
 }
 
 namespace {
@@ -282,16 +295,14 @@ LastKey last_key_in(const Rewriter& rw, ValueId mask, const Dim& keys) {
 
 // A mask that lets no key behind one position through says so in `last`: a kernel need not read them.
 bool sdpa_range_mask_is_last_key(Rewriter& rw, const Node& node) {
-  if (node.op != "sdpa" || operand(node, 3) == ir::kNoValue || operand(node, 4) != ir::kNoValue) {
-    return false;
-  }
+  if (!reads_mask(node) || operand(node, 4) != ir::kNoValue) return false;
   const LastKey last = last_key_in(rw, node.operands[3], rw.dims(node.operands[1])[2]);
   if (last.position == ir::kNoValue) return false;
   std::vector<ValueId> operands = node.operands;
-  operands.resize(5, ir::kNoValue);
+  if (operands.size() < 5) operands.resize(5, ir::kNoValue);
   if (last.alone) operands[3] = ir::kNoValue;
   operands[4] = rw.reshape(last.position, {Dim(1)});
-  return rw.replace(node.result(), rw.emit_like(node, std::move(operands)));
+  return replace_all(rw, node, node, std::move(operands));
 }
 
 }  // namespace rm::passes

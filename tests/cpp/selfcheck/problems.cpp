@@ -114,11 +114,15 @@ void add_products(std::vector<Shape>& out) {
         out_of.layout = ir::view_permute(out_of.layout, {0, 2, 1, 3});
         Operand mask = dense(masked && s > 1 ? DType::kBool : t, {2, 1, s, 300});
         mask.layout = ir::view_expand(mask.layout, {2, 6, s, 300});
-        out.push_back({"sdpa",
-                       {dense(t, {2, 6, s, 64}), dense(t, {2, 3, 300, 64}), dense(t, {2, 3, 300, 64}),
-                        masked ? mask : absent()},
-                       {out_of},
-                       {{"scale", 0.125}, {"is_causal", int64_t{s > 1 && !masked}}}});
+        const Operand q = dense(t, {2, 6, s, 64}), k = dense(t, {2, 3, 300, 64});
+        const Operand lse = dense(t == DType::kF64 ? t : DType::kF32, {2, 6, s}), mask_or_none = masked ? mask : absent();
+        const ir::Attrs attrs{{"scale", 0.125}, {"is_causal", int64_t{s > 1 && !masked}}};
+        out.push_back({"sdpa", {q, k, k, mask_or_none}, {out_of}, attrs});
+        ir::Attrs kept = attrs;
+        kept["lse"] = int64_t{1};
+        out.push_back({"sdpa", {q, k, k, mask_or_none}, {out_of, lse}, kept});
+        out.push_back({"sdpa_backward", {q, k, k, mask_or_none, absent(), out_of, lse, out_of},
+                       {out_of, k, k}, attrs});
       }
     }
   }

@@ -332,6 +332,9 @@ void combine_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g,
     for (int64_t e = 0; e < p.e; ++e) row[e] *= scale;
     const int64_t h = g * share + r / p.s, s = r % p.s;
     narrow_row(row, static_cast<T*>(data.o) + b * p.o[0] + h * p.o[1] + s * p.o[2], p.o[3], p.e);
+    if (data.lse == nullptr) continue;
+    static_cast<float*>(data.lse)[(b * p.heads + h) * p.s + s] =
+        sum == 0.0f ? -kInf : most + __builtin_logf(sum);
   }
 }
 

@@ -53,6 +53,9 @@ void sdpa_f64(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, in
     for (int64_t t = 0; t < end; ++t) x += scratch[t] * v[t * p.v[2] + e * p.v[3]];
     o[e * p.o[3]] = sum == 0 ? 0.0 : x / sum;
   }
+  if (data.lse == nullptr) return;
+  static_cast<double*>(data.lse)[(b * p.heads + h) * p.s + s] =
+      sum == 0 ? -std::numeric_limits<double>::infinity() : most + std::log(sum);
 }
 
 }  // namespace rm::cpu

@@ -234,6 +234,9 @@ struct Rows {
       rescale(acc, sum == 0.0f ? 0.0f : 1.0f / sum);
       T* o = static_cast<T*>(data.o) + b * p.o[0] + h * p.o[1] + s * p.o[2];
       narrow_row(acc, o, p.o[3], p.e);
+      if (data.lse == nullptr) continue;
+      static_cast<float*>(data.lse)[(b * p.heads + h) * p.s + s] =
+          sum == 0.0f ? -kInf : scratch.most[s - s0] + __builtin_logf(sum);
     }
   }
 };

@@ -7,4 +7,5 @@
 
 namespace rm::cpu {
 std::span<const rm_kernel> sdpa_rows();
+std::span<const rm_kernel> sdpa_backward_rows();
 }  // namespace rm::cpu

@@ -54,6 +54,15 @@ double flops(const SdpaShape& s) {
          static_cast<double>(s.d + s.e + 8);
 }
 
+bool is_dense(const View& v) {
+  int64_t step = 1;
+  for (int i = v.rank() - 1; i >= 0; --i) {
+    if (v.dim(i) != 1 && v.step(i) != step) return false;
+    step *= v.dim(i);
+  }
+  return true;
+}
+
 class Sdpa {
  public:
   static constexpr const char* kOp = "sdpa";
@@ -66,6 +75,11 @@ class Sdpa {
     if (k.dtype != q.dtype || v.dtype != q.dtype || o.dtype != q.dtype) return "mixed types";
     if (k.dim(1) == 0 ? q.dim(1) != 0 : q.dim(1) % k.dim(1)) {
       return "query heads are not a multiple of key heads";
+    }
+    if (p.has_output(1)) {
+      const View lse = p.output(1);
+      if (lse.dtype != (q.dtype == DType::f64 ? q.dtype : DType::f32)) return "lse of another type";
+      if (lse.rank() != 3 || !is_dense(lse)) return "lse is not dense [B, H, S]";
     }
     if (!p.has_input(3)) return nullptr;
     const View m = p.input(3);
@@ -87,6 +101,7 @@ class Sdpa {
         prefill_(RM_CPU_PICK(isa, sdpa_prefill)),
         decode_(RM_CPU_PICK(isa, sdpa_decode)) {
     has_mask_ = shape_.mask != DType::invalid;
+    has_lse_ = p.has_output(1);
     threads_ = thread_limit();
     if (shape_.type == DType::f64) {
       kind_ = Kind::f64;
@@ -113,7 +128,7 @@ class Sdpa {
   rm_status* launch(const rm_launch& l) const {
     if (shape_.batch * shape_.heads * shape_.s * shape_.e == 0) return nullptr;
     const SdpaData data{l.inputs[0], l.inputs[1], l.inputs[2], has_mask_ ? l.inputs[3] : nullptr,
-                        l.outputs[0]};
+                        l.outputs[0], has_lse_ ? l.outputs[1] : nullptr};
     auto* memory = static_cast<char*>(l.workspace);
     switch (kind_) {
       case Kind::prefill:
@@ -220,7 +235,7 @@ class Sdpa {
   const SdpaPrefill* prefill_;
   const SdpaDecode* decode_;
   Kind kind_ = Kind::prefill;
-  bool has_mask_ = false;
+  bool has_mask_ = false, has_lse_ = false;
   int64_t rows_ = 0, pieces_ = 0;
   uint64_t scratch_ = 0;
   int threads_ = 1;

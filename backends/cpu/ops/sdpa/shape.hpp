@@ -17,6 +17,8 @@ struct SdpaShape {
 struct SdpaData {
   const void *q, *k, *v, *mask;
   void* o;
+  void* lse;  // [batch, heads, s], dense: log-sum-exp of the scores, f64 for f64 operands, else f32;
+              // nullptr: not asked for
 };
 
 /// Prefill: rows [s0, s1) of one head; scratch is 64-byte aligned.

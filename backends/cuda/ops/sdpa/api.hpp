@@ -57,6 +57,7 @@ std::size_t sdpa_workspace(const Sdpa& p);
 Status sdpa(const Sdpa& p, const char* kernel, Workspace workspace, Stream stream);
 
 std::span<const KernelRow<SdpaBackward>> sdpa_backward_rows();
+Status legal(const SdpaBackward& p);
 std::size_t sdpa_backward_workspace(const SdpaBackward& p);
 Status sdpa_backward(const SdpaBackward& p, const char* kernel, Workspace workspace, Stream stream);
 

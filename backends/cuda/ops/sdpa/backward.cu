@@ -210,7 +210,7 @@ constexpr KernelRow<SdpaBackward> kRows[] = {
      [](const SdpaBackward& p) { return 20 + flops(p) / compute_rate(1e6); }, launch_naive},
 };
 
-Status check(const SdpaBackward& p, const Workspace& workspace) {
+Status check(const SdpaBackward& p, const Workspace& workspace = {}) {
   if (Status s = check_sdpa(p.f); !s) return s;
   if (p.f.lse == nullptr) return invalid("[sdpa] expected the forward's lse, got none");
   const std::pair<const char*, const Tensor*> all[] = {
@@ -234,6 +234,8 @@ Status check(const SdpaBackward& p, const Workspace& workspace) {
 }  // namespace
 
 std::span<const KernelRow<SdpaBackward>> sdpa_backward_rows() { return kRows; }
+
+Status legal(const SdpaBackward& p) { return check(p); }
 
 std::size_t sdpa_backward_workspace(const SdpaBackward& p) {
   if (p.f.q.rank != 4) return 0;
