@@ -62,10 +62,30 @@ Ints trailing(const Builder& b, ValueId v, size_t count) {
   return axes;
 }
 
+// By the operator that devices have a kernel for, over one last axis.
+void norm_whole(Adjoint& a, bool centred, size_t count) {
+  Builder& b = a.b;
+  Dims rows = b.dims(a.x());
+  int64_t inner = 1;
+  for (size_t i = 0; i < count; ++i, rows.pop_back()) inner *= rows.back().value();
+  rows.emplace_back(inner);
+  const ValueId weight = a.has(1) ? b.reshape(a.x(1), {Dim(inner)}) : ir::kNoValue;
+  ir::Attrs attrs{{"eps", a.node.f("eps")}};
+  if (a.node.f_or("weight_offset", 0.0) != 0) attrs["weight_offset"] = a.node.f("weight_offset");
+  const std::vector<ValueId> made =
+      b.ops(centred ? "layer_norm_backward" : "rms_norm_backward",
+            {b.reshape(a.dy(), rows), b.reshape(a.x(), rows), weight}, std::move(attrs));
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (a.wants(i)) a.din[i] = b.reshape(made[i], b.dims(a.x(i)));
+  }
+}
+
 // y = n w + c with n = (x - mean) r: dx = r (g - mean g - n mean(g n)) for g = dy w.
 void norm(Adjoint& a, bool centred) {
   Builder& b = a.b;
   const auto count = static_cast<size_t>(a.node.i_or("num_axes", 1));
+  const bool served = b.serves(centred ? "layer_norm_backward" : "rms_norm_backward");
+  if (served && b.dtype(a.x()) != ir::DType::kF64) return norm_whole(a, centred, count);
   const Ints axes = trailing(b, a.x(), count);
   ValueId h = a.x();
   if (centred) h = b.sub(h, b.reduce("mean", h, axes, true));

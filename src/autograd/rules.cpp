@@ -31,11 +31,14 @@ const NamedRule* find_rule(std::string_view op) {
 
 std::vector<NamedRule> refused_operators() {
   constexpr std::string_view kFused = "only passes make it, behind differentiation";
+  constexpr std::string_view kGradient = "gradients of gradients are not made";
   constexpr std::string_view kBits = "weights of few bits are not trained";
   return {{"ewise", nullptr, kFused, true},
           {"gemm", nullptr, kFused, true},
           {"rope", nullptr, kFused, true},
-          {"sdpa_backward", nullptr, "gradients of gradients are not made", true},
+          {"sdpa_backward", nullptr, kGradient, true},
+          {"layer_norm_backward", nullptr, kGradient, true},
+          {"rms_norm_backward", nullptr, kGradient, true},
           {"quantize", nullptr, kBits, true},
           {"quant_linear", nullptr, kBits, true},
           {"recurrent", nullptr, "it keeps no states of its steps for a backward", true},

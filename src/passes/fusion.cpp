@@ -32,7 +32,7 @@ void fuse_conv(ir::Graph& graph, const PassContext&) {
 }
 
 void fuse_residual_norm(ir::Graph& graph, const PassContext&) {
-  Rewriter::run(graph, {norm_takes_residual});
+  Rewriter::run(graph, {norm_takes_residual, norm_backward_takes_sum});
 }
 
 void fuse_ewise(ir::Graph& graph, const PassContext&) {

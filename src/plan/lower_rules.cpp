@@ -204,6 +204,20 @@ void sdpa_backward(Lowering& l, const Node& n) {
   l.emit("sdpa_backward", n.attrs, std::move(inputs), std::move(outputs));
 }
 
+// The rows' leading axes have to be of one pitch.
+void norm_backward(Lowering& l, const Node& n) {
+  std::vector<Ref> inputs, outputs;
+  for (size_t i = 0; i < 4; ++i) {
+    const bool given = i < n.operands.size() && n.operands[i] != ir::kNoValue;
+    inputs.push_back(given ? l.make_contiguous(l.ref(n.operands[i])) : Ref{});
+  }
+  for (ir::ValueId v : n.results) {
+    outputs.push_back(l.temporary_for(v));
+    l.define(v, outputs.back());
+  }
+  l.emit(n.op, n.attrs, std::move(inputs), std::move(outputs));
+}
+
 void rope(Lowering& l, const Node& n) {
   Ref out = l.temporary_for(n.result());
   l.emit("rope", n.attrs,
@@ -287,6 +301,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"matmul", matmul},     {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
       {"sdpa", sdpa},         {"sdpa_backward", sdpa_backward},
       {"rope", rope},         {"softmax", softmax},
+      {"layer_norm_backward", norm_backward}, {"rms_norm_backward", norm_backward},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},
       {"scan", direct},

@@ -345,7 +345,9 @@ Axes axes_of(Shape& s) {
   if (s.op == "ewise" || s.op == "copy") merge_axes(s);
   Axes a = by_position(s);
   // The last axis of norms has a letter; the weights lie along it.
-  if ((s.op == "layer_norm" || s.op == "rms_norm") && !a.all.empty()) {
+  const bool norm = s.op == "layer_norm" || s.op == "rms_norm" || s.op == "layer_norm_backward" ||
+                    s.op == "rms_norm_backward";
+  if (norm && !a.all.empty()) {
     const int n = a.of[0].back();
     a.all[static_cast<size_t>(n)].letter = 'N';
     for (size_t i = 0; i < a.of.size(); ++i) {

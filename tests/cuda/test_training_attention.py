@@ -115,8 +115,6 @@ def test_half_types_run_on_tensor_cores(kind: str, precision: str) -> None:
     model = Attends(kind, 4, 4, 64).cuda()
     model.bias.requires_grad_(False)
     x, y = (torch.randn(2, 160, 256, device="cuda") for _ in range(2))
-    if precision == "fp16":
-        pytest.importorskip("torch")
     kernels = _follow(model, x, y, precision, 0.02)
     assert _gradient_kernels(kernels) == ["cuda/sdpa_backward_wgmma_sm90a"], kernels
 

@@ -32,9 +32,7 @@ def _loss(
     b, h, g, s, t, d = sizes
     query, key = _type(dtype, (b, h, s, d)), _type(dtype, (b, g, t, d))
     lines = ["rmir 1"]
-    lines += [
-        f'input %{i} "x{i}" : {kind_}' for i, kind_ in enumerate((query, key, key, query))
-    ]
+    lines += [f'input %{i} "x{i}" : {kind_}' for i, kind_ in enumerate((query, key, key, query))]
     operands = "%0, %1, %2"
     if mask is not None:
         lines.append(f'input %4 "mask" : {_type(dtype if kind == "added" else "bool", mask)}')

@@ -52,6 +52,47 @@ struct NormOp {
   }
 };
 
+template <bool kRms>
+struct NormBackwardOp {
+  using Problem = cuda_ops::NormBackward;
+  static constexpr const char* kOp = kRms ? "rms_norm_backward" : "layer_norm_backward";
+  static auto rows() { return cuda_ops::norm_backward_rows(); }
+
+  std::vector<Placed> tensors;
+  int weight = -1, sum = -1;
+  float eps, weight_offset;
+
+  explicit NormBackwardOp(const rm_problem& raw) {
+    const Operands p(raw);
+    tensors = {{p.input(0), 0, false}, {p.input(1), 1, false}};
+    for (size_t i = 0; i < (kRms ? 2 : 3); ++i) tensors.push_back({p.output(i), i, true});
+    const auto optional = [&](size_t i) {
+      if (!p.has_input(i)) return -1;
+      tensors.push_back({p.input(i), i, false});
+      return static_cast<int>(tensors.size()) - 1;
+    };
+    weight = optional(2), sum = optional(3);
+    eps = static_cast<float>(p.attr_float("eps", 1e-5));
+    weight_offset = static_cast<float>(p.attr_float("weight_offset", 0.0));
+  }
+
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.kind = kRms ? cuda_ops::Norm::rms : cuda_ops::Norm::layer;
+    p.dy = t[0], p.h = t[1], p.dx = t[2], p.dweight = &t[3];
+    if (!kRms) p.dbias = &t[4];
+    if (weight >= 0) p.weight = &t[weight];
+    if (sum >= 0) p.dsum = &t[sum];
+    p.eps = eps, p.weight_offset = weight_offset;
+    return p;
+  }
+  static std::size_t workspace(const Problem& p) { return cuda_ops::norm_backward_workspace(p); }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
+                              cudaStream_t stream) {
+    return cuda_ops::norm_backward(p, kernel, space, stream);
+  }
+};
+
 struct SoftmaxOp {
   using Problem = cuda_ops::SoftmaxForward;
   static constexpr const char* kOp = "softmax";
@@ -78,6 +119,8 @@ struct SoftmaxOp {
 void add_norm_rows(std::vector<rm_kernel>& out) {
   Row<NormOp<false>>::add(out);
   Row<NormOp<true>>::add(out);
+  Row<NormBackwardOp<false>>::add(out);
+  Row<NormBackwardOp<true>>::add(out);
   Row<SoftmaxOp>::add(out);
 }
 

@@ -150,4 +150,31 @@ bool norm_takes_residual(Rewriter& rw, const Node& node) {
   return rw.replace(node.result(), results[0]);
 }
 
+// dx + g -> the backward of a norm that adds g to its dx: g is what arrives at the sum that the norm
+// read. Its other results move along, so nobody may have read them yet.
+bool norm_backward_takes_sum(Rewriter& rw, const Node& node) {
+  if (node.op != "add") return false;
+  for (int order : kBothOrders) {
+    auto [dx, other] = ordered(node, order);
+    const Node* norm = rw.def(dx);
+    if (norm == nullptr || (norm->op != "layer_norm_backward" && norm->op != "rms_norm_backward") ||
+        norm->result() != dx || operand(*norm, 3) != ir::kNoValue || !rw.single_use(dx) ||
+        rw.type(other) != rw.type(dx)) {
+      continue;
+    }
+    const std::vector<ValueId> results = norm->results;
+    if (std::any_of(results.begin() + 1, results.end(),
+                    [&](ValueId v) { return rw.used_above(v); })) {
+      continue;
+    }
+    std::vector<ValueId> operands = norm->operands;
+    operands.resize(4, ir::kNoValue);
+    operands[3] = other;
+    const std::vector<ValueId> made = rw.def(rw.emit_like(*norm, std::move(operands)))->results;
+    for (size_t i = 1; i < made.size(); ++i) rw.replace(results[i], made[i]);
+    return rw.replace(node.result(), made[0]);
+  }
+  return false;
+}
+
 }  // namespace rm::passes

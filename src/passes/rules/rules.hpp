@@ -38,6 +38,7 @@ bool rms_norm_takes_weight(Rewriter& rw, const ir::Node& node);
 bool rms_norm_takes_casts(Rewriter& rw, const ir::Node& node);
 bool rms_norm_takes_weight_offset(Rewriter& rw, const ir::Node& node);
 bool norm_takes_residual(Rewriter& rw, const ir::Node& node);
+bool norm_backward_takes_sum(Rewriter& rw, const ir::Node& node);
 
 // activation_rules.cpp
 bool gelu_tanh_of_parts(Rewriter& rw, const ir::Node& node);

@@ -108,6 +108,14 @@ void add_products(std::vector<Shape>& out) {
     Operand turned = dense(t, {17, 300});
     turned.layout = ir::view_permute(turned.layout, {1, 0});
     out.push_back({"gemm", {turned, dense(t, {17, 131}), absent(), absent()}, {dense(t, {300, 131})}, plain});
+    for (bool added : {false, true}) {
+      const Operand rows = dense(t, {3, 70, 768}), column = dense(t, {768});
+      const ir::Attrs eps{{"eps", 1e-5}};
+      out.push_back({"layer_norm_backward", {rows, rows, column, added ? rows : absent()},
+                     {rows, column, column}, eps});
+      out.push_back({"rms_norm_backward", {rows, rows, added ? absent() : column, added ? rows : absent()},
+                     {rows, column}, eps});
+    }
     for (int64_t s : {int64_t{1}, int64_t{131}}) {
       for (bool masked : {false, true}) {
         Operand out_of = dense(t, {2, s, 6, 64});

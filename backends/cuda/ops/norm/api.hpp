@@ -36,6 +36,7 @@ std::span<const KernelRow<NormForward>> norm_forward_rows();
 /// What a call checks first: shapes, dtypes, strides, and which tensors share memory.
 Status legal(const NormForward& p);
 std::span<const KernelRow<NormBackward>> norm_backward_rows();
+Status legal(const NormBackward& p);
 
 Status norm_forward(const NormForward& p, const char* kernel, Stream stream);
 std::size_t norm_backward_workspace(const NormBackward& p);

@@ -220,7 +220,8 @@ constexpr KernelRow<NormBackward> kRows[] = {
      [](const NormBackward& p) { return 4 * vector_cost(p); }, launch_naive},
 };
 
-Status check(const NormBackward& p, Workspace workspace) {
+/// All but the workspace's size.
+Status check(const NormBackward& p, Workspace workspace = {}) {
   const char* op = name_of(p.kind);
   if (Status s = check_base(op, p.h); !s) return s;
   if (Status s = check_like(op, "h", p.h, p.h); !s) return s;
@@ -238,7 +239,6 @@ Status check(const NormBackward& p, Workspace workspace) {
   if (p.dbias) {
     if (Status s = check_vector(op, "dbias", *p.dbias, p.h); !s) return s;
   }
-  if (Status s = check_workspace(op, norm_backward_workspace(p), workspace); !s) return s;
   return check_memory(op, {{"dx", &p.dx, true}, {"dweight", p.dweight}, {"dbias", p.dbias}},
                       {{"dy", &p.dy}, {"h", &p.h}, {"weight", p.weight}, {"dsum", p.dsum, true}},
                       workspace);
@@ -247,6 +247,8 @@ Status check(const NormBackward& p, Workspace workspace) {
 }  // namespace
 
 std::span<const KernelRow<NormBackward>> norm_backward_rows() { return kRows; }
+
+Status legal(const NormBackward& p) { return check(p); }
 
 std::size_t norm_backward_workspace(const NormBackward& p) {
   if (!wants_columns(p) || p.h.rank == 0 || numel(p.h) == 0) return 0;
@@ -260,6 +262,7 @@ std::size_t norm_backward_workspace(const NormBackward& p) {
 Status norm_backward(const NormBackward& p, const char* kernel, Workspace workspace,
                      Stream stream) {
   if (Status s = check(p, workspace); !s) return s;
+  if (Status s = check_workspace(name_of(p.kind), norm_backward_workspace(p), workspace); !s) return s;
   if (numel(p.h) == 0) {  // a sum over no rows
     for (const Tensor* t : {p.dweight, p.dbias}) {
       if (t == nullptr || numel(*t) == 0) continue;
