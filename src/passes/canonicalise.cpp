@@ -14,7 +14,8 @@ void canonicalise(ir::Graph& graph, const PassContext&) {
                         square_is_product,        compose_casts,
                         where_of_constant,        compare_ranges,
                         index_by_ranges_is_view,  sum_of_iota_is_iota,
-                        cumsum_of_zeros_is_zero,  leave_broadcast_to_consumer});
+                        cumsum_of_zeros_is_zero,  sum_of_frames_is_concat,
+                        leave_broadcast_to_consumer});
 }
 
 }  // namespace rm::passes

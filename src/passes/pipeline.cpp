@@ -34,6 +34,17 @@ constexpr NamedPass kInference[] = {
     {"dce", dce, 0},
 };
 
+// Before differentiation: formulas that have an operator of their own also have a gradient of their
+// own, and fewer values to keep for it.
+constexpr NamedPass kForward[] = {
+    {"infer", infer, 0},
+    {"canonicalise", canonicalise, 0},
+    {"cse", cse, 0},
+    {"fuse_norm", fuse_norm, 1},
+    {"fuse_activation", fuse_activation, 1},
+    {"fuse_sdpa", fuse_sdpa, 1},
+};
+
 void dump(const ir::Graph& graph, size_t index, std::string_view pass, const std::string& dir) {
   char number[8];
   std::snprintf(number, sizeof number, "%02zu", index);
@@ -76,6 +87,7 @@ PassContext context_from(const Options& options, bool for_gpu) {
 }
 
 std::span<const NamedPass> inference_pipeline() { return kInference; }
+std::span<const NamedPass> forward_pipeline() { return kForward; }
 
 std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass> pipeline,
                                      const PassContext& context) {

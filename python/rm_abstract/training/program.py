@@ -105,10 +105,13 @@ def compile_step_program(
     trained, unused = parameters, set[str]()
     groups = [rule.as_dict() for rule in wanted.rules]
     try:
+        forward_ir = forward.ir
+        if place.gradient_operators:
+            forward_ir = _core.ir.run_forward_passes(forward_ir)
         while True:
             rows = [(t.names, t.group) for t in trained]
             made = _core.autograd.training_step(
-                forward.ir,
+                forward_ir,
                 {},
                 rows,
                 groups,

@@ -9,66 +9,98 @@ namespace {
 using ir::Node;
 using ir::ValueId;
 
+bool is_half(ir::DType dtype) { return dtype == ir::DType::kBF16 || dtype == ir::DType::kF16; }
+
+// Autocast's arithmetic goes to f32 and back at every step. Within a formula of half precision those
+// roundings are storage (decision 0010): what `v` is but for them, where `half` says so.
+ValueId bare(const Rewriter& rw, ValueId v, bool half) {
+  for (const Node* cast = rw.def(v, "cast"); half && cast != nullptr; cast = rw.def(v, "cast")) {
+    const ir::DType from = rw.dtype(cast->operands[0]), to = rw.dtype(v);
+    const bool within = (is_half(from) || from == ir::DType::kF32) &&
+                        (is_half(to) || to == ir::DType::kF32);
+    if (!within) break;
+    v = cast->operands[0];
+  }
+  return v;
+}
+
+// A formula's values, whose casts are looked through in half precision.
+class Formula {
+ public:
+  Formula(const Rewriter& rw, const Node& root) : rw_(rw), half_(is_half(rw.dtype(root.result()))) {}
+
+  const Node* def(ValueId v, std::string_view op) const { return rw_.def(bare(v), op); }
+  ValueId bare(ValueId v) const { return passes::bare(rw_, v, half_); }
+  bool is_splat(ValueId v, double value) const { return rw_.is_splat(v, value); }
+  bool same(ValueId a, ValueId b) const {
+    return a != ir::kNoValue && b != ir::kNoValue && bare(a) == bare(b);
+  }
+
+ private:
+  const Rewriter& rw_;
+  bool half_;
+};
+
 // If `v` is op(other, constant) with that constant (either order when it commutes): other.
-ValueId with_constant(const Rewriter& rw, ValueId v, std::string_view op, double constant) {
-  const Node* node = rw.def(v, op);
+ValueId with_constant(const Formula& f, ValueId v, std::string_view op, double constant) {
+  const Node* node = f.def(v, op);
   if (node == nullptr) return ir::kNoValue;
   bool commutes = op == "add" || op == "mul";
   for (int order : kBothOrders) {
     auto [x, c] = ordered(*node, order);
     if (order == 1 && !commutes) break;
-    if (rw.is_splat(c, constant)) return x;
+    if (f.is_splat(c, constant)) return x;
   }
   return ir::kNoValue;
 }
 
 // 1 + f(u) -> u
-ValueId one_plus(const Rewriter& rw, ValueId v, std::string_view function) {
-  const Node* inner = rw.def(with_constant(rw, v, "add", 1.0), function);
+ValueId one_plus(const Formula& f, ValueId v, std::string_view function) {
+  const Node* inner = f.def(with_constant(f, v, "add", 1.0), function);
   return inner == nullptr ? ir::kNoValue : inner->operands[0];
 }
 
-bool is_cube(const Rewriter& rw, ValueId v, ValueId x) {
-  if (with_constant(rw, v, "pow", 3.0) == x) return true;
-  const Node* product = rw.def(v, "mul");
+bool is_cube(const Formula& f, ValueId v, ValueId x) {
+  if (f.same(with_constant(f, v, "pow", 3.0), x)) return true;
+  const Node* product = f.def(v, "mul");
   if (product == nullptr) return false;
   for (int order : kBothOrders) {
     auto [square, factor] = ordered(*product, order);
-    const Node* inner = rw.def(square, "mul");
-    if (factor == x && inner != nullptr && inner->operands[0] == x && inner->operands[1] == x)
-      return true;
+    const Node* inner = f.def(square, "mul");
+    if (inner == nullptr || !f.same(factor, x)) continue;
+    if (f.same(inner->operands[0], x) && f.same(inner->operands[1], x)) return true;
   }
   return false;
 }
 
 // sqrt(2/pi) * (x + 0.044715 * x^3)
-bool is_tanh_argument(const Rewriter& rw, ValueId v, ValueId x) {
-  const Node* sum = rw.def(with_constant(rw, v, "mul", std::sqrt(2.0 / M_PI)), "add");
+bool is_tanh_argument(const Formula& f, ValueId v, ValueId x) {
+  const Node* sum = f.def(with_constant(f, v, "mul", std::sqrt(2.0 / M_PI)), "add");
   if (sum == nullptr) return false;
   for (int order : kBothOrders) {
     auto [linear, cubic] = ordered(*sum, order);
-    ValueId cube = with_constant(rw, cubic, "mul", 0.044715);
-    if (linear == x && cube != ir::kNoValue && is_cube(rw, cube, x)) return true;
+    ValueId cube = with_constant(f, cubic, "mul", 0.044715);
+    if (f.same(linear, x) && cube != ir::kNoValue && is_cube(f, cube, x)) return true;
   }
   return false;
 }
 
-bool is_erf_argument(const Rewriter& rw, ValueId v, ValueId x) {
-  return with_constant(rw, v, "div", std::sqrt(2.0)) == x ||
-         with_constant(rw, v, "mul", std::sqrt(0.5)) == x;
+bool is_erf_argument(const Formula& f, ValueId v, ValueId x) {
+  return f.same(with_constant(f, v, "div", std::sqrt(2.0)), x) ||
+         f.same(with_constant(f, v, "mul", std::sqrt(0.5)), x);
 }
 
 // The factors of 0.5 * x * g in any grouping: calls `matches(x, g)` for each reading.
 template <typename F>
-ValueId half_product(const Rewriter& rw, const Node& node, F&& matches) {
+ValueId half_product(const Formula& f, const Node& node, F&& matches) {
   if (node.op != "mul") return ir::kNoValue;
   for (int order : kBothOrders) {
     auto [a, b] = ordered(node, order);
-    ValueId x = with_constant(rw, a, "mul", 0.5);  // (0.5 x) g
+    ValueId x = with_constant(f, a, "mul", 0.5);  // (0.5 x) g
     if (x != ir::kNoValue && matches(x, b)) return x;
-    x = with_constant(rw, b, "mul", 0.5);  // x (0.5 g)
+    x = with_constant(f, b, "mul", 0.5);  // x (0.5 g)
     if (x != ir::kNoValue && matches(a, x)) return a;
-    const Node* product = rw.is_splat(b, 0.5) ? rw.def(a, "mul") : nullptr;  // (x g) 0.5
+    const Node* product = f.is_splat(b, 0.5) ? f.def(a, "mul") : nullptr;  // (x g) 0.5
     for (int inner : kBothOrders) {
       if (product == nullptr) break;
       auto [left, right] = ordered(*product, inner);
@@ -79,6 +111,9 @@ ValueId half_product(const Rewriter& rw, const Node& node, F&& matches) {
 }
 
 bool replace_by_unary(Rewriter& rw, const Node& node, const char* op, ValueId x) {
+  if (x != ir::kNoValue && rw.type(x) != rw.type(node.result())) {
+    x = bare(rw, x, is_half(rw.dtype(node.result())));
+  }
   if (x == ir::kNoValue || rw.type(x) != rw.type(node.result())) return false;
   return rw.replace(node.result(), rw.emit(op, {x}, {}, rw.type(x)));
 }
@@ -86,17 +121,19 @@ bool replace_by_unary(Rewriter& rw, const Node& node, const char* op, ValueId x)
 }  // namespace
 
 bool gelu_tanh_of_parts(Rewriter& rw, const Node& node) {
-  ValueId x = half_product(rw, node, [&](ValueId v, ValueId g) {
-    ValueId argument = one_plus(rw, g, "tanh");
-    return argument != ir::kNoValue && is_tanh_argument(rw, argument, v);
+  const Formula f(rw, node);
+  ValueId x = half_product(f, node, [&](ValueId v, ValueId g) {
+    ValueId argument = one_plus(f, g, "tanh");
+    return argument != ir::kNoValue && is_tanh_argument(f, argument, v);
   });
   return replace_by_unary(rw, node, "gelu_tanh", x);
 }
 
 bool gelu_of_parts(Rewriter& rw, const Node& node) {
-  ValueId x = half_product(rw, node, [&](ValueId v, ValueId g) {
-    ValueId argument = one_plus(rw, g, "erf");
-    return argument != ir::kNoValue && is_erf_argument(rw, argument, v);
+  const Formula f(rw, node);
+  ValueId x = half_product(f, node, [&](ValueId v, ValueId g) {
+    ValueId argument = one_plus(f, g, "erf");
+    return argument != ir::kNoValue && is_erf_argument(f, argument, v);
   });
   return replace_by_unary(rw, node, "gelu", x);
 }

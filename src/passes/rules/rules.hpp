@@ -18,6 +18,9 @@ bool slice_of_concat(Rewriter& rw, const ir::Node& node);
 bool leave_broadcast_to_consumer(Rewriter& rw, const ir::Node& node);
 bool concat_of_one_value_is_repeat(Rewriter& rw, const ir::Node& node);
 
+// concat_rules.cpp
+bool sum_of_frames_is_concat(Rewriter& rw, const ir::Node& node);
+
 // algebra_rules.cpp
 bool drop_identity_arithmetic(Rewriter& rw, const ir::Node& node);
 bool drop_identity_logic(Rewriter& rw, const ir::Node& node);
