@@ -43,6 +43,7 @@ bool keeps_half(const Builder& b, const ir::Node& node, const std::vector<char>&
   const ops::OpDef* def = ops::find(op);
   if (op == "sdpa") return is_attention_whole(b, node, wanted);
   // Their gradient is dy itself, or its sum over what was repeated, which rounds once.
+  if (op == "cross_entropy") return true;  // whose logits alone may be half
   if (op == "add" || op == "sub" || op == "neg") return true;
   return op == "matmul" || op == "linear" || op == "conv" || op == "cast" || op == "concat" ||
          (def != nullptr && def->is(ops::kView));

@@ -1,4 +1,4 @@
-// softmax, layer_norm, rms_norm, group_norm. Mean and scale of the rows are computed again from the operand.
+// softmax, cross_entropy, layer_norm, rms_norm, group_norm. Mean and scale of the rows are computed again from the operand.
 #include <algorithm>
 
 #include "autograd/rules.hpp"
@@ -53,6 +53,12 @@ void softmax(Adjoint& a) {
   }
   ValueId mean = b.reduce("sum", b.mul(a.dy(), a.y()), {axis}, true);
   a.din[0] = b.mul(a.y(), b.sub(a.dy(), mean));
+}
+
+// The log-sum-exp, its second result, is there for this and has no gradient.
+void cross_entropy(Adjoint& a) {
+  if (a.dout[0] == ir::kNoValue) return;
+  a.din[0] = a.b.op("cross_entropy_backward", {a.x(0), a.x(1), a.node.results[1], a.dy()});
 }
 
 // The last `count` axes.
@@ -140,7 +146,7 @@ void group_norm(Adjoint& a) {
 }  // namespace
 
 std::vector<NamedRule> norm_rules() {
-  return {{"softmax", softmax}, {"layer_norm", layer_norm}, {"rms_norm", rms_norm},
+  return {{"softmax", softmax}, {"cross_entropy", cross_entropy}, {"layer_norm", layer_norm}, {"rms_norm", rms_norm},
           {"group_norm", group_norm}};
 }
 

@@ -37,6 +37,7 @@ std::vector<NamedRule> refused_operators() {
           {"gemm", nullptr, kFused, true},
           {"rope", nullptr, kFused, true},
           {"sdpa_backward", nullptr, kGradient, true},
+          {"cross_entropy_backward", nullptr, kGradient, true},
           {"layer_norm_backward", nullptr, kGradient, true},
           {"rms_norm_backward", nullptr, kGradient, true},
           {"quantize", nullptr, kBits, true},

@@ -156,20 +156,22 @@ class Splitter {
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       if (!region_[n]) continue;
       const Node& node = graph_.nodes[n];
-      if (node.results.size() != 1 || !ops::is_pure(node)) throw Unsplittable();
-      const ValueId v = node.result();
+      const bool loss = node.op == "cross_entropy";
+      if ((node.results.size() != 1 && !loss) || !ops::is_pure(node)) throw Unsplittable();
       const std::optional<Layout> layout = layout_of(node);
-      const bool leaves = outside[static_cast<size_t>(v)] != 0;
-      if (layout) {
-        layouts_[v] = *layout;
-        if (leaves && (is_wide(v) || layout->transposed)) throw Unsplittable();
-      } else if (!leaves) {
-        throw Unsplittable();
-      } else {
-        summed_bytes_ += graph_.type(v).num_bytes();
+      for (ValueId v : node.results) {
+        const bool leaves = outside[static_cast<size_t>(v)] != 0;
+        if (layout) {
+          layouts_[v] = *layout;
+          if (leaves && (is_wide(v) || layout->transposed)) throw Unsplittable();
+        } else if (!leaves) {
+          throw Unsplittable();
+        } else {
+          summed_bytes_ += graph_.type(v).num_bytes();
+        }
+        if (leaves) results_.push_back(v);
+        if (is_wide(v)) wide_bytes_ = std::max(wide_bytes_, graph_.type(v).num_bytes());
       }
-      if (leaves) results_.push_back(v);
-      if (is_wide(v)) wide_bytes_ = std::max(wide_bytes_, graph_.type(v).num_bytes());
     }
   }
 
@@ -200,6 +202,11 @@ class Splitter {
       need(lead.has_value() && node.i("axis") >= static_cast<int64_t>(*lead));
       for (ValueId v : node.operands) need(of_rows(v) && lead_of(graph_.type(v).dims) == lead);
       return Layout{*lead};
+    }
+    if (is_loss(node)) {
+      need(lead == size_t{1});
+      for (ValueId v : node.operands) need(of_rows(v) && lead_of(graph_.type(v).dims) == lead);
+      return Layout{1};
     }
     if (node.op == "reshape") {
       need(lead.has_value() && of_rows(node.operands[0]));
@@ -277,6 +284,10 @@ class Splitter {
 
   // ---- pieces ---------------------------------------------------------------------------------------
 
+  static bool is_loss(const Node& node) {
+    return node.op == "cross_entropy" || node.op == "cross_entropy_backward";
+  }
+
   // 0: splitting would save nothing.
   int64_t rows_of_a_piece() const {
     const int64_t row_bytes = wide_bytes_ / rows_;
@@ -309,15 +320,27 @@ class Splitter {
     pieces_.clear();
     for (size_t n = 0; n <= last_; ++n) {
       if (!region_[n]) continue;
-      const ValueId v = old[n].result();
-      pieces_[v] = emit(old[n], start, stop);
-      if (std::find(results_.begin(), results_.end(), v) == results_.end()) continue;
-      std::vector<ValueId>& parts = parts_[v];
-      if (in_region(v) || parts.empty()) {
-        parts.push_back(pieces_[v]);
+      if (is_loss(old[n])) {
+        std::vector<ValueId> operands;
+        for (ValueId v : old[n].operands) operands.push_back(piece(v, start, stop));
+        const std::vector<ValueId> made = b_.ops(old[n].op, std::move(operands), old[n].attrs);
+        for (size_t i = 0; i < made.size(); ++i) keep(old[n].results[i], made[i]);
       } else {
-        parts[0] = b_.add(parts[0], pieces_[v]);
+        const ValueId made = emit(old[n], start, stop);
+        keep(old[n].result(), made);
       }
+    }
+  }
+
+  // What a piece gives for `v`.
+  void keep(ValueId v, ValueId made) {
+    pieces_[v] = made;
+    if (std::find(results_.begin(), results_.end(), v) == results_.end()) return;
+    std::vector<ValueId>& parts = parts_[v];
+    if (in_region(v) || parts.empty()) {
+      parts.push_back(made);
+    } else {
+      parts[0] = b_.add(parts[0], made);
     }
   }
 
@@ -428,9 +451,9 @@ class Splitter {
 SplitRows split_rows(Graph& graph, int64_t least_bytes) {
   std::vector<Node> found;  // the largest first: attention has softmaxes of its own
   for (const Node& node : graph.nodes) {
-    if (node.op != "softmax") continue;
+    if (node.op != "softmax" && node.op != "cross_entropy") continue;
     const ir::TensorType& type = graph.type(node.operands[0]);
-    const bool last = node.i("axis") + 1 == static_cast<int64_t>(type.rank());
+    const bool last = node.op == "cross_entropy" || node.i("axis") + 1 == static_cast<int64_t>(type.rank());
     if (last && type.num_bytes() >= std::max<int64_t>(least_bytes, 1)) found.push_back(node);
   }
   const auto bytes = [&](const Node& n) { return graph.type(n.operands[0]).num_bytes(); };

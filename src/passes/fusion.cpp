@@ -20,6 +20,10 @@ void fuse_sdpa(ir::Graph& graph, const PassContext&) {
       graph, {sdpa_of_parts, sdpa_groups_queries, sdpa_drops_open_mask, sdpa_range_mask_is_causal});
 }
 
+void fuse_loss(ir::Graph& graph, const PassContext&) {
+  Rewriter::run(graph, {cross_entropy_of_parts});
+}
+
 void fuse_gemm(ir::Graph& graph, const PassContext&) {
   Rewriter::run(graph, {matmul_of_one_term_is_mul, linear_is_gemm, matmul_is_gemm,
                         gemm_between_reshapes, gemm_takes_bias, gemm_takes_activation,

@@ -23,6 +23,8 @@ void fuse_rope(ir::Graph& graph, const PassContext& context);
 /// Attention written out -> sdpa; repeated key/value heads -> grouped queries; range masks ->
 /// is_causal.
 void fuse_sdpa(ir::Graph& graph, const PassContext& context);
+/// The logarithm of one class of a softmax -> cross_entropy, for devices that have it.
+void fuse_loss(ir::Graph& graph, const PassContext& context);
 /// Linears of one operand -> one linear on concatenated weights, and slices. Not in programs that
 /// own a cache (donated inputs): generation reads its weights where they lie. Nor in programs that
 /// quantise: all programs of a model then share one quantised form of each weight.

@@ -43,6 +43,7 @@ constexpr NamedPass kForward[] = {
     {"fuse_norm", fuse_norm, 1},
     {"fuse_activation", fuse_activation, 1},
     {"fuse_sdpa", fuse_sdpa, 1},
+    {"fuse_loss", fuse_loss, 1},
 };
 
 void dump(const ir::Graph& graph, size_t index, std::string_view pass, const std::string& dir) {

@@ -61,6 +61,21 @@ Ref Lowering::temporary(ir::DType dtype, const ir::Ints& dims) {
   return {static_cast<int32_t>(list_.buffers.size() - 1), std::move(layout)};
 }
 
+Ref Lowering::aligned_rows(ir::DType dtype, const ir::Ints& dims) {
+  const auto unit = std::max<int64_t>(1, 16 / static_cast<int64_t>(ir::size_bytes(dtype)));
+  if (dims.size() != 2 || dims[0] <= 1 || dims[1] % unit == 0) return temporary(dtype, dims);
+  const Ref memory = temporary(dtype, {dims[0], (dims[1] + unit - 1) / unit * unit});
+  return memory.with(ir::view_slice(memory.layout, 1, 0, dims[1], 1));
+}
+
+Ref Lowering::rows_for(ir::ValueId v) {
+  const std::vector<ir::Node>& nodes = graph().nodes;
+  const bool classes = std::any_of(nodes.begin(), nodes.end(), [&](const ir::Node& n) {
+    return n.op == "cross_entropy" && n.operands[0] == v;
+  });
+  return classes ? aligned_rows(dtype(v), dims(v)) : temporary_for(v);
+}
+
 Ref Lowering::make_contiguous(const Ref& r) {
   if (!r.present() || r.layout.is_contiguous()) return r;
   Ref out = temporary(r.layout.dtype, r.layout.dims);

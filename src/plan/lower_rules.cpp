@@ -88,14 +88,14 @@ void ewise(Lowering& l, const Node& n) {
 // ---- matrix products -------------------------------------------------------------------------
 
 void linear(Lowering& l, const Node& n) {
-  Ref out = l.temporary_for(n.result());
+  Ref out = l.rows_for(n.result());
   Ref bias = n.operands.size() > 2 ? l.ref(n.operands[2]) : Ref{};
   l.emit("gemm", {{"trans_b", int64_t{1}}, {"activation", std::string("none")}, {"alpha", 1.0}},
          {l.ref(n.operands[0]), l.ref(n.operands[1]), bias, Ref{}}, {out});
   l.define(n.result(), out);
 }
 void gemm(Lowering& l, const Node& n) {
-  Ref out = l.temporary_for(n.result());
+  Ref out = l.rows_for(n.result());
   auto operand = [&](size_t i) { return i < n.operands.size() ? l.ref(n.operands[i]) : Ref{}; };
   ir::Attrs attrs = n.attrs;
   attrs.emplace("trans_b", int64_t{1});
@@ -115,7 +115,7 @@ void quant_linear(Lowering& l, const Node& n) {
   l.define(n.result(), out);
 }
 void matmul(Lowering& l, const Node& n) {
-  Ref out = l.temporary_for(n.result());
+  Ref out = l.rows_for(n.result());
   Ref a = l.ref(n.operands[0]), b = l.ref(n.operands[1]);
   auto lead = [&](const Ref& r) {
     Ints dims(out.layout.dims.begin(), out.layout.dims.end() - 2);
@@ -227,6 +227,27 @@ void rope(Lowering& l, const Node& n) {
   l.define(n.result(), out);
 }
 
+// Its result is a factor of two products.
+void cross_entropy_backward(Lowering& l, const Node& n) {
+  std::vector<Ref> inputs;
+  for (ir::ValueId v : n.operands) inputs.push_back(l.ref(v));
+  for (size_t i = 1; i < inputs.size(); ++i) inputs[i] = l.make_contiguous(inputs[i]);
+  Ref out = l.aligned_rows(l.dtype(n.result()), l.dims(n.result()));
+  l.define(n.result(), out);
+  l.emit(n.op, n.attrs, std::move(inputs), {out});
+}
+
+// Targets that are repeated, or a column of others, lie in rows of their own for the kernels.
+void cross_entropy(Lowering& l, const Node& n) {
+  std::vector<Ref> outputs;
+  for (ir::ValueId v : n.results) {
+    outputs.push_back(l.temporary_for(v));
+    l.define(v, outputs.back());
+  }
+  l.emit(n.op, n.attrs, {l.ref(n.operands[0]), l.make_contiguous(l.ref(n.operands[1]))},
+         std::move(outputs));
+}
+
 void softmax(Lowering& l, const Node& n) {
   Ref in = l.ref(n.operands[0]), out = l.temporary_for(n.result());
   l.define(n.result(), out);
@@ -301,6 +322,8 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"matmul", matmul},     {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
       {"sdpa", sdpa},         {"sdpa_backward", sdpa_backward},
       {"rope", rope},         {"softmax", softmax},
+      {"cross_entropy", cross_entropy},
+      {"cross_entropy_backward", cross_entropy_backward},
       {"layer_norm_backward", norm_backward}, {"rms_norm_backward", norm_backward},
       {"reduce", reduce},     {"embedding", direct},      {"gather", direct},
       {"scatter", direct},    {"cumsum", direct},         {"sort", direct},

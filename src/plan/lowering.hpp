@@ -25,6 +25,11 @@ class Lowering {
   /// A fresh contiguous temporary.
   Ref temporary(ir::DType dtype, const ir::Ints& dims);
   Ref temporary_for(ir::ValueId v) { return temporary(dtype(v), dims(v)); }
+  /// A fresh temporary of a matrix whose rows begin at multiples of 16 bytes: tensor cores read
+  /// others slowly.
+  Ref aligned_rows(ir::DType dtype, const ir::Ints& dims);
+  /// A fresh temporary for `v`, with such rows where a loss over classes reads them.
+  Ref rows_for(ir::ValueId v);
   /// A fresh temporary of an image [N,C,*] whose channels lie last in memory.
   Ref images(ir::DType dtype, const ir::Ints& dims);
   /// A fresh temporary for `v`: channels last when an operand of its shape is.

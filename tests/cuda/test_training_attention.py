@@ -1,4 +1,4 @@
-"""Attention's gradient in training steps on a GPU: one operator where its kernels take the problem."""
+"""Attention's gradient in training steps on a GPU: one operator where kernels take the problem."""
 
 from __future__ import annotations
 

@@ -65,6 +65,7 @@ CASES = [
     Case("softmax", ((2, 4),), (2, 4), "axis=1, log=0"),
     Case("softmax", ((3, 2),), (3, 2), "axis=0, log=1"),
     Case("sort", ((2, 4),), (2, 4), "axis=1, descending=1, k=-1", second="i64[2,4]"),
+    Case("cross_entropy", ((3, 4),), (3,), ints=(((3,), (2, 0, 3)),), second="f64[3]"),
     Case("matmul", ((2, 3, 4), (4, 2)), (2, 3, 2)),
     Case("matmul", ((3, 4), (2, 4, 2)), (2, 3, 2)),
     Case("linear", ((2, 2, 3), (4, 3), (4,)), (2, 2, 4)),

@@ -108,6 +108,7 @@ std::vector<rm_kernel> all_rows() {
   add_image_rows(out);
   add_quant_rows(out);
   add_update_rows(out);
+  add_loss_rows(out);
   return out;
 }
 

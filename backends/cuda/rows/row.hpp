@@ -293,5 +293,6 @@ void add_image_rows(std::vector<rm_kernel>& out);
 void add_reduce_rows(std::vector<rm_kernel>& out);
 void add_quant_rows(std::vector<rm_kernel>& out);
 void add_update_rows(std::vector<rm_kernel>& out);
+void add_loss_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

@@ -48,6 +48,9 @@ bool gelu_tanh_of_parts(Rewriter& rw, const ir::Node& node);
 bool gelu_of_parts(Rewriter& rw, const ir::Node& node);
 bool silu_of_parts(Rewriter& rw, const ir::Node& node);
 
+// loss_rules.cpp
+bool cross_entropy_of_parts(Rewriter& rw, const ir::Node& node);
+
 // attention_rules.cpp
 bool rope_of_parts(Rewriter& rw, const ir::Node& node);
 bool sdpa_of_parts(Rewriter& rw, const ir::Node& node);

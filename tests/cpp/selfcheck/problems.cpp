@@ -108,6 +108,14 @@ void add_products(std::vector<Shape>& out) {
     Operand turned = dense(t, {17, 300});
     turned.layout = ir::view_permute(turned.layout, {1, 0});
     out.push_back({"gemm", {turned, dense(t, {17, 131}), absent(), absent()}, {dense(t, {300, 131})}, plain});
+    for (int64_t classes : {int64_t{5000}, int64_t{777}}) {
+      Operand logits = dense(t, {40, (classes + 7) / 8 * 8});
+      logits.layout = ir::view_slice(logits.layout, 1, 0, classes, 1);
+      const Operand target = dense(DType::kI64, {40});
+      const Operand row = dense(t == DType::kF64 ? t : DType::kF32, {40});
+      out.push_back({"cross_entropy", {logits, target}, {row, row}, {}});
+      out.push_back({"cross_entropy_backward", {logits, target, row, row}, {logits}, {}});
+    }
     for (bool added : {false, true}) {
       const Operand rows = dense(t, {3, 70, 768}), column = dense(t, {768});
       const ir::Attrs eps{{"eps", 1e-5}};

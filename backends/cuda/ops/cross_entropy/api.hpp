@@ -25,6 +25,8 @@ struct CrossEntropyBackward {
 
 std::span<const KernelRow<CrossEntropyForward>> cross_entropy_forward_rows();
 std::span<const KernelRow<CrossEntropyBackward>> cross_entropy_backward_rows();
+Status legal(const CrossEntropyForward& p);
+Status legal(const CrossEntropyBackward& p);
 std::size_t cross_entropy_workspace(const CrossEntropyForward& p);
 Status cross_entropy_forward(const CrossEntropyForward& p, const char* kernel, Workspace workspace,
                              Stream stream);

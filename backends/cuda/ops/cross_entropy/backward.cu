@@ -30,7 +30,7 @@ double cost(const CrossEntropyBackward& p) {
 }
 
 constexpr KernelRow<CrossEntropyBackward> kRows[] = {
-    {"cross_entropy_online_sm80", "rows of whole 16-byte vectors",
+    {"cross_entropy_online_sm80", "rows that begin at 16 bytes",
      [](const CrossEntropyBackward& p) {
        return cross_entropy_vector_why_not({&p.logits, &p.dlogits});
      },
@@ -44,20 +44,21 @@ constexpr KernelRow<CrossEntropyBackward> kRows[] = {
 
 std::span<const KernelRow<CrossEntropyBackward>> cross_entropy_backward_rows() { return kRows; }
 
-Status cross_entropy_backward(const CrossEntropyBackward& p, const char* kernel, Stream stream) {
+Status legal(const CrossEntropyBackward& p) {
   if (Status s = check_logits("logits", p.logits, p.logits); !s) return s;
   if (Status s = check_logits("dlogits", p.dlogits, p.logits); !s) return s;
   if (Status s = check_per_row("target", p.target, DType::i64, p.logits); !s) return s;
   if (Status s = check_per_row("lse", p.lse, DType::f32, p.logits); !s) return s;
   if (Status s = check_per_row("dloss", p.dloss, DType::f32, p.logits); !s) return s;
-  if (Status s = check_memory("cross_entropy", {{"dlogits", &p.dlogits, true}},
+  return check_memory("cross_entropy", {{"dlogits", &p.dlogits, true}},
                               {{"logits", &p.logits, true},
                                {"target", &p.target},
                                {"lse", &p.lse},
                                {"dloss", &p.dloss}});
-      !s) {
-    return s;
-  }
+}
+
+Status cross_entropy_backward(const CrossEntropyBackward& p, const char* kernel, Stream stream) {
+  if (Status s = legal(p); !s) return s;
   if (numel(p.logits) == 0) return {};
   const KernelRow<CrossEntropyBackward>* row = nullptr;
   if (Status s = select_row<CrossEntropyBackward>("cross_entropy", kRows, p, kernel, &row); !s)

@@ -31,7 +31,7 @@ double cost(const CrossEntropyForward& p) {
 }
 
 constexpr KernelRow<CrossEntropyForward> kRows[] = {
-    {"cross_entropy_online_sm80", "rows of whole 16-byte vectors",
+    {"cross_entropy_online_sm80", "rows that begin at 16 bytes",
      [](const CrossEntropyForward& p) { return cross_entropy_vector_why_not({&p.logits}); }, cost,
      launch<true>},
     {"cross_entropy_naive_any", "any row",
@@ -39,16 +39,12 @@ constexpr KernelRow<CrossEntropyForward> kRows[] = {
      [](const CrossEntropyForward& p) { return 4 * cost(p); }, launch<false>},
 };
 
-Status check(const CrossEntropyForward& p, Workspace workspace) {
+/// All but the workspace's size.
+Status check(const CrossEntropyForward& p, Workspace workspace = {}) {
   if (Status s = check_logits("logits", p.logits, p.logits); !s) return s;
   if (Status s = check_per_row("target", p.target, DType::i64, p.logits); !s) return s;
   if (Status s = check_per_row("loss", p.loss, DType::f32, p.logits); !s) return s;
   if (Status s = check_per_row("lse", p.lse, DType::f32, p.logits); !s) return s;
-  if (Status s = check_workspace("cross_entropy", cross_entropy_workspace(p), workspace,
-                                 "forward_workspace()");
-      !s) {
-    return s;
-  }
   return check_memory("cross_entropy", {{"loss", &p.loss}, {"lse", &p.lse}},
                       {{"logits", &p.logits}, {"target", &p.target}}, workspace);
 }
@@ -56,6 +52,8 @@ Status check(const CrossEntropyForward& p, Workspace workspace) {
 }  // namespace
 
 std::span<const KernelRow<CrossEntropyForward>> cross_entropy_forward_rows() { return kRows; }
+
+Status legal(const CrossEntropyForward& p) { return check(p); }
 
 std::size_t cross_entropy_workspace(const CrossEntropyForward& p) {
   if (p.logits.rank != 2) return 0;
@@ -66,6 +64,11 @@ std::size_t cross_entropy_workspace(const CrossEntropyForward& p) {
 Status cross_entropy_forward(const CrossEntropyForward& p, const char* kernel, Workspace workspace,
                              Stream stream) {
   if (Status s = check(p, workspace); !s) return s;
+  if (Status s = check_workspace("cross_entropy", cross_entropy_workspace(p), workspace,
+                                 "forward_workspace()");
+      !s) {
+    return s;
+  }
   if (p.logits.shape[0] == 0) return {};
   const KernelRow<CrossEntropyForward>* row = nullptr;
   if (Status s = select_row<CrossEntropyForward>("cross_entropy", kRows, p, kernel, &row); !s)

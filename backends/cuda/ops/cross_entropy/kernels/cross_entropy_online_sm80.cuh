@@ -45,17 +45,22 @@ __global__ void cross_entropy_chunks(const CrossEntropyArgs p) {
     const T* x = static_cast<const T*>(p.logits) + row * p.pitch;
     Online mine;
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * V;
+    const std::int64_t whole = last - (last - first) % V;  // the row's last vector may be a part
     std::int64_t i = first + threadIdx.x * V;
-    for (; i + 3 * step < last; i += 4 * step) {  // four loads in flight
+    for (; i + 3 * step < whole; i += 4 * step) {  // four loads in flight
       float v[4][V];
 #pragma unroll
       for (int k = 0; k < 4; ++k) load_vec(x + i + k * step, v[k]);
 #pragma unroll
       for (int k = 0; k < 4; ++k) mine.add(v[k]);
     }
-    for (; i < last; i += step) {
+    for (; i < whole; i += step) {
       float v[V];
       load_vec(x + i, v);
+      mine.add(v);
+    }
+    if (whole + threadIdx.x < last) {
+      const float v[1] = {to_float(x[whole + threadIdx.x])};
       mine.add(v);
     }
     const Online all = mine.over_block();
@@ -106,9 +111,14 @@ __global__ void cross_entropy_backward_chunks(const CrossEntropyArgs p) {
     const float lse = p.lse[row];
     const float scale = ignored ? 0.0f : outside ? __int_as_float(0x7fc00000) : p.dloss[row];
     const std::int64_t step = static_cast<std::int64_t>(blockDim.x) * V;
-    for (std::int64_t i = first + threadIdx.x * V; i < last; i += 2 * step) {
+    const std::int64_t whole = last - (last - first) % V;
+    if (const std::int64_t at = whole + threadIdx.x; at < last) {
+      const float hot = at == target ? 1.0f : 0.0f;
+      dx[at] = from_float<T>(ignored ? 0.0f : (__expf(to_float(x[at]) - lse) - hot) * scale);
+    }
+    for (std::int64_t i = first + threadIdx.x * V; i < whole; i += 2 * step) {
       float v[2][V];
-      const bool second = i + step < last;
+      const bool second = i + step < whole;
       load_vec(x + i, v[0]);
       if (second) load_vec(x + i + step, v[1]);
 #pragma unroll
