@@ -195,6 +195,12 @@ bool Rewriter::replace(ValueId from, ValueId to) {
   return true;
 }
 
+bool Rewriter::replace_all(const Node& node, const Node& like, std::vector<ValueId> operands) {
+  const std::vector<ValueId> made = def(emit_like(like, std::move(operands)))->results;
+  for (size_t i = 0; i < made.size(); ++i) replace(node.results[i], made[i]);
+  return true;
+}
+
 void Rewriter::move_other_uses(ValueId from, ValueId to) {
   replace(from, to);
   --uses_[static_cast<size_t>(to)];

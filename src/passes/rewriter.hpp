@@ -61,6 +61,8 @@ class Rewriter {
   /// Later uses of `from` read `to`. Always true, so that a rule can end with it. Throws
   /// rm::Error(RM_INTERNAL) when the types contradict each other.
   bool replace(ir::ValueId from, ir::ValueId to);
+  /// Emits a node like `like`; later uses of all results of `node` read those of that one.
+  bool replace_all(const ir::Node& node, const ir::Node& like, std::vector<ir::ValueId> operands);
   /// For a rule that replaces the current node, one of the readers of `from`: the other readers,
   /// all below, read `to` instead.
   void move_other_uses(ir::ValueId from, ir::ValueId to);

@@ -144,18 +144,25 @@ def test_what_its_kernels_do_not_take_stays_composed() -> None:
     assert "sdpa_backward" not in _core.autograd.differentiate(text, [0, 1], SERVED)
 
 
-def test_a_range_mask_becomes_causal_in_both() -> None:
-    sizes = (1, 2, 2, 80, 80, 2)  # smaller masks are folded
-    text = _loss(sizes, False, None, "chosen", "f32")
-    lines = text.splitlines()
+def _with_range_mask(sizes: tuple[int, ...], expanded: bool) -> str:
+    lines = _loss(sizes, False, None, "chosen", "f32").splitlines()
     at = next(i for i, line in enumerate(lines) if " = sdpa(" in line)
-    lines[at : at + 1] = [
-        "%20 = iota() {start=<0>, step=1} : i64[80]",
-        "%21 = reshape(%20) {shape=<80,1>} : i64[80,1]",
-        "%22 = le(%20, %21) : bool[80,80]",
-        lines[at].replace("%2)", "%2, %22)"),
+    batch, n = sizes[0], sizes[3]
+    made = [
+        f"%20 = iota() {{start=<0>, step=1}} : i64[{n}]",
+        f"%21 = reshape(%20) {{shape=<{n},1>}} : i64[{n},1]",
+        f"%22 = le(%20, %21) : bool[{n},{n}]",
     ]
-    made = _core.autograd.differentiate("\n".join(lines) + "\n", [0, 1, 2], SERVED)
+    if expanded:
+        made.append(f"%23 = expand(%22) {{shape=<{batch},1,{n},{n}>}} : bool[{batch},1,{n},{n}]")
+    lines[at : at + 1] = [*made, lines[at].replace("%2)", f"%2, %{23 if expanded else 22})")]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_range_mask_becomes_causal_in_both(expanded: bool) -> None:
+    sizes = (2, 2, 2, 80, 80, 2)  # smaller masks are folded
+    made = _core.autograd.differentiate(_with_range_mask(sizes, expanded), [0, 1, 2], SERVED)
     text = _core.ir.run_passes(made, {})
     assert text.count("is_causal=1") == 2 and "is_causal=0" not in text
     values = _values(sizes, None, "chosen", 5)

@@ -11,14 +11,14 @@ using ir::ValueId;
 
 bool is_half(ir::DType dtype) { return dtype == ir::DType::kBF16 || dtype == ir::DType::kF16; }
 
-// Autocast's arithmetic goes to f32 and back at every step. Within a formula of half precision those
-// roundings are storage (decision 0010): what `v` is but for them, where `half` says so.
+// Autocast's arithmetic goes to f32 and back. Going there changes no value; within a formula of half
+// precision coming back is storage (decision 0010). What `v` is but for such casts.
 ValueId bare(const Rewriter& rw, ValueId v, bool half) {
-  for (const Node* cast = rw.def(v, "cast"); half && cast != nullptr; cast = rw.def(v, "cast")) {
+  for (const Node* cast = rw.def(v, "cast"); cast != nullptr; cast = rw.def(v, "cast")) {
     const ir::DType from = rw.dtype(cast->operands[0]), to = rw.dtype(v);
-    const bool within = (is_half(from) || from == ir::DType::kF32) &&
-                        (is_half(to) || to == ir::DType::kF32);
-    if (!within) break;
+    const bool widens = is_half(from) && to == ir::DType::kF32;
+    const bool stores = half && is_half(to) && (is_half(from) || from == ir::DType::kF32);
+    if (!widens && !stores) break;
     v = cast->operands[0];
   }
   return v;
@@ -111,10 +111,13 @@ ValueId half_product(const Formula& f, const Node& node, F&& matches) {
 }
 
 bool replace_by_unary(Rewriter& rw, const Node& node, const char* op, ValueId x) {
-  if (x != ir::kNoValue && rw.type(x) != rw.type(node.result())) {
-    x = bare(rw, x, is_half(rw.dtype(node.result())));
+  const ir::TensorType type = rw.type(node.result());
+  if (x == ir::kNoValue) return false;
+  if (rw.type(x) != type) x = bare(rw, x, is_half(type.dtype));
+  if (is_half(rw.dtype(x)) && type.dtype == ir::DType::kF32 && rw.dims(x) == type.dims) {
+    x = rw.emit("cast", {x}, {}, type);
   }
-  if (x == ir::kNoValue || rw.type(x) != rw.type(node.result())) return false;
+  if (rw.type(x) != type) return false;
   return rw.replace(node.result(), rw.emit(op, {x}, {}, rw.type(x)));
 }
 
@@ -140,10 +143,11 @@ bool gelu_of_parts(Rewriter& rw, const Node& node) {
 
 bool silu_of_parts(Rewriter& rw, const Node& node) {
   if (node.op != "mul") return false;
+  const Formula f(rw, node);
   for (int order : kBothOrders) {
     auto [x, gate] = ordered(node, order);
-    const Node* sigmoid = rw.def(gate, "sigmoid");
-    if (sigmoid != nullptr && sigmoid->operands[0] == x)
+    const Node* sigmoid = f.def(gate, "sigmoid");
+    if (sigmoid != nullptr && f.same(sigmoid->operands[0], x))
       return replace_by_unary(rw, node, "silu", x);
   }
   return false;

@@ -131,13 +131,6 @@ bool match_scores(const Rewriter& rw, ValueId v, Scores* out) {
   return false;
 }
 
-// All results of `node` become those of one like `like`.
-bool replace_all(Rewriter& rw, const Node& node, const Node& like, std::vector<ValueId> operands) {
-  const std::vector<ValueId> made = rw.def(rw.emit_like(like, std::move(operands)))->results;
-  for (size_t i = 0; i < made.size(); ++i) rw.replace(node.results[i], made[i]);
-  return true;
-}
-
 // sdpa_backward has sdpa's operands in their places.
 bool reads_mask(const Node& node) {
   return (node.op == "sdpa" || node.op == "sdpa_backward") && operand(node, 3) != ir::kNoValue;
@@ -196,7 +189,7 @@ bool sdpa_groups_queries(Rewriter& rw, const Node& node) {
   if (node.op != "sdpa") return false;
   ValueId k = repeated_heads(rw, node.operands[1]), v = repeated_heads(rw, node.operands[2]);
   if (k == ir::kNoValue || v == ir::kNoValue || rw.dims(k)[1] != rw.dims(v)[1]) return false;
-  return replace_all(rw, node, node, {node.operands[0], k, v, operand(node, 3)});
+  return rw.replace_all(node, node, {node.operands[0], k, v, operand(node, 3)});
 }
 
 // A mask that lets everything through: all true, or all zeros when added.
@@ -206,7 +199,7 @@ bool sdpa_drops_open_mask(Rewriter& rw, const Node& node) {
   if (!rw.is_splat(mask, rw.dtype(mask) == DType::kBool ? 1.0 : 0.0)) return false;
   std::vector<ValueId> operands = node.operands;
   operands[3] = ir::kNoValue;
-  return replace_all(rw, node, node, std::move(operands));
+  return rw.replace_all(node, node, std::move(operands));
 }
 
 // A mask that is "key position <= query position", both counted from 0, is is_causal.
@@ -228,7 +221,7 @@ bool sdpa_range_mask_is_causal(Rewriter& rw, const Node& node) {
   Node causal = node;
   causal.attrs["is_causal"] = int64_t{1};
   causal.operands[3] = ir::kNoValue;
-  return replace_all(rw, node, causal, causal.operands);
+  return rw.replace_all(node, causal, causal.operands);
 }
 
 namespace {
@@ -302,7 +295,7 @@ bool sdpa_range_mask_is_last_key(Rewriter& rw, const Node& node) {
   if (operands.size() < 5) operands.resize(5, ir::kNoValue);
   if (last.alone) operands[3] = ir::kNoValue;
   operands[4] = rw.reshape(last.position, {Dim(1)});
-  return replace_all(rw, node, node, std::move(operands));
+  return rw.replace_all(node, node, std::move(operands));
 }
 
 }  // namespace rm::passes

@@ -1,5 +1,5 @@
 // Trees of elementwise nodes -> one `ewise` program. A producer is taken when this node is its only
-// reader and it has the result's shape, so nothing is computed twice.
+// reader and it has the result's shape, so nothing is computed twice but conversions to f32.
 #include <algorithm>
 #include <cmath>
 
@@ -123,12 +123,19 @@ class Builder {
   // The producer of `v` when it can be computed in place for its reader.
   const Node* producer(const Node& reader, ValueId v) const {
     const Node* node = rw_.def(v);
-    bool ok = node != nullptr && is_elementwise(*node) && rw_.uses(v) == reads(reader, v) &&
+    bool ok = node != nullptr && is_elementwise(*node) &&
+              (rw_.uses(v) == reads(reader, v) || widens(*node)) &&
               rw_.dims(v) == rw_.dims(root_.result()) && fits_a_register(rw_.dtype(v)) &&
               !rounds_on_purpose(v) &&
               // Constant expressions are computed once, outside the plan.
               !rw_.is_constant_expression(v);
     return ok ? node : nullptr;
+  }
+
+  // Whoever computes in f32 reads half values as well as f32: a copy of them in f32 need not be kept.
+  bool widens(const Node& node) const {
+    return node.op == "cast" && is_half(rw_.dtype(node.operands[0])) &&
+           rw_.dtype(node.result()) == DType::kF32;
   }
 
   // A model of f32 that goes through half precision wants that rounding (and its overflow); in a

@@ -156,9 +156,9 @@ bool slice_of_concat(Rewriter& rw, const Node& node) {
 bool leave_broadcast_to_consumer(Rewriter& rw, const Node& node) {
   const ops::OpDef* def = ops::find(node.op);
   bool broadcasts = def != nullptr && def->is(ops::kElementwise) && node.operands.size() > 1;
-  bool mask = node.op == "sdpa" && operand(node, 3) != ir::kNoValue;
+  bool mask = (node.op == "sdpa" || node.op == "sdpa_backward") && operand(node, 3) != ir::kNoValue;
   if (!broadcasts && !mask && node.op != "matmul") return false;
-  for (size_t i = mask ? 3 : 0; i < node.operands.size(); ++i) {
+  for (size_t i = mask ? 3 : 0; i < (mask ? 4 : node.operands.size()); ++i) {
     const Node* expand = rw.def(node.operands[i], "expand");
     if (expand == nullptr) continue;
     Node narrow = node;
@@ -172,7 +172,7 @@ bool leave_broadcast_to_consumer(Rewriter& rw, const Node& node) {
       }
     }
     if (ops::infer(rw.graph(), narrow)[0] != rw.type(node.result())) continue;
-    return rw.replace(node.result(), rw.emit_like(node, std::move(narrow.operands)));
+    return rw.replace_all(node, node, std::move(narrow.operands));
   }
   return false;
 }
