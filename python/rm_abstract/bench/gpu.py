@@ -279,14 +279,14 @@ def _decoder(name: str) -> Any:
     torch.set_default_dtype(torch.bfloat16)
     try:
         with torch.device("cuda"):
-            model: Any = LlamaForCausalLM(config).eval()
+            model: Any = LlamaForCausalLM(config)
     finally:
         torch.set_default_dtype(torch.float32)
     with torch.no_grad():  # as GPT-2 is initialised: else many layers amplify bf16's roundings
         for layer in model.model.layers:
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.mul_((2 * layers) ** -0.5)
-    return model
+    return model.eval()
 
 
 def _read_probe() -> tuple[Call, float]:
