@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace rm::cpu {
@@ -52,6 +53,24 @@ void parallel_tasks(int64_t tasks, int threads, Body&& body) {
   }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
   for (int64_t t = 0; t < tasks; ++t) body(t, omp_get_thread_num());
+}
+
+/// body(task, next, thread), handed out one by one; `next` is what the thread does afterwards, or -1:
+/// for tasks that fetch what the next one reads.
+template <class Body>
+void parallel_tasks_ahead(int64_t tasks, int threads, Body&& body) {
+  std::atomic<int64_t> taken{0};
+  const auto work = [&](int thread) {
+    int64_t next = taken.fetch_add(1, std::memory_order_relaxed);
+    while (next < tasks) {
+      const int64_t task = next;
+      next = taken.fetch_add(1, std::memory_order_relaxed);
+      body(task, next < tasks ? next : -1, thread);
+    }
+  };
+  if (threads <= 1) return work(0);
+#pragma omp parallel num_threads(threads)
+  work(omp_get_thread_num());
 }
 
 }  // namespace rm::cpu

@@ -83,6 +83,28 @@ struct Rows {
   int64_t row, column;  // strides
 };
 
+/// Rows that are read next: fetched into the second-level cache, some at a time, while others are
+/// computed with. Only where they are a few pages, which no processor fetches ahead by itself: on long
+/// ones it does better alone.
+struct Ahead {
+  static constexpr int64_t kMostBytes = 16 << 10;
+  const char* at = nullptr;
+  int64_t row_bytes = 0, lines = 0, left = 0;
+
+  template <class T>
+  static Ahead of(const Rows<T>& rows, int64_t n, int64_t size) {
+    constexpr auto kItem = static_cast<int64_t>(sizeof(T));
+    if (rows.column != 1 || n <= 0 || n * size * kItem > kMostBytes) return {};
+    return {reinterpret_cast<const char*>(rows.at), rows.row * kItem, (size * kItem + 63) / 64, n};
+  }
+
+  inline __attribute__((always_inline)) void fetch(int64_t rows) {
+    for (; rows > 0 && left > 0; --rows, --left, at += row_bytes) {
+      for (int64_t i = 0; i < lines; ++i) __builtin_prefetch(at + i * 64, 0, 2);
+    }
+  }
+};
+
 /// Eight keys, or neighbours at four places when `step` says so, with all queries.
 template <class T>
 RM_INLINE void score_eight(const float* q, int64_t ldq, int64_t queries, const T* k, int64_t row,
@@ -100,18 +122,21 @@ RM_INLINE void score_eight(const float* q, int64_t ldq, int64_t queries, const T
 
 template <class T>
 void score(const float* q, int64_t ldq, int64_t queries, const Rows<T>& k, int64_t n, int64_t d,
-           float* scores) {
+           float* scores, Ahead ahead) {
   int64_t t = 0;
   if (k.column == 1) {
     const int64_t step = place_step(n, k.row * static_cast<int64_t>(sizeof(T)));
     for (; t < step; t += 2) {
+      ahead.fetch(2 * kPlaces);
       score_eight(q, ldq, queries, k.at + t * k.row, k.row, step, d, scores + t, n);
     }
     for (t = kPlaces * step; t + kTile <= n; t += kTile) {
+      ahead.fetch(kTile);
       score_eight(q, ldq, queries, k.at + t * k.row, k.row, 2, d, scores + t, n);
     }
   }
   for (; t < n; ++t) {
+    ahead.fetch(1);
     for (int64_t r = 0; r < queries; ++r) {
       scores[r * n + t] = dot(q + r * ldq, k.at + t * k.row, k.column, d);
     }
@@ -127,7 +152,7 @@ constexpr int64_t kNearKeys = 32;  // values that stay in the first level while 
 /// for Q rows and C vectors.
 template <class T, int Q, int C, int S>
 RM_INLINE void weigh_tile(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t step,
-                          int64_t n, float* out, int64_t ldo) {
+                          int64_t n, float* out, int64_t ldo, Ahead& ahead) {
   vf acc[Q][C];
 #pragma GCC unroll 4
   for (int r = 0; r < Q; ++r) {
@@ -135,6 +160,7 @@ RM_INLINE void weigh_tile(const float* weight, int64_t ldw, const T* v, int64_t 
     for (int c = 0; c < C; ++c) acc[r][c] = vload(out + r * ldo + c * kWidth);
   }
   for (int64_t t = 0; t < n; ++t) {
+    ahead.fetch(S);
 #pragma GCC unroll 4
     for (int s = 0; s < S; ++s) {
       const int64_t key = t + s * step;
@@ -158,13 +184,13 @@ RM_INLINE void weigh_tile(const float* weight, int64_t ldw, const T* v, int64_t 
 
 template <class T, int Q, int S>
 RM_INLINE void weigh_rows(const float* weight, int64_t ldw, const T* v, int64_t row, int64_t step,
-                          int64_t n, int64_t e, float* out, int64_t ldo) {
+                          int64_t n, int64_t e, float* out, int64_t ldo, Ahead& ahead) {
   int64_t i = 0;
   for (; i + 4 * kWidth <= e; i += 4 * kWidth) {
-    weigh_tile<T, Q, 4, S>(weight, ldw, v + i, row, step, n, out + i, ldo);
+    weigh_tile<T, Q, 4, S>(weight, ldw, v + i, row, step, n, out + i, ldo, ahead);
   }
   for (; i + kWidth <= e; i += kWidth) {
-    weigh_tile<T, Q, 1, S>(weight, ldw, v + i, row, step, n, out + i, ldo);
+    weigh_tile<T, Q, 1, S>(weight, ldw, v + i, row, step, n, out + i, ldo, ahead);
   }
   for (; i < e; ++i) {
     for (int r = 0; r < Q; ++r) {
@@ -184,16 +210,18 @@ RM_INLINE void weigh_rows(const float* weight, int64_t ldw, const T* v, int64_t 
 template <class T, int S>
 RM_INLINE void weigh_places(const float* weight, int64_t ldw, int64_t queries, const T* v,
                             int64_t row, int64_t step, int64_t n, int64_t e, float* out,
-                            int64_t ldo) {
+                            int64_t ldo, Ahead& ahead) {
   for (int64_t t = 0; t < n; t += kNearKeys / S) {
     const int64_t keys = imin(kNearKeys / S, n - t);
     const T* from = v + t * row;
     int64_t r = 0;
     for (; r + 2 <= queries; r += 2) {
-      weigh_rows<T, 2, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo);
+      weigh_rows<T, 2, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo,
+                          ahead);
     }
     if (r < queries) {
-      weigh_rows<T, 1, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo);
+      weigh_rows<T, 1, S>(weight + r * ldw + t, ldw, from, row, step, keys, e, out + r * ldo, ldo,
+                          ahead);
     }
   }
 }
@@ -201,16 +229,16 @@ RM_INLINE void weigh_places(const float* weight, int64_t ldw, int64_t queries, c
 /// out[r][e] = sum over keys of weight[r][t] * v[t][e].
 template <class T>
 void weigh(const float* weight, int64_t queries, const Rows<T>& v, int64_t n, int64_t e, float* out,
-           int64_t ldo) {
+           int64_t ldo, Ahead ahead) {
   for (int64_t r = 0; r < queries; ++r) {
     for (int64_t i = 0; i < e; ++i) out[r * ldo + i] = 0;
   }
   if (v.column == 1) {
     const int64_t step = place_step(n, v.row * static_cast<int64_t>(sizeof(T)));
     const int64_t done = kPlaces * step;
-    weigh_places<T, kPlaces>(weight, n, queries, v.at, v.row, step, step, e, out, ldo);
+    weigh_places<T, kPlaces>(weight, n, queries, v.at, v.row, step, step, e, out, ldo, ahead);
     weigh_places<T, 1>(weight + done, n, queries, v.at + done * v.row, v.row, 0, n - done, e, out,
-                       ldo);
+                       ldo, ahead);
     return;
   }
   for (int64_t r = 0; r < queries; ++r) {
@@ -262,14 +290,20 @@ void soften(float* row, int64_t n, float scale, const float* addend, float* part
 }
 
 template <class T>
-void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int64_t t0, int64_t t1,
+Rows<T> keys_of(const SdpaShape& p, const SdpaData& data, const SdpaPiece& at) {
+  return {static_cast<const T*>(data.k) + at.b * p.k[0] + at.g * p.k[1] + at.t0 * p.k[2], p.k[2],
+          p.k[3]};
+}
+
+template <class T>
+void run_as(const SdpaShape& p, const SdpaData& data, const SdpaPiece& piece, const SdpaPiece& next,
             float* partial, char* memory) {
+  const auto [b, g, t0, t1] = piece;
   const int64_t n = t1 - t0, share = p.heads / p.groups, ldq = round_up(p.d, 16);
   auto* queries = reinterpret_cast<float*>(memory);
   float* scores = queries + queries_of(p) * ldq;
   float* addend = scores + queries_of(p) * n;
-  const Rows<T> k{static_cast<const T*>(data.k) + b * p.k[0] + g * p.k[1] + t0 * p.k[2], p.k[2],
-                  p.k[3]};
+  const Rows<T> k = keys_of<T>(p, data, piece);
   const Rows<T> v{static_cast<const T*>(data.v) + b * p.v[0] + g * p.v[1] + t0 * p.v[2], p.v[2],
                   p.v[3]};
   for (int64_t r = 0; r < queries_of(p); ++r) {
@@ -277,7 +311,7 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
     widen_row(static_cast<const T*>(data.q) + b * p.q[0] + h * p.q[1] + s * p.q[2], p.q[3],
               queries + r * ldq, p.d);
   }
-  score(queries, ldq, queries_of(p), k, n, p.d, scores);
+  score(queries, ldq, queries_of(p), k, n, p.d, scores, Ahead::of(v, n, p.e));
   const char* last = nullptr;  // the mask row that `addend` holds; heads often share one
   bool masked = false;
   for (int64_t r = 0; r < queries_of(p); ++r) {
@@ -293,14 +327,15 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int6
     }
     soften(row, n, p.scale, masked ? addend : nullptr, partial + r * partial_size(p));
   }
-  weigh(scores, queries_of(p), v, n, p.e, partial + 2, partial_size(p));
+  weigh(scores, queries_of(p), v, n, p.e, partial + 2, partial_size(p),
+        Ahead::of(keys_of<T>(p, data, next), next.t1 - next.t0, p.d));
 }
 
-void run(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t g, int64_t t0, int64_t t1,
+void run(const SdpaShape& p, const SdpaData& data, const SdpaPiece& piece, const SdpaPiece& next,
          float* partial, char* memory) {
-  if (p.type == DType::f32) run_as<float>(p, data, b, g, t0, t1, partial, memory);
-  if (p.type == DType::bf16) run_as<bf16>(p, data, b, g, t0, t1, partial, memory);
-  if (p.type == DType::f16) run_as<f16>(p, data, b, g, t0, t1, partial, memory);
+  if (p.type == DType::f32) run_as<float>(p, data, piece, next, partial, memory);
+  if (p.type == DType::bf16) run_as<bf16>(p, data, piece, next, partial, memory);
+  if (p.type == DType::f16) run_as<f16>(p, data, piece, next, partial, memory);
 }
 
 uint64_t scratch_bytes(const SdpaShape& p, int64_t keys) {

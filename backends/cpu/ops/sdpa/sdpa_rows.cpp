@@ -185,22 +185,29 @@ class Sdpa {
     const int64_t keys = find_ranges(data, ranges);
     const double share = static_cast<double>(keys) / static_cast<double>(all * shape_.t + 1);
     const int threads = threads_for(flops(shape_) * share / 12, tasks, threads_);
-    parallel_tasks(tasks, threads, [&](int64_t task, int thread) {
-      const int64_t piece = task % pieces_, bg = task / pieces_;
-      const int64_t begin = std::max(piece * kDecodeKeys, ranges[bg].begin);
-      const int64_t end = std::min((piece + 1) * kDecodeKeys, ranges[bg].end);
-      if (begin >= end) return;
-      decode_->run(shape_, data, bg / shape_.groups, bg % shape_.groups, begin, end,
-                   partials + task * partial_floats(),
-                   memory + scratch_ * static_cast<uint64_t>(thread));
-    });
-    for (int64_t bg = 0; bg < all; ++bg) {
+    const auto combine = [&](int64_t bg, char* scratch) {
       const int64_t first = ranges[bg].begin / kDecodeKeys;
       const int64_t last = (ranges[bg].end + kDecodeKeys - 1) / kDecodeKeys;
       decode_->combine(shape_, data, bg / shape_.groups, bg % shape_.groups,
                        partials + (bg * pieces_ + first) * partial_floats(), last - first,
-                       reinterpret_cast<float*>(memory));
-    }
+                       reinterpret_cast<float*>(scratch));
+    };
+    parallel_tasks_ahead(tasks, threads, [&](int64_t task, int64_t next, int thread) {
+      char* scratch = memory + scratch_ * static_cast<uint64_t>(thread);
+      const SdpaPiece piece = piece_of(task, ranges);
+      if (piece.t0 < piece.t1) {
+        decode_->run(shape_, data, piece, next < 0 ? SdpaPiece{} : piece_of(next, ranges),
+                     partials + task * partial_floats(), scratch);
+      }
+      if (pieces_ == 1) combine(task, scratch);
+    });
+    for (int64_t bg = 0; pieces_ > 1 && bg < all; ++bg) combine(bg, memory);
+  }
+
+  SdpaPiece piece_of(int64_t task, const KeyRange* ranges) const {
+    const int64_t piece = task % pieces_, bg = task / pieces_;
+    return {bg / shape_.groups, bg % shape_.groups, std::max(piece * kDecodeKeys, ranges[bg].begin),
+            std::min((piece + 1) * kDecodeKeys, ranges[bg].end)};
   }
 
   /// Once a call, and once for all heads where they share the mask; returns the sum of keys.

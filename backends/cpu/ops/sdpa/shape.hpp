@@ -29,10 +29,16 @@ struct SdpaPrefill {
   int64_t rows, row_block, columns, key_block;  // edges: of a tile, between softmaxes, of a panel
 };
 
-/// Decode (few queries): keys [t0, t1) for every query of one group of heads. `partial` receives,
-/// for each of heads/groups * s rows, [maximum, sum, e weighted sums]; combine() then makes o.
+/// Keys [t0, t1) of one group of heads.
+struct SdpaPiece {
+  int64_t b, g, t0, t1;
+};
+
+/// Decode (few queries): a piece for every query of its group. `partial` receives, for each of
+/// heads/groups * s rows, [maximum, sum, e weighted sums]; combine() then makes o. Keys of `next`,
+/// which may be empty, are fetched meanwhile.
 struct SdpaDecode {
-  void (*run)(const SdpaShape&, const SdpaData&, int64_t b, int64_t g, int64_t t0, int64_t t1,
+  void (*run)(const SdpaShape&, const SdpaData&, const SdpaPiece&, const SdpaPiece& next,
               float* partial, char* scratch);
   uint64_t (*scratch_bytes)(const SdpaShape&, int64_t keys);
   void (*combine)(const SdpaShape&, const SdpaData&, int64_t b, int64_t g, const float* partials,
