@@ -116,6 +116,7 @@ class Steps:
         self.places: list[int] = []  # of each value: an input, or -1 - the part that makes it
         self.parts: list[tuple[int, int, int, list[int], list[int]]] = []
         self.made: list[int] = []  # values that parts make
+        self.types: dict[int, int] = {}  # DLPack's code and bits of values that are not float32
         self.code: list[int] = []
         self.imm: list[float] = []
 
@@ -146,6 +147,37 @@ class Steps:
         value = run(code, imm, [self.values[v] for v in operands])
         self._add(0, first, len(code) // 5, value.shape, operands, value)
 
+    def _part(self, of: list[int], code: list[list[int]], value: torch.Tensor, t: int) -> int:
+        first = len(self.code) // 5
+        for step in code:
+            self.code += step
+        self._add(0, first, len(code), value.shape, of, value)
+        if t != 0x220:
+            self.types[len(self.values) - 1] = t
+        return len(self.values) - 1
+
+    def classes(self, of: int) -> None:
+        """Integers are compared, chosen among and widened beside float32, as a loss does with classes."""
+        x = self.values[of]
+        t = self.make.one_of(torch.int64, torch.int64, torch.int32, torch.int16, torch.uint8)
+        shape = [1 if self.make.maybe(0.3) else n for n in x.shape]
+        draw = [torch.from_numpy(self.make.rng.integers(0, 5, shape)).cuda() for _ in "ab"]
+        a, b = (self.add_input(d.expand(x.shape), t) for d in draw)
+        opcode, function = self.make.one_of(
+            (49, torch.eq), (50, torch.ne), (51, torch.lt), (52, torch.le), (53, torch.gt), (54, torch.ge)
+        )  # fmt: skip
+        found = function(self.values[a], self.values[b])
+        counts = self._part([a, b], [[opcode, 2, 0, 1, -1]], found.double(), 0x608)
+        if self.make.maybe():
+            flipped = torch.where(found, self.values[of], -self.values[of])
+            code = [[2, 0, 1, -1, -1], [70, 0, 0, 1, 2]]
+            self._part([counts, of], code, flipped, 0x220)
+            return
+        chosen = torch.where(found, self.values[a], self.values[b])
+        ids = self._part([counts, a, b], [[70, 2, 0, 1, 2]], chosen, 0x040)
+        code = [[40, 2, 0, 0, -1], [1, 0, 2, -1, -1], [42, 0, 3, 1, -1]]
+        self._part([ids, of], code, 2 * chosen * x, 0x220)
+
     def reduce(self, of: int) -> None:
         x = self.values[of]
         kind = int(self.make.rng.integers(0, 4))
@@ -170,7 +202,8 @@ class Steps:
 
     def problem(self, m: Plugged) -> Problem:
         """The last value is a result, others sometimes; what is none is an inner value."""
-        results = [v for v in self.made[:-1] if self.make.maybe(0.3)] + [self.made[-1]]
+        some = [v for v in self.made[:-1] if self.make.maybe(0.3)]
+        results = [v for v in [*some, self.made[-1]] if v not in self.types]
         inner = [v for v in self.made if v not in results]
         shapes = [tuple(self.values[v].shape) for v in results]
         outputs = [
@@ -186,7 +219,7 @@ class Steps:
 
         program = [len(inner)]
         for v in inner:
-            program += [0x220, self.values[v].numel()]  # float32
+            program += [self.types.get(v, 0x220), self.values[v].numel()]
         for (op, a, b, dims, of), v in zip(self.parts, self.made, strict=True):
             program += [op, a, b, len(dims), *dims, len(of), *place(v)]
             for operand in of:
@@ -213,12 +246,12 @@ def small_steps(make: Maker, m: Plugged) -> Problem:
     for _ in range(make.one_of(2, 3, 5)):
         last = s.made[-1] if s.made else 0
         shape = s.values[last].shape
-        kind = make.one_of("ewise", "ewise", "reduce", "softmax", "gather")
+        kind = make.one_of("ewise", "ewise", "classes", "reduce", "softmax", "gather")
         if kind == "gather" and max(shape) < 2:
             kind = "ewise"
         if kind == "ewise":
-            floats = [i for i in range(len(s.values)) if s.places[i] < 0
-                      or s.inputs[s.places[i]].is_floating_point()]  # fmt: skip
+            floats = [i for i in range(len(s.values)) if i not in s.types and (
+                s.places[i] < 0 or s.inputs[s.places[i]].is_floating_point())]  # fmt: skip
             s.ewise([i for i in floats if s.values[i].shape == shape])
         else:
             getattr(s, kind)(last)

@@ -1,16 +1,17 @@
-// One block goes through all parts; a barrier stands between them. An element or two a thread: latency of
-// the parts, one behind the other, is the bound, and still less than that of as many launches. So the
-// program waits in shared memory, where a launch's arguments are cold, and nothing is divided.
+// One block goes through all parts; a barrier stands where a part reads what other threads made. An
+// element or two a thread: the instructions between two barriers, one behind the other, are the bound,
+// and still less than as many launches. So the program waits in shared memory, where a launch's arguments
+// are cold; what a part is and where its values lie is each read at once; elements that lie evenly are
+// found by one multiplication, and nothing is divided.
 #pragma once
 
 #include "_shim/launch_shim.hpp"
 #include "_shim/row_shim.cuh"
-#include "ewise/kernels/ewise_registers.cuh"
-#include "small_steps/kernels/small_steps_args.hpp"
+#include "small_steps/kernels/small_values.cuh"
 
 namespace rm::cuda_ops {
 
-inline constexpr int kSmallThreads = 1024;
+inline constexpr int kSmallThreads = 512;  // 256 and 1024 are slower: waits, and threads without an element
 
 struct SmallAt {
   int at[kSmallRank];
@@ -21,11 +22,11 @@ __device__ __forceinline__ int small_over(const SmallPart& p, int element, int d
   return static_cast<int>((static_cast<float>(element) + 0.5f) * p.share[d]);
 }
 
+/// Coordinates of an element; sizes beyond the rank are 1.
 __device__ __forceinline__ SmallAt small_at(const SmallPart& p, int element) {
   SmallAt out;
 #pragma unroll
   for (int d = kSmallRank - 1; d >= 0; --d) {
-    if (d >= p.rank) continue;
     const int outer = small_over(p, element, d);
     out.at[d] = element - outer * p.size[d];
     element = outer;
@@ -33,42 +34,44 @@ __device__ __forceinline__ SmallAt small_at(const SmallPart& p, int element) {
   return out;
 }
 
-__device__ __forceinline__ int small_offset(const SmallPart& p, const SmallPlace& of, const SmallAt& i) {
-  int out = of.offset;
+__device__ __forceinline__ int small_offset(const SmallPlace& of, const SmallAt& i) {
+  int out = 0;
 #pragma unroll
-  for (int d = 0; d < kSmallRank; ++d) {
-    if (d < p.rank) out += i.at[d] * of.stride[d];
-  }
+  for (int d = 0; d < kSmallRank; ++d) out += i.at[d] * of.stride[d];  // 0 beyond the rank
   return out;
 }
 
-/// Where a value lies, and what it is.
-struct SmallValue {
-  void* data;
-  DType dtype;
-};
+__device__ __forceinline__ int small_place(const SmallPlace& of, int element, const SmallAt& i) {
+  return of.even != 0 ? element * of.step : small_offset(of, i);
+}
 
-__device__ inline void small_ewise(const SmallProgram& program, const SmallPart& p, const SmallValue* values) {
-  EwiseRegister regs[kSmallOperands + kMaxInstructions];
-  for (int e = threadIdx.x; e < p.count; e += kSmallThreads) {
-    const SmallAt i = small_at(p, e);
-    for (int o = 0; o < p.operands; ++o) {
-      const SmallPlace& of = p.place[1 + o];
-      regs[o] = ewise_load(values[of.slot].data, values[of.slot].dtype, small_offset(p, of, i));
+__device__ __forceinline__ void small_ewise(const SmallProgram& program, const SmallPart& p, const SmallHead& h) {
+  constexpr int kAtOnce = 3;  // few have more operands
+  SmallRegister regs[kSmallOperands + kMaxInstructions];
+  for (int e = threadIdx.x; e < h.count; e += kSmallThreads) {
+    SmallAt i{};
+    if (h.uneven != 0) i = small_at(p, e);
+    SmallPlace of[kAtOnce];
+#pragma unroll
+    for (int o = 0; o < kAtOnce; ++o) of[o] = p.place[1 + o];
+#pragma unroll
+    for (int o = 0; o < kAtOnce; ++o) {
+      if (o < h.operands) regs[o] = small_load(of[o].data, of[o].dtype, small_place(of[o], e, i));
     }
-    for (int k = 0; k < p.b; ++k) {
-      const SmallStep s = program.step[p.a + k];
-      EwiseRegister& r = regs[p.operands + k];
-      if (s.direct != 0) {
-        const int a = s.step.a, b = s.step.b < 0 ? a : s.step.b, c = s.step.c < 0 ? a : s.step.c;
-        r.f = apply_float<float>(s.step.opcode, regs[a].f, regs[b].f, regs[c].f);
-        r.cls = 0;
-      } else {
-        r = ewise_result(s.step, program.imm, regs);
-      }
+#pragma unroll 1
+    for (int o = kAtOnce; o < h.operands; ++o) {
+      const SmallPlace& more = p.place[1 + o];
+      regs[o] = small_load(more.data, more.dtype, small_place(more, e, i));
     }
-    const SmallPlace& to = p.place[0];
-    ewise_store(values[to.slot].data, values[to.slot].dtype, small_offset(p, to, i), regs[p.operands + p.b - 1]);
+    SmallRegister last{};
+#pragma unroll 1
+    for (int k = 0; k < h.steps; ++k) {
+      const SmallStep s = program.step[h.first + k];
+      last = small_step(program.step[h.first + k], s.code, regs[s.a], regs[s.b], regs[s.c]);
+      regs[h.operands + k] = last;
+    }
+    const SmallPlace to = p.place[0];
+    small_store(to.data, to.dtype, small_place(to, e, i), last, h.cls);
   }
 }
 
@@ -79,77 +82,113 @@ __device__ __forceinline__ T small_joined(int kind, T a, T b) {
   return a + b;
 }
 
+/// Where a result of an uneven reduction or what it joins lies; `of`: the axes that the number counts.
+__device__ __noinline__ static int small_among(const SmallPart& p, const SmallPlace& place, int number, int of) {
+  int out = 0;
+#pragma unroll 1
+  for (int d = kSmallRank - 1; d >= 0; --d) {
+    if (!(of >> d & 1)) continue;
+    const int outer = small_over(p, number, d);
+    out += (number - outer * p.size[d]) * place.stride[d];
+    number = outer;
+  }
+  return out;
+}
+
 /// A warp a result; its order of sums is fixed.
 template <class T>
-__device__ inline void small_reduce(const SmallPart& p, const T* x, T* y) {
-  int kept = 1, reduced = 1;
-  for (int d = 0; d < p.rank; ++d) (p.b >> d & 1 ? reduced : kept) *= p.size[d];
-  const int lane = threadIdx.x % 32;
-  const T none = p.a == 2 ? static_cast<T>(-INFINITY) : p.a == 3 ? static_cast<T>(INFINITY) : T(0);
-  for (int o = threadIdx.x / 32; o < kept; o += kSmallThreads / 32) {
-    int from = p.place[1].offset, to = p.place[0].offset, rest = o;
-    for (int d = p.rank - 1; d >= 0; --d) {
-      if (p.b >> d & 1) continue;
-      const int outer = small_over(p, rest, d), i = rest - outer * p.size[d];
-      rest = outer;
-      from += i * p.place[1].stride[d], to += i * p.place[0].stride[d];
-    }
+__device__ __forceinline__ void small_reduce(const SmallPart& p, const SmallHead& h) {
+  const T* x = reinterpret_cast<const T*>(p.place[1].data);
+  T* y = reinterpret_cast<T*>(p.place[0].data);
+  const int lane = threadIdx.x % 32, from_step = p.from, to_step = p.to, along = p.along, reduced = h.first;
+  const T none = h.kind == 2 ? static_cast<T>(-INFINITY) : h.kind == 3 ? static_cast<T>(INFINITY) : T(0);
+  for (int o = threadIdx.x / 32; o < h.count; o += kSmallThreads / 32) {
+    int from = o * from_step, to = o * to_step;
+    if (h.uneven != 0) from = small_among(p, p.place[1], o, ~p.axes), to = small_among(p, p.place[0], o, ~p.axes);
     T all = none;
+#pragma unroll 2
     for (int r = lane; r < reduced; r += 32) {
-      int at = from, left = r;
-      for (int d = p.rank - 1; d >= 0; --d) {
-        if (!(p.b >> d & 1)) continue;
-        const int outer = small_over(p, left, d);
-        at += (left - outer * p.size[d]) * p.place[1].stride[d];
-        left = outer;
-      }
-      all = small_joined(p.a, all, x[at]);
+      const int at = h.uneven != 0 ? small_among(p, p.place[1], r, p.axes) : r * along;
+      all = small_joined(h.kind, all, x[from + at]);
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-      all = small_joined(p.a, all, __shfl_xor_sync(0xffffffffu, all, step));
+      all = small_joined(h.kind, all, __shfl_xor_sync(0xffffffffu, all, step));
     }
-    if (lane == 0) y[to] = p.a == 1 ? all / static_cast<T>(reduced) : all;
+    if (lane == 0) y[to] = h.kind == 1 ? all / static_cast<T>(reduced) : all;
   }
 }
 
-/// A warp a row of the last axis.
-__device__ inline void small_softmax(const SmallPart& p, const float* x, float* y) {
-  const int n = p.size[p.rank - 1], rows = small_over(p, p.count, p.rank - 1), lane = threadIdx.x % 32;
-  const int x_step = p.place[1].stride[p.rank - 1], y_step = p.place[0].stride[p.rank - 1];
-  for (int row = threadIdx.x / 32; row < rows; row += kSmallThreads / 32) {
+static __device__ __noinline__ void small_reduce_double(const SmallPart& p, const SmallHead& h) {
+  small_reduce<double>(p, h);
+}
+
+/// kLanes lanes a row of the last axis, of at most kLanes * kEach values.
+template <int kLanes, int kEach>
+__device__ __forceinline__ void small_softmax_rows(const SmallPart& p, const SmallHead& h) {
+  const int n = p.size[kSmallRank - 1], rows = h.count, lane = threadIdx.x % kLanes;
+  const SmallPlace x = p.place[1], y = p.place[0];
+  const int x_step = x.stride[kSmallRank - 1], y_step = y.stride[kSmallRank - 1];
+  for (int first = threadIdx.x / 32 * 32; first / kLanes < rows; first += kSmallThreads) {  // a warp stays whole
+    const int row = min((first + static_cast<int>(threadIdx.x % 32)) / kLanes, rows - 1);
     const SmallAt i = small_at(p, row * n);
-    const float* from = x + small_offset(p, p.place[1], i);
-    float* to = y + small_offset(p, p.place[0], i);
+    const float* from = reinterpret_cast<const float*>(x.data) + small_offset(x, i);
+    float* to = reinterpret_cast<float*>(y.data) + small_offset(y, i);
+    float v[kEach], most = -INFINITY, sum = 0;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) v[k] = lane + k * kLanes < n ? from[(lane + k * kLanes) * x_step] : -INFINITY;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) most = lane + k * kLanes < n ? small_joined(2, most, v[k]) : most;
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) most = small_joined(2, most, __shfl_xor_sync(0xffffffffu, most, step));
+    float e[kEach];
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) e[k] = lane + k * kLanes < n ? expf(v[k] - most) : 0.0f, sum += e[k];
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    const float log = h.kind != 0 ? logf(sum) : 0.0f, scale = 1.0f / sum;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      if (lane + k * kLanes < n) to[(lane + k * kLanes) * y_step] = h.kind != 0 ? v[k] - most - log : e[k] * scale;
+    }
+  }
+}
+
+/// A warp a row of the last axis, of any length.
+static __device__ __noinline__ void small_softmax_long(const SmallPart& p, const SmallHead& h) {
+  const int n = p.size[kSmallRank - 1], lane = threadIdx.x % 32;
+  const SmallPlace x = p.place[1], y = p.place[0];
+  const int x_step = x.stride[kSmallRank - 1], y_step = y.stride[kSmallRank - 1];
+  for (int row = threadIdx.x / 32; row < h.count; row += kSmallThreads / 32) {
+    const SmallAt i = small_at(p, row * n);
+    const float* from = reinterpret_cast<const float*>(x.data) + small_offset(x, i);
+    float* to = reinterpret_cast<float*>(y.data) + small_offset(y, i);
     float most = -INFINITY, sum = 0;
     for (int k = lane; k < n; k += 32) most = small_joined(2, most, from[k * x_step]);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-      most = small_joined(2, most, __shfl_xor_sync(0xffffffffu, most, step));
-    }
+    for (int step = 16; step > 0; step /= 2) most = small_joined(2, most, __shfl_xor_sync(0xffffffffu, most, step));
     for (int k = lane; k < n; k += 32) sum += expf(from[k * x_step] - most);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     const float log = logf(sum), scale = 1.0f / sum;
     for (int k = lane; k < n; k += 32) {
       const float v = from[k * x_step] - most;
-      to[k * y_step] = p.a != 0 ? v - log : expf(v) * scale;
+      to[k * y_step] = h.kind != 0 ? v - log : expf(v) * scale;
     }
   }
 }
 
-__device__ inline void small_gather(const SmallPart& p, const SmallValue* values) {
-  const SmallPlace &to = p.place[0], &x = p.place[1], &index = p.place[2];
-  const auto load = [&](const SmallPlace& of, const SmallAt& at) {
-    return ewise_load(values[of.slot].data, values[of.slot].dtype, small_offset(p, of, at));
-  };
-  for (int e = threadIdx.x; e < p.count; e += kSmallThreads) {
-    SmallAt i = small_at(p, e);
-    const std::int64_t id = load(index, i).as<std::int64_t>();
-    const int out = small_offset(p, to, i);
-    if (id < 0 || id >= p.b) __trap();
-    i.at[p.a] = static_cast<int>(id);
-    ewise_store(values[to.slot].data, values[to.slot].dtype, out, load(x, i));
+__device__ __forceinline__ void small_gather(const SmallPart& p, const SmallHead& h) {
+  const SmallPlace to = p.place[0], x = p.place[1], index = p.place[2];
+  const int axis = p.axes;
+  for (int e = threadIdx.x; e < h.count; e += kSmallThreads) {
+    const SmallAt i = small_at(p, e);
+    const std::int64_t id = small_load(index.data, index.dtype, small_offset(index, i)).i;
+    if (id < 0 || id >= h.first) __trap();
+    int at = 0;
+#pragma unroll
+    for (int d = 0; d < kSmallRank; ++d) at += (d == axis ? static_cast<int>(id) : i.at[d]) * x.stride[d];
+    small_store(to.data, to.dtype, small_offset(to, i), small_load(x.data, x.dtype, at), h.cls);
   }
 }
 
@@ -163,42 +202,40 @@ __device__ __forceinline__ void small_fetch(void* to, const void* from, int byte
 
 static __global__ void __launch_bounds__(kSmallThreads)
     small_steps_block(const __grid_constant__ SmallStepsArgs p) {
-  extern __shared__ uint4 small_values[];
-  __shared__ SmallValue values[kSmallSlots];
+  extern __shared__ uint4 small_memory[];
   __shared__ SmallProgram program;
-  if (threadIdx.x < static_cast<unsigned>(p.slots)) {
-    void* outer = p.data[threadIdx.x];
-    values[threadIdx.x].data =
-        outer != nullptr ? outer : reinterpret_cast<char*>(small_values) + p.offset[threadIdx.x];
-    values[threadIdx.x].dtype = p.dtype[threadIdx.x];
-  }
   small_fetch(program.part, p.program.part, p.parts * static_cast<int>(sizeof(SmallPart)));
   small_fetch(program.step, p.program.step, p.steps * static_cast<int>(sizeof(SmallStep)));
-  small_fetch(program.imm, p.program.imm, static_cast<int>(sizeof program.imm));
-  overlap_begin(static_cast<const char*>(p.data[0]));
   __syncthreads();
+  for (int i = threadIdx.x; i < p.parts * (1 + kSmallOperands); i += kSmallThreads) {
+    SmallPlace& place = program.part[i / (1 + kSmallOperands)].place[i % (1 + kSmallOperands)];
+    if (place.inner != 0) place.data = reinterpret_cast<char*>(small_memory) + reinterpret_cast<std::uintptr_t>(place.data);
+  }
+  overlap_begin(static_cast<const char*>(p.first));
+  __syncthreads();
+#pragma unroll 1
   for (int s = 0; s < p.parts; ++s) {
     const SmallPart& part = program.part[s];
-    const SmallValue to = values[part.place[0].slot], from = values[part.place[1].slot];
-    switch (part.op) {
-      case SmallOp::ewise:
-        small_ewise(program, part, values);
-        break;
-      case SmallOp::reduce:
-        if (from.dtype == DType::f64) {
-          small_reduce(part, static_cast<const double*>(from.data), static_cast<double*>(to.data));
-        } else {
-          small_reduce(part, static_cast<const float*>(from.data), static_cast<float*>(to.data));
-        }
-        break;
-      case SmallOp::softmax:
-        small_softmax(part, static_cast<const float*>(from.data), static_cast<float*>(to.data));
-        break;
-      case SmallOp::gather:
-        small_gather(part, values);
-        break;
+    const SmallHead head = part.head;
+    if (head.meet != 0) __syncthreads();
+    if (head.op == SmallOp::ewise) {
+      small_ewise(program, part, head);
+    } else if (head.op == SmallOp::reduce) {
+      if (part.place[1].dtype == DType::f64) {
+        small_reduce_double(part, head);
+      } else {
+        small_reduce<float>(part, head);
+      }
+    } else if (head.op == SmallOp::softmax) {
+      const int n = part.size[kSmallRank - 1];
+      if (n <= 32) {
+        small_softmax_rows<8, 4>(part, head);
+      } else {
+        small_softmax_long(part, head);
+      }
+    } else {
+      small_gather(part, head);
     }
-    __syncthreads();
   }
 }
 

@@ -12,37 +12,60 @@ inline constexpr int kSmallCode = 96, kSmallBytes = 32 << 10;
 
 enum class SmallOp : std::uint8_t { ewise, reduce, softmax, gather };
 
-struct SmallPlace {
-  std::uint8_t slot;
-  std::int32_t offset, stride[kSmallRank];
+/// Where a part's value lies, found by one load: element e of an even place at data + e * step, others
+/// at data plus coordinates times strides. In elements.
+struct alignas(16) SmallPlace {
+  char* data;  // of inner values an offset in shared memory, until the kernel adds where that is
+  DType dtype;
+  std::uint8_t even, inner;
+  std::int32_t step;
+  std::int32_t stride[kSmallRank];
 };
 
-struct alignas(16) SmallPart {
+/// What every thread reads of a part first.
+struct alignas(16) SmallHead {
   SmallOp op;
   std::uint8_t rank, operands;
-  std::int32_t a, b, count, size[kSmallRank];
-  float share[kSmallRank];               // 1 / size
+  std::uint8_t meet;    // a barrier stands before it
+  std::uint8_t uneven;  // a place is not even
+  std::uint8_t kind;    // reduce: which; softmax: log
+  std::uint8_t steps, cls;  // ewise: how many instructions, the class of the last
+  std::int32_t count;       // elements; of a reduction its results
+  std::int32_t first;       // ewise: instruction; reduce: values of a result; gather: what is looked into
+};
+
+struct SmallPart {
+  SmallHead head;
+  std::int32_t size[kSmallRank];
+  float share[kSmallRank];  // 1 / size
+  std::int32_t axes;        // reduce: bits; gather: the axis
+  std::int32_t from, to, along;  // of an even reduction: steps of its results and of what each sums
   SmallPlace place[1 + kSmallOperands];  // the result first
 };
 
-/// `direct`: its operands are registers of its class.
+/// Instructions of f32 that need no call, in the order of the kernel's table.
+enum class SmallCode : std::uint8_t {
+  add, sub, mul, div, neg, copy, where, eq, ne, lt, le, gt, ge, exp, log, relu, maximum, minimum, fma, constant,
+  whole_eq, whole_ne, whole_lt, whole_add, other
+};
+
+/// Classes of values: 0 f32 and bool, 1 f64, 2 integers. The last two are asked for by `other` alone.
 struct alignas(16) SmallStep {
-  EwiseStep step;
-  std::int16_t direct;
+  SmallCode code;
+  std::uint8_t a, b, c;      // registers
+  std::uint8_t cls, of[3];   // its own and its operands' classes
+  std::uint64_t bits;        // of a constant; else the opcode
 };
 
 /// What all threads read all the time; it is copied to shared memory first.
 struct alignas(16) SmallProgram {
   SmallPart part[kSmallParts];
   SmallStep step[kSmallCode];
-  double imm[kSmallCode];
 };
 
 struct SmallStepsArgs {
-  int parts, slots, steps;
-  void* data[kSmallSlots];           // null: inner values, at `offset` in shared memory
-  std::int32_t offset[kSmallSlots];  // bytes
-  DType dtype[kSmallSlots];
+  int parts, steps;
+  const void* first;  // an operand
   SmallProgram program;
 };
 
