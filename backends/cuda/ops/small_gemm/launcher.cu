@@ -11,8 +11,14 @@ constexpr std::int64_t kMostK = 4096;
 
 bool is_matrix(const Tensor& t) { return t.dtype == DType::f32 && t.rank == 2; }
 
+template <class Shape = LargeTiles>
 std::int64_t tiles_of(std::int64_t rows, std::int64_t columns) {
-  return ceil_div(rows, kSmallRows) * ceil_div(columns, kSmallColumns);
+  return ceil_div(rows, Shape::kRows) * ceil_div(columns, Shape::kColumns);
+}
+
+/// Whether a card runs all the small tiles at once.
+bool small_tiles_fit(std::int64_t rows, std::int64_t columns) {
+  return tiles_of<SmallTiles>(rows, columns) <= 2 * std::max(1, multiprocessors());
 }
 
 double tiles_us(std::int64_t tiles, std::int64_t k) {
@@ -37,24 +43,24 @@ TileOperand operand_of(const Tensor& t, int row) {
   return o;
 }
 
-/// c [M, N] of a, whose rows are axis `row_a`, and b, whose columns are axis `column_b`.
-SmallProduct product_of(const Tensor& a, int row_a, const Tensor& b, int column_b, const Tensor& c) {
+/// c [M, N] of a, whose rows are axis `row_a`, and b, whose columns are axis `column_b`, in tiles of so
+/// many columns.
+SmallProduct product_of(const Tensor& a, int row_a, const Tensor& b, int column_b, const Tensor& c, int columns) {
   SmallProduct p{};
   p.a = operand_of(a, row_a), p.b = operand_of(b, column_b);
   p.c = static_cast<float*>(c.data), p.c_row = c.stride[0];
   p.k = static_cast<int>(a.shape[1 - row_a]);
-  p.columns = static_cast<int>(ceil_div(c.shape[1], kSmallColumns));
+  p.columns = static_cast<int>(ceil_div(c.shape[1], columns));
   return p;
 }
 
-template <class... P, class Args>
+template <class Shape, class... P, class Args>
 Status launch_tiles(void (*kernel)(P...), std::int64_t blocks, std::int64_t k, const Args& args,
                     Stream stream) {
   const int depth = static_cast<int>(std::clamp<std::int64_t>(k, 1, kSmallDepth));
-  const int bytes = 4 * small_floats(depth);
-  if (Status s = allow_shared_memory("small_gemm", kernel, 4 * small_floats(kSmallDepth)); !s) return s;
-  return launch_overlapped("small_gemm", kernel, static_cast<unsigned>(blocks), 256,
-                           static_cast<std::size_t>(bytes), stream, args);
+  if (Status s = allow_shared_memory("small_gemm", kernel, Shape::bytes(kSmallDepth)); !s) return s;
+  return launch_overlapped("small_gemm", kernel, static_cast<unsigned>(blocks), kSmallThreads,
+                           static_cast<std::size_t>(Shape::bytes(depth)), stream, args);
 }
 
 SmallProgram program_of(const SmallGemm& p) {
@@ -80,16 +86,22 @@ SmallProgram program_of(const SmallGemm& p) {
   return out;
 }
 
-Status launch_small(const SmallGemm& p, Workspace, Stream stream) {
+template <class Shape>
+Status launch_shape(const SmallGemm& p, Stream stream) {
   SmallGemmArgs a{};
-  a.product = product_of(p.a, 0, p.b, 1, p.c);
+  a.product = product_of(p.a, 0, p.b, 1, p.c, Shape::kColumns);
   a.epilogue = epilogue_args(p.epilogue);
   a.program = program_of(p);
-  const std::int64_t blocks = tiles_of(p.c.shape[0], p.c.shape[1]);
+  const std::int64_t blocks = tiles_of<Shape>(p.c.shape[0], p.c.shape[1]);
   if (a.program.steps > 0) {
-    return launch_tiles(small_gemm_tiles<true>, blocks, a.product.k, a, stream);
+    return launch_tiles<Shape>(small_gemm_tiles<Shape, true>, blocks, a.product.k, a, stream);
   }
-  return launch_tiles(small_gemm_tiles<false>, blocks, a.product.k, a, stream);
+  return launch_tiles<Shape>(small_gemm_tiles<Shape, false>, blocks, a.product.k, a, stream);
+}
+
+Status launch_small(const SmallGemm& p, Workspace, Stream stream) {
+  if (small_tiles_fit(p.c.shape[0], p.c.shape[1])) return launch_shape<SmallTiles>(p, stream);
+  return launch_shape<LargeTiles>(p, stream);
 }
 
 const char* small_why_not(const SmallGemm& p) {
@@ -104,13 +116,13 @@ Status launch_slopes(const Slopes& p, Workspace, Stream stream) {
   for (const SlopeProduct& one : p.products) {
     if (numel(one.dw) == 0) continue;
     SmallProduct& to = a.product[a.count++];
-    to = product_of(one.g, 1, one.x, 1, one.dw);
+    to = product_of(one.g, 1, one.x, 1, one.dw, LargeTiles::kColumns);
     to.sums = one.has_db ? static_cast<float*>(one.db.data) : nullptr;
     to.first_block = static_cast<int>(blocks);
     blocks += tiles_of(one.dw.shape[0], one.dw.shape[1]);
     k = std::max<std::int64_t>(k, to.k);
   }
-  return blocks == 0 ? Status{} : launch_tiles(slopes_tiles, blocks, k, a, stream);
+  return blocks == 0 ? Status{} : launch_tiles<LargeTiles>(slopes_tiles, blocks, k, a, stream);
 }
 
 const char* slopes_why_not(const Slopes& p) {
