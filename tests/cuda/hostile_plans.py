@@ -159,7 +159,7 @@ class Steps:
     def classes(self, of: int) -> None:
         """Integers are compared, chosen among and widened beside float32, as a loss does with classes."""
         x = self.values[of]
-        t = self.make.one_of(torch.int64, torch.int64, torch.int32, torch.int16, torch.uint8)
+        t = self.make.one_of(torch.int64, torch.int64, torch.int32, torch.uint8)
         shape = [1 if self.make.maybe(0.3) else n for n in x.shape]
         draw = [torch.from_numpy(self.make.rng.integers(0, 5, shape)).cuda() for _ in "ab"]
         a, b = (self.add_input(d.expand(x.shape), t) for d in draw)
