@@ -179,8 +179,8 @@ def worst_difference(work: Workload, ours: Step, steps: int = 100) -> float:
 
 
 def timed(step: Step, work: Workload, clock: Callable[[], float]) -> float:
-    """Median microseconds of one round; on a GPU the mean over at least a tenth of a second, because a
-    loop that trains is long: the first hundred steps behind another variant's find cold caches."""
+    """Median microseconds of one round; on a GPU the mean over at least a tenth of a second: a loop
+    that trains is long, and the first steps behind another variant's find cold caches."""
     if work.on_gpu:
         torch.cuda.synchronize()
         start, steps = clock(), 0

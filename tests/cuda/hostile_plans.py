@@ -157,15 +157,14 @@ class Steps:
         return len(self.values) - 1
 
     def classes(self, of: int) -> None:
-        """Integers are compared, chosen among and widened beside float32, as a loss does with classes."""
+        """Integers are compared, chosen among and widened, as a loss does with classes."""
         x = self.values[of]
         t = self.make.one_of(torch.int64, torch.int64, torch.int32, torch.uint8)
         shape = [1 if self.make.maybe(0.3) else n for n in x.shape]
         draw = [torch.from_numpy(self.make.rng.integers(0, 5, shape)).cuda() for _ in "ab"]
         a, b = (self.add_input(d.expand(x.shape), t) for d in draw)
-        opcode, function = self.make.one_of(
-            (49, torch.eq), (50, torch.ne), (51, torch.lt), (52, torch.le), (53, torch.gt), (54, torch.ge)
-        )  # fmt: skip
+        compare = (torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)  # opcodes 49 to 54
+        opcode, function = self.make.one_of(*enumerate(compare, 49))
         found = function(self.values[a], self.values[b])
         counts = self._part([a, b], [[opcode, 2, 0, 1, -1]], found.double(), 0x608)
         if self.make.maybe():
