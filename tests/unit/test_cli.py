@@ -140,3 +140,27 @@ def test_compile_fills_the_cache_so_that_the_next_run_hits(model_dir):
 def test_compile_refuses_bad_sizes_and_unknown_classes(model_dir):
     assert invoke("compile", str(model_dir), "--batch-size", "0").exit_code == 2
     assert invoke("compile", "/nowhere").exit_code == 2
+
+
+def test_limits_of_serve_are_those_that_were_given(monkeypatch, tmp_path):
+    pytest.importorskip("fastapi", reason="the group `serve` is not installed")
+    from rm_abstract.generation.scheduler import Limits
+    from rm_abstract.server import models, run
+
+    given = []
+
+    class Loaded(Exception):
+        pass
+
+    def load(folder, name, limits, *others):
+        given.append(limits)
+        raise Loaded
+
+    monkeypatch.setattr(models, "load", load)
+    monkeypatch.setattr(run, "run", None)
+    options = ["--rows", "3", "--queue", "5", "--prompt-chunk", "48", "--prefix-mib", "7"]
+    with rm_abstract.init("cpu"):
+        done = invoke("serve", *options, str(tmp_path))
+    assert isinstance(done.exception, Loaded), done.output
+    wanted = Limits(rows=3, waiting=5, prompt_chunk=48, prefix_bytes=7 << 20)
+    assert given == [wanted] and wanted.prompts_at_once == 4

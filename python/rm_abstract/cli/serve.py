@@ -104,7 +104,9 @@ def serve(
     keys = _keys(api_key, api_key_file)
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         click.echo(f"anybody who reaches {host} may ask: no API key is set", err=True)
-    limits = Limits(rows, queue, prompt_chunk, prefix_mib << 20)
+    limits = Limits(
+        rows=rows, waiting=queue, prompt_chunk=prompt_chunk, prefix_bytes=prefix_mib << 20
+    )
     rm_abstract.init(device, inference_engine=engine)
     served = {}
     for given in model:

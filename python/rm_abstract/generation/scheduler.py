@@ -38,7 +38,7 @@ _LONGEST_WAIT_S = 0.05  # for a thread's choice, before others go on without it
 _PIECE = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     rows: int = 16  # that decode together, prompts under way included
     waiting: int = 64  # requests beyond those
