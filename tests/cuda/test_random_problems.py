@@ -33,7 +33,7 @@ PLANNED = {
     "slopes": hostile_plans.slopes, "small_steps": hostile_plans.small_steps,
     "uniform": hostile_plans.uniform, "scatter": hostile_plans.scatter,
     "adams": hostile_plans.adams, "linears": hostile_plans.linears,
-    "quant_linears": hostile_plans.quant_linears,
+    "quant_linears": hostile_plans.quant_linears, "append_sdpa": hostile_plans.append_sdpa,
 }  # fmt: skip
 
 
@@ -66,6 +66,30 @@ def run(p: Problem, kernel: str, way: str, arena: Arena) -> None:
         run_here(p, kernel)
 
 
+def run_rows(
+    m: ModuleType | Plugged, p: Problem, make: Maker, how: str, ran: dict[str, int]
+) -> None:
+    """By every row, into spoilt results; what overwrites its operands once. The last row takes
+    every problem."""
+    for kernel in ("", *p.rows) if p.repeats else (make.one_of("", *p.rows),):
+        way = make.one_of("here", "here", "stream", "graph") if p.repeats else "here"
+        here = f"{p.what}, {how}, {kernel or 'chosen'}, {way}"
+        if p.repeats:
+            make.arena.poison()
+        try:
+            run(p, kernel, way, make.arena)
+        except m.Unsupported as error:
+            assert kernel and kernel != p.rows[-1], f"{here}: {error}"
+            continue
+        except m.InvalidArgument as error:
+            raise AssertionError(f"{here}: {error}") from error
+        torch.cuda.synchronize()
+        wrong = [make.arena.where(at, p.tensors) for at in make.arena.changed()]
+        assert wrong == [], f"{here} wrote to {wrong}"
+        p.check(f"{how}, {kernel or 'chosen'}, {way}")
+        ran[kernel] = ran.get(kernel, 0) + 1
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_random_problems_are_right_and_write_nothing_else(
     module: Callable[[str], ModuleType], name: str, seed: int
@@ -77,24 +101,7 @@ def test_random_problems_are_right_and_write_nothing_else(
         make = Maker(seed * 1000 + number, arena)
         p = generate(make, m)
         arena.freeze()
-        # what works in place runs once; the rest by every row, into spoilt results
-        for kernel in ("", *p.rows) if p.repeats else (make.one_of("", *p.rows),):
-            way = make.one_of("here", "here", "stream", "graph") if p.repeats else "here"
-            how = f"problem {number} of seed {seed}, {kernel or 'chosen'}, {way}"
-            if p.repeats:
-                arena.poison()
-            try:
-                run(p, kernel, way, arena)
-            except m.Unsupported as error:
-                assert kernel and kernel != p.rows[-1], f"{p.what}, {how}: {error}"
-                continue
-            except m.InvalidArgument as error:
-                raise AssertionError(f"{p.what}, {how}: {error}") from error
-            torch.cuda.synchronize()
-            wrong = [arena.where(at, p.tensors) for at in arena.changed()]
-            assert wrong == [], f"{p.what}, {how} wrote to {wrong}"
-            p.check(how)
-            ran[kernel] = ran.get(kernel, 0) + 1
+        run_rows(m, p, make, f"problem {number} of seed {seed}", ran)
     assert ran.get("", 0) >= count * TIMES // 10  # of some operators a third
     assert len(ran) >= 2, "no row but the chosen one ran"
     print(name, ran)
@@ -114,17 +121,7 @@ def test_rows_that_plans_ask_for_are_right_and_write_nothing_else(op: str, seed:
             refused.append(str(error))
             continue
         arena.freeze()
-        for kernel in ("", *p.rows) if p.repeats else (make.one_of("", *p.rows),):
-            way = make.one_of("here", "here", "stream", "graph") if p.repeats else "here"
-            how = f"problem {number} of seed {seed}, {kernel or 'chosen'}, {way}"
-            if p.repeats:
-                arena.poison()
-            run(p, kernel, way, arena)
-            torch.cuda.synchronize()
-            wrong = [arena.where(at, p.tensors) for at in arena.changed()]
-            assert wrong == [], f"{p.what}, {how} wrote to {wrong}"
-            p.check(how)
-            ran[kernel] = ran.get(kernel, 0) + 1
+        run_rows(m, p, make, f"problem {number} of seed {seed}", ran)
     m.release()
     assert sum(ran.values()) >= count // 3, refused[:3]
     print(op, ran, "refused", len(refused), refused[:1])

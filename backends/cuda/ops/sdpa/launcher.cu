@@ -4,6 +4,7 @@
 #include "sdpa/common.hpp"
 #include "sdpa/kernels/sdpa_flash_sm80.cuh"
 #include "sdpa/kernels/sdpa_naive_any.cuh"
+#include "sdpa/kernels/sdpa_step_naive_any.cuh"
 #include "sdpa/kernels/sdpa_tiles_any.cuh"
 
 namespace rm::cuda_ops {
@@ -144,6 +145,16 @@ constexpr KernelRow<Sdpa> kRows[] = {
 }  // namespace
 
 std::span<const KernelRow<Sdpa>> sdpa_rows() { return kRows; }
+
+Status launch_step_naive(const Sdpa& p, const SdpaStepArgs& step, Stream stream) {
+  const SdpaArgs a = args_of(p);
+  const std::int64_t rows = static_cast<std::int64_t>(a.batch) * a.heads;
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20));
+  return with_type(p, [&](auto type) {
+    sdpa_step_naive<typename decltype(type)::type><<<blocks, 128, 0, stream>>>(a, step);
+    return launch_status("sdpa");
+  });
+}
 
 std::size_t sdpa_workspace(const Sdpa& p) {
   if (p.q.rank != 4 || p.k.rank != 4 || p.k.shape[1] == 0 || numel(p.q) == 0 ||
