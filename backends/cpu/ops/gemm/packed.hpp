@@ -73,6 +73,7 @@ class PackedGemm {
 
   void pack(const void* src, void* dst, int64_t begin, int64_t end) const;
   void run_streamed(const Operands& o, const rm_launch& l, int threads) const;
+  void copy_rows(const Operands& o, char* to, int64_t first, int64_t begin, int64_t end) const;
   void stream_panels(Operands o, char* panels, int64_t rows_end, int64_t p0, int64_t p1,
                      const Scratch& s) const;
   void run_shared(const Operands& o, const rm_launch& l, int threads) const;

@@ -11,7 +11,8 @@ namespace {
 constexpr int64_t kWholeBytes = 1 << 20;   // a smaller b is packed whole, all threads together
 constexpr int64_t kNearBytes = 192 << 10;  // panels that stay in the second level beside rows of a
 uint64_t round_line(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-constexpr int64_t kMostRows = 1024;  // of a a pass: bounds the copy of a
+constexpr int64_t kMostRows = 1024;     // of a a pass: bounds the copy of a
+constexpr int64_t kRowsTogether = 96;   // a thread copies: their lines stay in the second level
 
 }  // namespace
 
@@ -39,11 +40,7 @@ void PackedGemm::run_streamed(const Operands& o, const rm_launch& l, int threads
       if (copy_a_) {
         own.a_rows = shared;
         own.first_row = first;
-        for (int64_t r = first + count * me / team; r < first + count * (me + 1) / team; ++r) {
-          const int64_t at = g_.offset(kA, r / g_.m) + r % g_.m * g_.row[kA];
-          k_.widen[type_]({o.ptr[kA] + at * element_bytes_, g_.row[kA], g_.col[kA], 1, g_.k,
-                           shared + (r - first) * lda_ * k_.a_element_bytes, lda_});
-        }
+        copy_rows(o, shared, first, first + count * me / team, first + count * (me + 1) / team);
 #pragma omp barrier
       } else {
         own.first_row = first;
@@ -53,6 +50,18 @@ void PackedGemm::run_streamed(const Operands& o, const rm_launch& l, int threads
 #pragma omp barrier
       }
     }
+  }
+}
+
+/// Rows [begin, end) of a, as the kernels read them; the first row of the copy is `first`. Several at a time:
+/// those of a transposed operand share their lines.
+void PackedGemm::copy_rows(const Operands& o, char* to, int64_t first, int64_t begin, int64_t end) const {
+  for (int64_t r = begin; r < end;) {
+    const int64_t in_batch = r % g_.m, rows = std::min({end - r, g_.m - in_batch, kRowsTogether});
+    const int64_t at = g_.offset(kA, r / g_.m) + in_batch * g_.row[kA];
+    k_.widen[type_]({o.ptr[kA] + at * element_bytes_, g_.row[kA], g_.col[kA], rows, g_.k,
+                     to + (r - first) * lda_ * k_.a_element_bytes, lda_});
+    r += rows;
   }
 }
 
