@@ -236,11 +236,42 @@ TEST_CASE("sdpa passes NaN of an attended key on and ignores masked keys") {
   }
 }
 
+TEST_CASE("a query's result has the same bits whatever other queries there are") {
+  std::mt19937 rng(14);
+  for (Type type : {Type::f32, Type::bf16, Type::f16}) {
+    const int64_t t = 600, d = 40, most = 75;
+    Tensor all(type, {1, 2, most, d}), k(type, {1, 2, t, d}), v(type, {1, 2, t, d});
+    Tensor mask(Type::boolean, {1, 2, most, t});
+    all.normal(rng), k.normal(rng), v.normal(rng);
+    mask.fill([&](int64_t i) { return (i * 2654435761u >> 8) % 4 ? 1.0 : 0.0; });
+    for (const rm_kernel* row : rows("sdpa")) {
+      Tensor whole(type, {1, 2, most, d});
+      const Call call{"sdpa", {&all, &k, &v, &mask}, {&whole}, {}};
+      if (!supports(*row, call)) continue;
+      CAPTURE(std::string(row->name.data, row->name.size));
+      REQUIRE(run(*row, call).code == RM_OK);
+      for (int64_t s : {5, 16, 17, 32, 33, 48, 74}) {
+        Tensor q(type, {1, 2, s, d}), o(type, {1, 2, s, d}), m(Type::boolean, {1, 2, s, t});
+        q.fill([&](int64_t i) { return all[i / (s * d) * most * d + i % (s * d)]; });
+        m.fill([&](int64_t i) { return mask[i / (s * t) * most * t + i % (s * t)]; });
+        REQUIRE(run(*row, {"sdpa", {&q, &k, &v, &m}, {&o}, {}}).code == RM_OK);
+        int differ = 0;
+        for (int64_t i = 0; i < o.numel(); ++i) {
+          differ += o[i] != whole[i / (s * d) * most * d + i % (s * d)];
+        }
+        CAPTURE(s);
+        CHECK(differ == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("sdpa gives the same bits on any number of threads") {
   std::mt19937 rng(12);
-  for (int64_t s : {1, 64}) {
-    Tensor q(Type::f32, {1, 4, s, 64}), k(Type::f32, {1, 2, 900, 64}),
-        v(Type::f32, {1, 2, 900, 64}), o(Type::f32, {1, 4, s, 64});
+  for (const auto& [s, type] : {std::pair{int64_t{1}, Type::f32}, {int64_t{64}, Type::f32},
+                                {int64_t{1}, Type::bf16}, {int64_t{64}, Type::bf16}}) {
+    Tensor q(type, {1, 4, s, 64}), k(type, {1, 2, 900, 64}), v(type, {1, 2, 900, 64}),
+        o(type, {1, 4, s, 64});
     q.normal(rng);
     k.normal(rng);
     v.normal(rng);

@@ -45,7 +45,11 @@ static inline bool mask_addend(DType type, const char* row, int64_t stride, int6
   if (type == DType::boolean) {
     const auto* m = reinterpret_cast<const uint8_t*>(row);
     if (all_true(m, stride, n)) return false;
-    for (int64_t i = 0; i < n; ++i) addend[i] = m[i * stride] ? 0.0f : -kInf;
+    if (stride == 1) {  // by vectors
+      for (int64_t i = 0; i < n; ++i) addend[i] = m[i] ? 0.0f : -kInf;
+    } else {
+      for (int64_t i = 0; i < n; ++i) addend[i] = m[i * stride] ? 0.0f : -kInf;
+    }
     return true;
   }
   if (type == DType::f32) widen_row(reinterpret_cast<const float*>(row), stride, addend, n);

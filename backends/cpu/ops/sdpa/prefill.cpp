@@ -2,8 +2,7 @@
 // between two register-blocked products, everything in f32.  One call serves some rows of one head.
 // Bound by FMA throughput from S and T of about 64 on; below that by packing.
 #include "common/transpose.hpp"
-#include "common/vec_math.hpp"
-#include "ops/sdpa/mask.hpp"
+#include "ops/sdpa/soften.hpp"
 
 namespace rm::cpu::RM_ISA {
 namespace {
@@ -110,37 +109,6 @@ uint64_t lay_out(const SdpaShape& p, int64_t rows, char* base, Scratch* out) {
   return bytes;
 }
 
-/// Scores of one row to weights: returns what the row's accumulators are multiplied by.
-RM_INLINE float soften(float* row, int64_t valid, int64_t width, float scale, const float* addend,
-                       float* most, float* sum) {
-  vi lane;
-  for (int l = 0; l < kWidth; ++l) lane[l] = l;
-  vf high = vset(-kInf);
-  for (int64_t i = 0; i < valid; i += kWidth) {
-    vf x = vload(row + i) * scale;
-    if (addend) x += vload(addend + i);
-    if (i + kWidth > valid) x = lane < static_cast<int32_t>(valid - i) ? x : vset(-kInf);
-    vstore(row + i, x);
-    high = vmax(x, high);
-  }
-  const float block_most = vmax_of(high);
-  const float now = block_most > *most ? block_most : *most;
-  vf total{};
-  // A NaN score leaves `now` alone but makes its weight, and so the row, NaN.
-  const float shift = now == -kInf ? 0.0f : now;
-  int64_t i = 0;
-  for (; i < valid; i += kWidth) {
-    const vf w = vexp_nonpositive(vload(row + i) - shift);
-    vstore(row + i, w);
-    total += w;
-  }
-  for (; i < width; i += kWidth) vstore(row + i, vf{});
-  const float before = *most == -kInf ? 0.0f : vexp_nonpositive(vset(*most - shift))[0];
-  *sum = *sum * before + vsum(total);
-  *most = now;
-  return before;
-}
-
 template <class T>
 struct Rows {
   const SdpaShape& p;
@@ -225,20 +193,6 @@ struct Rows {
   void rescale(float* acc, float factor) const {
     for (int64_t i = 0; i < scratch.e; i += kWidth) vstore(acc + i, vload(acc + i) * factor);
   }
-
-  void write() const {
-    for (int64_t s = s0; s < s1; ++s) {
-      float* acc = scratch.acc + (s - s0) * scratch.e;
-      // A row without any key is zeros (the sum is exactly 0 only then).
-      const float sum = scratch.sum[s - s0];
-      rescale(acc, sum == 0.0f ? 0.0f : 1.0f / sum);
-      T* o = static_cast<T*>(data.o) + b * p.o[0] + h * p.o[1] + s * p.o[2];
-      narrow_row(acc, o, p.o[3], p.e);
-      if (data.lse == nullptr) continue;
-      static_cast<float*>(data.lse)[(b * p.heads + h) * p.s + s] =
-          sum == 0.0f ? -kInf : scratch.most[s - s0] + __builtin_logf(sum);
-    }
-  }
 };
 
 template <class T>
@@ -257,7 +211,7 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int6
     rows.load_queries();
   }
   for (int64_t t0 = 0; t0 < end; t0 += kBlock) rows.block(t0, imin(kBlock, end - t0));
-  rows.write();
+  write_rows<T>(p, data, b, h, s0, s1, rows.scratch.acc, rows.scratch.e, rows.scratch.most, rows.scratch.sum);
 }
 
 void run(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int64_t s0, int64_t s1,

@@ -11,6 +11,11 @@
 namespace rm::cpu {
 RM_CPU_TABLE(SdpaPrefill, sdpa_prefill)
 RM_CPU_TABLE(SdpaDecode, sdpa_decode)
+#if RM_CPU_X86
+namespace amx_bf16 {
+extern const SdpaPrefill sdpa_prefill;
+}
+#endif
 namespace {
 
 constexpr int64_t kDecodeQueries = 4;  // up to here packing K costs more than it brings
@@ -89,17 +94,19 @@ class Sdpa {
   }
   static double cost_ns(const Problem& p) { return 1000 + flops(read_shape(p)) / 50; }
   static std::vector<rm_edge> edges(Isa isa) {
-    const SdpaPrefill& prefill = *RM_CPU_PICK(isa, sdpa_prefill);
-    const SdpaDecode& decode = *RM_CPU_PICK(isa, sdpa_decode);
+    return edges(*RM_CPU_PICK(isa, sdpa_prefill), *RM_CPU_PICK(isa, sdpa_decode));
+  }
+  static std::vector<rm_edge> edges(const SdpaPrefill& prefill, const SdpaDecode& decode) {
     return {{'S', 0, kDecodeQueries}, {'S', 0, prefill.rows},      {'S', 0, prefill.row_block},
             {'T', 0, decode.tile},    {'T', 0, decode.near_keys},  {'T', 0, kDecodeKeys},
             {'T', 0, prefill.columns}, {'T', 0, prefill.key_block}, {'E', 0, prefill.columns}};
   }
 
   Sdpa(const Problem& p, Isa isa)
-      : shape_(read_shape(p)),
-        prefill_(RM_CPU_PICK(isa, sdpa_prefill)),
-        decode_(RM_CPU_PICK(isa, sdpa_decode)) {
+      : Sdpa(p, *RM_CPU_PICK(isa, sdpa_prefill), *RM_CPU_PICK(isa, sdpa_decode)) {}
+
+  Sdpa(const Problem& p, const SdpaPrefill& prefill, const SdpaDecode& decode)
+      : shape_(read_shape(p)), prefill_(&prefill), decode_(&decode) {
     has_mask_ = shape_.mask != DType::invalid;
     has_lse_ = p.has_output(1);
     threads_ = thread_limit();
@@ -113,7 +120,7 @@ class Sdpa {
                                     (static_cast<uint64_t>(shape_.e) * 4 + 63) & ~63ull);
     } else {
       kind_ = Kind::prefill;
-      rows_ = rows_a_task(isa);
+      rows_ = rows_a_task();
       scratch_ = prefill_->scratch_bytes(shape_, rows_);
     }
   }
@@ -148,8 +155,8 @@ class Sdpa {
   enum class Kind { prefill, decode, f64 };
 
   // Few heads: rows are cut so that every thread gets some. Rows do not depend on the cut.
-  int64_t rows_a_task(Isa isa) const {
-    const int64_t unit = isa == Isa::avx512 ? 48 : 24;
+  int64_t rows_a_task() const {
+    const int64_t unit = prefill_->row_block;
     const int64_t heads = std::max<int64_t>(1, shape_.batch * shape_.heads);
     const int threads = threads_for(flops(shape_) / 40, heads * shape_.s, threads_);
     int64_t rows = std::min<int64_t>(shape_.s, 256);
@@ -248,8 +255,51 @@ class Sdpa {
   int threads_ = 1;
 };
 
+#if RM_CPU_X86
+/// Many queries on matrix tiles.
+struct AmxRow {
+  using State = Sdpa;
+  static const char* why_not(const rm_problem& raw, const rm_device_info*) {
+    if (!extras().amx_bf16) return "this machine (or the option cpu_isa) has no AMX for bf16";
+    const Problem p(raw);
+    if (const char* why = Sdpa::reject(p)) return why;
+    if (p.input(0).dtype != DType::bf16) return "amx: bf16 only";
+    if (p.input(0).dim(2) <= kDecodeQueries) return "amx: few queries";
+    if (p.input(0).dim(3) == 0) return "amx: no products";
+    for (int i = 0; i < 3; ++i) {
+      const View v = p.input(i);
+      if (v.dim(3) > 1 && v.step(3) != 1) return "amx: rows of q, k or v are not dense";
+    }
+    return nullptr;
+  }
+  static double cost_ns(const rm_problem& raw, const rm_device_info*) {
+    return 1000 + flops(read_shape(Problem(raw))) / 400;
+  }
+  static Sdpa* make(const rm_problem& raw, const rm_device_info*) {
+    return new Sdpa(Problem(raw), amx_bf16::sdpa_prefill, *RM_CPU_PICK(Isa::avx512, sdpa_decode));
+  }
+  static std::span<const rm_edge> edges() {
+    static const std::vector<rm_edge> edges =
+        Sdpa::edges(amx_bf16::sdpa_prefill, *RM_CPU_PICK(Isa::avx512, sdpa_decode));
+    return edges;
+  }
+};
+#endif
+
 }  // namespace
 
-std::span<const rm_kernel> sdpa_rows() { return isa_rows<Sdpa>(); }
+std::span<const rm_kernel> sdpa_rows() {
+  static const std::vector<rm_kernel> rows = [] {
+    std::vector<rm_kernel> out;
+#if RM_CPU_X86
+    out.push_back(plugin::kernel_row<AmxRow>(Sdpa::kOp, "sdpa_amx_bf16", build_id(),
+                                             RM_KERNEL_DETERMINISTIC));
+#endif
+    const std::span<const rm_kernel> others = isa_rows<Sdpa>();
+    out.insert(out.end(), others.begin(), others.end());
+    return out;
+  }();
+  return rows;
+}
 
 }  // namespace rm::cpu
