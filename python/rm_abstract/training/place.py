@@ -81,7 +81,8 @@ class Place:
     @property
     def gradient_operators(self) -> list[str]:
         """Those that gradients are better made of here than of the operators they consist of."""
-        return []
+        made = ["sdpa_backward", "layer_norm_backward", "rms_norm_backward"]
+        return made if self.kind == _GPU else []
 
     def there(self, t: torch.Tensor) -> torch.Tensor:
         return t if t.device == self.device else t.to(self.device)
