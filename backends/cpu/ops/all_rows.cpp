@@ -14,6 +14,7 @@
 #include "ops/index/rows.hpp"
 #include "ops/index_copy/rows.hpp"
 #include "ops/layer_norm/rows.hpp"
+#include "ops/norm_backward/rows.hpp"
 #include "ops/quant/rows.hpp"
 #include "ops/recurrent/rows.hpp"
 #include "ops/reduce/rows.hpp"
@@ -50,6 +51,8 @@ std::vector<rm_kernel> all_rows() {
   add(sdpa_backward_rows());
   add(layer_norm_rows());
   add(rms_norm_rows());
+  add(layer_norm_backward_rows());
+  add(rms_norm_backward_rows());
   add(softmax_rows());
   add(embedding_rows());
   add(rope_rows());

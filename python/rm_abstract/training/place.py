@@ -81,8 +81,14 @@ class Place:
     @property
     def gradient_operators(self) -> list[str]:
         """Those that gradients are better made of here than of the operators they consist of."""
-        made = ["sdpa_backward", "layer_norm_backward", "rms_norm_backward"]
-        return made if self.kind == _GPU else []
+        norms = ["layer_norm_backward", "rms_norm_backward"]
+        return [*norms, "sdpa_backward"] if self.kind == _GPU else norms
+
+    @property
+    def recognises(self) -> bool:
+        """Whether formulas become operators before they are differentiated: what is kept less of is
+        computed again, which a CPU has no time for."""
+        return self.kind == _GPU
 
     def there(self, t: torch.Tensor) -> torch.Tensor:
         return t if t.device == self.device else t.to(self.device)

@@ -106,7 +106,7 @@ def compile_step_program(
     groups = [rule.as_dict() for rule in wanted.rules]
     try:
         forward_ir = forward.ir
-        if place.gradient_operators:
+        if place.recognises:
             forward_ir = _core.ir.run_forward_passes(forward_ir)
         while True:
             rows = [(t.names, t.group) for t in trained]
