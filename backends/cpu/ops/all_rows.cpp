@@ -6,6 +6,7 @@
 #include "ops/adam/rows.hpp"
 #include "ops/conv/rows.hpp"
 #include "ops/copy/rows.hpp"
+#include "ops/cross_entropy/rows.hpp"
 #include "ops/cumsum/rows.hpp"
 #include "ops/embedding/rows.hpp"
 #include "ops/ewise/rows.hpp"
@@ -54,6 +55,8 @@ std::vector<rm_kernel> all_rows() {
   add(layer_norm_backward_rows());
   add(rms_norm_backward_rows());
   add(softmax_rows());
+  add(cross_entropy_rows());
+  add(cross_entropy_backward_rows());
   add(embedding_rows());
   add(rope_rows());
   add(ewise_rows());
