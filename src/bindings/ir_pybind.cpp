@@ -124,15 +124,15 @@ void bind_ir(py::module_& m) {
   }, py::arg("text"), py::arg("options") = Texts(), py::arg("gpu") = false,
      "The inference pipeline applied to a program; options left out come from the environment. "
      "gpu: quantised weights lie as a GPU's kernels read them.");
-  ir_module.def("run_forward_passes", [](const std::string& text) {
+  ir_module.def("run_forward_passes", [](const std::string& text, bool gpu) {
     ir::Graph graph = parse_checked(text);
     const size_t weights = graph.weights().size();
-    passes::run_pipeline(graph, passes::forward_pipeline(),
-                         passes::context_from(Options::resolve({}), true));
+    passes::run_pipeline(graph, passes::forward_pipeline(gpu),
+                         passes::context_from(Options::resolve({}), gpu));
     // Whoever trains them finds weights by name, also one that turned out to have no effect.
     return graph.weights().size() == weights ? ir::print(graph) : text;
-  }, py::arg("text"),
-     "A forward in which formulas that have a gradient of their own are operators, for a GPU.");
+  }, py::arg("text"), py::arg("gpu"),
+     "A forward in which formulas that have a gradient of their own are operators: on a CPU losses.");
   ir_module.def("recompute", [](const std::string& text, int64_t budget_bytes) {
     ir::Graph graph = parse_checked(text);
     const passes::RecomputeResult made = passes::recompute(graph, budget_bytes);

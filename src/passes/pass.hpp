@@ -50,7 +50,7 @@ struct PassRecord {
 
 std::span<const NamedPass> inference_pipeline();
 /// Of a forward that is going to be differentiated.
-std::span<const NamedPass> forward_pipeline();
+std::span<const NamedPass> forward_pipeline(bool gpu);
 
 /// Runs the pipeline and ends with a compact graph. Throws what a pass throws (rm::Error).
 std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass> pipeline,

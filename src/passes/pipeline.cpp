@@ -35,8 +35,13 @@ constexpr NamedPass kInference[] = {
 };
 
 // Before differentiation: formulas that have an operator of their own also have a gradient of their
-// own, and fewer values to keep for it.
+// own, and fewer values to keep for it. What is not kept is computed again, which on a CPU pays for
+// losses alone.
 constexpr NamedPass kForward[] = {
+    {"infer", infer, 0},
+    {"fuse_loss", fuse_loss, 1},
+};
+constexpr NamedPass kForwardOnGpu[] = {
     {"infer", infer, 0},
     {"canonicalise", canonicalise, 0},
     {"cse", cse, 0},
@@ -88,7 +93,10 @@ PassContext context_from(const Options& options, bool for_gpu) {
 }
 
 std::span<const NamedPass> inference_pipeline() { return kInference; }
-std::span<const NamedPass> forward_pipeline() { return kForward; }
+std::span<const NamedPass> forward_pipeline(bool gpu) {
+  if (gpu) return kForwardOnGpu;
+  return kForward;
+}
 
 std::vector<PassRecord> run_pipeline(ir::Graph& graph, std::span<const NamedPass> pipeline,
                                      const PassContext& context) {

@@ -39,7 +39,7 @@ def _gelu(half: str) -> str:
 @pytest.mark.parametrize("half", ["bf16", "f16"])
 def test_a_gelu_with_autocasts_roundings_is_one_operator(half: str) -> None:
     text = _gelu(half)
-    made = _core.ir.run_forward_passes(text)
+    made = _core.ir.run_forward_passes(text, True)
     assert "gelu_tanh(%0)" in made and "tanh(%1" not in made and "pow" not in made
     x = [[-3 + i / 3 for i in range(18)]]
     wanted, got = (_core.autograd.evaluate(t, x)[0] for t in (text, made))
@@ -69,7 +69,7 @@ F32_GELU = [  # as CUDA's autocast has it: pow and what follows in f32
 
 def test_a_gelu_in_f32_of_half_values_is_one_operator() -> None:
     text = "\n".join(F32_GELU) + "\n"
-    made = _core.ir.run_forward_passes(text)
+    made = _core.ir.run_forward_passes(text, True)
     assert "gelu_tanh(" in made and "pow" not in made
     x = [[-3 + i / 3 for i in range(18)]]
     wanted, got = (_core.autograd.evaluate(t, x)[0] for t in (text, made))
@@ -80,11 +80,11 @@ def test_roundings_of_a_model_in_f32_are_meant() -> None:
     lines = [line.replace("bf16", "f32").replace("= 003f", "= 0000003f") for line in F32_GELU]
     lines = [line for line in lines if "cast(" not in line]
     text = "\n".join(lines).replace("%11", "%0").replace("%18", "%10") + "\n"
-    assert "gelu_tanh(%0)" in _core.ir.run_forward_passes(text)
+    assert "gelu_tanh(%0)" in _core.ir.run_forward_passes(text, True)
     rounded = text.replace("add(%0, %13)", "add(%0, %21)").replace(
         "%14 = ", "%20 = cast(%13) : bf16[2,9]\n%21 = cast(%20) : f32[2,9]\n%14 = "
     )
-    assert "gelu_tanh" not in _core.ir.run_forward_passes(rounded)
+    assert "gelu_tanh" not in _core.ir.run_forward_passes(rounded, True)
 
 
 def test_values_of_a_half_type_are_not_kept_in_f32_as_well() -> None:
@@ -127,7 +127,7 @@ def _classes(half: bool, folded: bool) -> str:
 @pytest.mark.parametrize("half", [False, True])
 def test_a_loss_over_classes_is_one_operator(half: bool, folded: bool, seed: int) -> None:
     text = _classes(half, folded)
-    made = _core.ir.run_forward_passes(text)
+    made = _core.ir.run_forward_passes(text, True)
     assert "cross_entropy" in made and "softmax" not in made and "cast" not in made
     draw = random.Random(seed)
     ids = [float(draw.randrange(300)) for _ in range(256)]
@@ -139,11 +139,16 @@ def test_a_loss_over_classes_is_one_operator(half: bool, folded: bool, seed: int
     assert got[1] == pytest.approx(wanted[1], rel=0.01 if half else 1e-5, abs=1e-6)
 
 
+def test_a_cpu_recognises_losses_alone() -> None:
+    assert "cross_entropy" in _core.ir.run_forward_passes(_classes(True, True), False)
+    assert "gelu_tanh" not in _core.ir.run_forward_passes(_gelu("bf16"), False)
+
+
 def test_a_softmax_that_others_read_and_a_small_one_stay() -> None:
     small = _classes(False, False).replace("300]", "30]")
-    assert "cross_entropy" not in _core.ir.run_forward_passes(small)
+    assert "cross_entropy" not in _core.ir.run_forward_passes(small, True)
     text = _classes(False, False).replace("return %6", "return %6, %4")
-    assert "cross_entropy" not in _core.ir.run_forward_passes(text)
+    assert "cross_entropy" not in _core.ir.run_forward_passes(text, True)
 
 
 def test_pieces_of_rows_of_a_loss(seed: int) -> None:
@@ -165,7 +170,12 @@ def test_pieces_of_rows_of_a_loss(seed: int) -> None:
     results = []
     for least in (0, 1):
         made = _core.autograd.training_step(
-            _core.ir.run_forward_passes(text), {}, [(["w"], 0)], [], update=False, split_bytes=least
+            _core.ir.run_forward_passes(text, True),
+            {},
+            [(["w"], 0)],
+            [],
+            update=False,
+            split_bytes=least,
         )
         assert made["split"]["pieces"] == (3 if least else 0)
         assert made["text"].count(" = cross_entropy(") == max(1, made["split"]["pieces"])

@@ -85,9 +85,7 @@ class Place:
         return [*norms, "sdpa_backward"] if self.kind == _GPU else norms
 
     @property
-    def recognises(self) -> bool:
-        """Whether formulas become operators before they are differentiated: what is kept less of is
-        computed again, which a CPU has no time for."""
+    def on_gpu(self) -> bool:
         return self.kind == _GPU
 
     def there(self, t: torch.Tensor) -> torch.Tensor:

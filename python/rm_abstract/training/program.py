@@ -105,9 +105,7 @@ def compile_step_program(
     trained, unused = parameters, set[str]()
     groups = [rule.as_dict() for rule in wanted.rules]
     try:
-        forward_ir = forward.ir
-        if place.recognises:
-            forward_ir = _core.ir.run_forward_passes(forward_ir)
+        forward_ir = _core.ir.run_forward_passes(forward.ir, place.on_gpu)
         while True:
             rows = [(t.names, t.group) for t in trained]
             made = _core.autograd.training_step(
