@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "base/error.hpp"
 #include "plan/lowering.hpp"
@@ -168,6 +169,59 @@ bool Lowering::compute_into(const Ref& value, const Ref& state, const ir::Node& 
   }
   for (Ref& r : refs_) move(r);
   list_.steps[maker].updates = list_.steps[maker].in_place = true;
+  return true;
+}
+
+namespace {
+
+// `layout`, over rows of `n` elements that follow each other, over rows of a pitch from `offset` on.
+// None where an axis is neither within a row nor one of whole rows.
+std::optional<ir::Layout> over_rows(ir::Layout layout, int64_t n, int64_t pitch, int64_t offset) {
+  int64_t within = 0;  // the last element of a row that is met
+  for (size_t d = 0; d < layout.dims.size(); ++d) {
+    if (layout.dims[d] == 1) continue;
+    if (layout.strides[d] % n == 0) {
+      layout.strides[d] = layout.strides[d] / n * pitch;
+    } else {
+      within += (layout.dims[d] - 1) * layout.strides[d];
+    }
+  }
+  if (within >= n || layout.offset != 0) return std::nullopt;
+  layout.offset = offset;
+  return layout;
+}
+
+}  // namespace
+
+bool Lowering::compute_within(const ir::Node& node, size_t operand, const Ref& slot) {
+  const Ref part = ref(node.operands[operand]);
+  const ir::Layout &from = part.layout, &to = slot.layout;
+  const Buffer& temp = list_.buffers[static_cast<size_t>(part.buffer)];
+  const size_t rank = from.dims.size();
+  if (temp.kind != BufferKind::kTemp || part.version != 0 || rank < 2 || from.offset != 0 ||
+      !from.is_contiguous() || from.num_bytes() != temp.bytes || from.is_empty() ||
+      read_elsewhere(part.buffer, node, operand)) {
+    return false;
+  }
+  const int64_t n = from.dims[rank - 1], pitch = to.strides[rank - 2];
+  for (size_t d = 0; d + 1 < rank; ++d) {  // rows of one pitch
+    if (from.dims[d] != 1 && to.strides[d] != from.strides[d] / n * pitch) return false;
+  }
+  Ref* made = nullptr;
+  for (Step& step : list_.steps) {
+    for (const Ref& in : step.inputs) {
+      if (in.buffer == part.buffer) return false;
+    }
+    for (Ref& out : step.outputs) {
+      if (out.buffer != part.buffer) continue;
+      if (made != nullptr || step.op != "sdpa_backward" || step.updates) return false;
+      made = &out;
+    }
+  }
+  if (made == nullptr || to.strides[rank - 1] != 1) return false;
+  const std::optional<ir::Layout> layout = over_rows(made->layout, n, pitch, to.offset);
+  if (!layout) return false;
+  *made = slot.with(*layout);
   return true;
 }
 

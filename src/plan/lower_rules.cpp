@@ -47,9 +47,10 @@ void concat(Lowering& l, const Node& n) {
   Ref out = images ? l.images(l.dtype(n.result()), l.dims(n.result())) : l.temporary_for(n.result());
   auto axis = static_cast<size_t>(n.i("axis"));
   int64_t at = 0;
-  for (const Ref& part : parts) {
-    int64_t size = part.layout.dims[axis];
-    l.emit("copy", {}, {part}, {out.with(ir::view_slice(out.layout, axis, at, at + size, 1))});
+  for (size_t i = 0; i < parts.size(); ++i) {
+    int64_t size = parts[i].layout.dims[axis];
+    const Ref slot = out.with(ir::view_slice(out.layout, axis, at, at + size, 1));
+    if (!l.compute_within(n, i, slot)) l.emit("copy", {}, {parts[i]}, {slot});
     at += size;
   }
   l.define(n.result(), out);

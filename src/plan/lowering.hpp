@@ -48,6 +48,10 @@ class Lowering {
   /// operand's own memory when nothing else reads it and the caller or this plan made it for that,
   /// else a copy. What the operand held cannot be read any more.
   Ref updated(const ir::Node& node, size_t operand);
+  /// Makes the step that computes operand `operand` of `node` write the rows of `slot`, a part of
+  /// another temporary: one whose kernels take rows of any pitch, and nothing else reads what it
+  /// gives. False where that cannot be.
+  bool compute_within(const ir::Node& node, size_t operand, const Ref& slot);
   /// `value` as the new content of `state`: the step that computes it writes the state's memory when
   /// nothing reads the old content from there on, else a copy does, behind all other steps.
   void assign(const ir::Node& node);

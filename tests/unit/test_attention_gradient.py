@@ -7,8 +7,9 @@ import math
 import random
 
 import pytest
+import torch
 
-from rm_abstract import _core
+from rm_abstract import _core, device
 
 SERVED = ["sdpa_backward"]
 # batch, heads, groups, queries, keys, head size; causal; dims of a mask
@@ -190,3 +191,44 @@ def test_operands_that_do_not_fit_are_refused(line: str, said: str) -> None:
     )
     with pytest.raises(_core.CoreError, match=said):
         _core.autograd.evaluate(text, [[0.0]] * 6)
+
+
+def _joined(axis: int, kept: bool) -> str:
+    """Gradients of q, k and v as heads of rows, beside each other along an axis."""
+    b, h, s, d = 2, 3, 5, 4
+    heads, rows = f"f32[{b},{h},{s},{d}]", f"f32[{b},{s},{h * d}]"
+    lines = ["rmir 1"]
+    lines += [f'input %{i} "{name}" : {heads}' for i, name in enumerate(("q", "k", "v", "dy"))]
+    lines += [
+        "%4, %5 = sdpa(%0, %1, %2) {is_causal=1, lse=1, scale=0x1p-1} : "
+        f"{heads}, f32[{b},{h},{s}]",
+        "%6, %7, %8 = sdpa_backward(%0, %1, %2, _, _, %4, %5, %3) "
+        f"{{is_causal=1, scale=0x1p-1}} : {heads}, {heads}, {heads}",
+    ]
+    for i in range(3):
+        lines += [
+            f"%{10 + i} = permute(%{6 + i}) {{axes=[0,2,1,3]}} : f32[{b},{s},{h},{d}]",
+            f"%{20 + i} = reshape(%{10 + i}) {{shape=<{b},{s},{h * d}>}} : {rows}",
+        ]
+    wide = [b, s, h * d]
+    wide[axis] *= 3
+    lines.append(f"%30 = concat(%20, %21, %22) {{axis={axis}}} : {_type('f32', tuple(wide))}")
+    return "\n".join([*lines, f"return %30{', %20' if kept else ''}"]) + "\n"
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_its_results_are_written_where_they_are_joined(axis: int, kept: bool, seed: int) -> None:
+    device.load_plugins()
+    text = _joined(axis, kept)
+    generator = torch.Generator().manual_seed(seed)
+    arrays = [torch.randn(2, 3, 5, 4, generator=generator) for _ in range(4)]
+    program = _core.Program(text, {}, ["cpu"])
+    got = program.run(arrays)
+    wanted = _core.autograd.evaluate(text, [a.flatten().tolist() for a in arrays])
+    for mine, theirs in zip(got, wanted, strict=True):
+        mine = torch.from_dlpack(mine)
+        torch.testing.assert_close(mine.flatten(), torch.tensor(theirs), rtol=1e-5, atol=1e-5)
+    copies = sum(n for name, n in program.report()["kernels"].items() if "copy" in name)
+    # What is read elsewhere has a place of its own; rows in the middle are not of one pitch.
+    assert copies == (3 if axis == 1 else 1 if kept else 0)
