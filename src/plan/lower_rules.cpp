@@ -115,9 +115,19 @@ void quant_linear(Lowering& l, const Node& n) {
   l.emit("quant_linear", n.attrs, std::move(inputs), {out});
   l.define(n.result(), out);
 }
+// A matrix whose rows or columns repeat one element, as a gradient that is one number has it: kernels
+// of products read no such.
+Ref spread_matrix(Lowering& l, const Ref& r) {
+  const size_t rank = r.layout.dims.size();
+  for (size_t d = rank < 2 ? 0 : rank - 2; d < rank; ++d) {
+    if (r.layout.dims[d] > 1 && r.layout.strides[d] == 0) return l.make_contiguous(r);
+  }
+  return r;
+}
+
 void matmul(Lowering& l, const Node& n) {
   Ref out = l.rows_for(n.result());
-  Ref a = l.ref(n.operands[0]), b = l.ref(n.operands[1]);
+  Ref a = spread_matrix(l, l.ref(n.operands[0])), b = spread_matrix(l, l.ref(n.operands[1]));
   auto lead = [&](const Ref& r) {
     Ints dims(out.layout.dims.begin(), out.layout.dims.end() - 2);
     dims.insert(dims.end(), r.layout.dims.end() - 2, r.layout.dims.end());

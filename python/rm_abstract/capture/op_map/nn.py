@@ -8,7 +8,7 @@ from typing import Any
 
 from rm_abstract.capture.dims import Dim, product, times
 from rm_abstract.capture.ir_builder import Value
-from rm_abstract.capture.op_map.call import Call, Handler
+from rm_abstract.capture.op_map.call import Call, Handler, promote
 
 
 def _linear(c: Call) -> Value | None:
@@ -203,8 +203,11 @@ def _rms_norm(c: Call) -> Value | None:
         return None
     if eps is None:  # torch: the machine epsilon of the type
         eps = {"f32": 2.0**-23, "f64": 2.0**-52, "f16": 2.0**-10, "bf16": 2.0**-7}[x.dtype]
-    operands = [x] if weight is None else [x, weight]
-    return c.b.op("rms_norm", operands, x.dtype, x.dims, eps=float(eps), weight_offset=0.0)
+    wide = x.dtype if weight is None else promote(x, weight)  # autocast leaves weights in f32
+    x = c.b.cast(x, wide)
+    operands = [x] if weight is None else [x, c.b.cast(weight, wide)]
+    y = c.b.op("rms_norm", operands, wide, x.dims, eps=float(eps), weight_offset=0.0)
+    return c.b.cast(y, c.dtype)
 
 
 def _embedding(c: Call) -> Value:
