@@ -224,3 +224,20 @@ def test_losses_under_cuda_autocast_are_widened() -> None:
     region.args = ("cuda", region.args[1], False, *region.args[3:])
     widen_losses(module)
     assert casts() == found + 1  # autocast is off there
+
+
+def test_a_norm_whose_weight_autocast_leaves_in_f32() -> None:
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(16, 32), nn.RMSNorm(32, eps=1e-5), nn.Linear(32, 4))
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs))
+    step = rm.compile_step(ours, F.mse_loss, a, precision="bf16", options=STRICT)
+    x, y = torch.randn(8, 16), torch.randn(8, 4)
+    for _ in range(4):
+        b.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.mse_loss(theirs(x).float(), y)
+        loss.backward()
+        b.step()
+        assert float(step(x, y)) == pytest.approx(float(loss), rel=0.02)
+    assert step.report()["reasons"] == {}
