@@ -31,7 +31,6 @@ class FrameworkProgram {
   /// Copies from the host into memory of the program's device, ahead of what is launched next on the
   /// framework's current stream; `from` may change at once.
   void write(void* to, const void* from, size_t bytes);
-  DLDevice device() const { return device_; }
 
  protected:
   const DLPackExchangeAPI* api_;

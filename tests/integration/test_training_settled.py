@@ -206,7 +206,8 @@ EDITS: dict[str, Callable[[Loop], Any]] = {
     "nesterov": _set("nesterov", False),
     "maximize": _set("maximize", True),
     "amsgrad": _set("amsgrad", False),
-    "differentiable": _set("capturable", False),
+    "one tensor after another": _set("foreach", False),
+    "all tensors at once": _set("foreach", True),
     "weight by hand": _weight_by_hand,
     "weight's data": lambda loop: setattr(first(loop), "data", first(loop).data * 0.5),
     "weight's data, columns first": lambda loop: setattr(

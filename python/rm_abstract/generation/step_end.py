@@ -38,10 +38,10 @@ def end_step(
     one = pad is None or pad.numel() == 1
     advance = _advance() if tokens.is_cuda and one else None
     if advance is not None:
-        given = {"open": open_, "eos": eos, "pad": pad} if eos is not None else {}
-        stream = torch.cuda.current_stream(tokens.device).cuda_stream
-        advance(tokens, found=found, length=length, positions=positions, mask=mask, stream=stream,
-                **given)  # fmt: skip
+        given = {"found": found, "length": length, "positions": positions, "mask": mask}
+        if eos is not None:
+            given |= {"open": open_, "eos": eos, "pad": pad}
+        advance(tokens, **given, stream=torch.cuda.current_stream(tokens.device).cuda_stream)
         return
     if eos is not None:
         if pad is not None:
