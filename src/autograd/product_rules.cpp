@@ -98,9 +98,13 @@ void sdpa(Adjoint& a) {
 
 }  // namespace
 
-// A mask gets no gradient from it; its kernels have one head size, of up to 512.
+// A mask gets no gradient from it; its kernels have one head size, of up to 512. An added mask stays composed:
+// where all of a row's keys are closed by the lowest finite number, the log-sum-exp says no longer how many
+// there are (lowest + log n rounds to lowest), and probabilities made of it are 1 instead of 1 / n.
 bool is_attention_whole(const Builder& b, const ir::Node& node, const std::vector<char>& wanted) {
   if (!b.serves("sdpa_backward") || (wanted.size() > 3 && wanted[3] != 0)) return false;
+  const bool masked = node.operands.size() > 3 && node.operands[3] != ir::kNoValue;
+  if (masked && b.dtype(node.operands[3]) != ir::DType::kBool) return false;
   const int64_t width = b.size(node.operands[0], 3);
   return b.dtype(node.operands[0]) != ir::DType::kF64 && width > 0 && width <= 512 &&
          b.size(node.operands[2], 3) == width;

@@ -104,8 +104,9 @@ def test_its_gradient_is_one_operator(kind: str, heads: int, groups: int, size: 
     model.bias.requires_grad_(False)
     x, y = (torch.randn(3, 77, heads * size, device="cuda") for _ in range(2))
     kernels = _follow(model, x, y, None, 2e-4)
-    assert _gradient_kernels(kernels), kernels
-    assert not any("softmax" in name for name in kernels)
+    whole = kind != "added"  # an added mask may close a row by a finite number
+    assert bool(_gradient_kernels(kernels)) == whole, kernels
+    assert any("softmax" in name for name in kernels) != whole
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
