@@ -24,22 +24,23 @@ class Address:
 
 def run(server: Server, address: Address, drain_seconds: int) -> None:
     """Returns when the server has ended; its models are closed then."""
-    # uvicorn raises the signal again when it has ended: by then nothing is left to be killed for.
-    before = {number: signal.signal(number, _heard) for number in (signal.SIGTERM, signal.SIGINT)}
+    web = uvicorn.Server(_config(server, address, drain_seconds))
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        """Before uvicorn listens itself, and when it has ended: it raises what it heard again."""
+        web.should_exit = True
+
+    before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        _run(server, address, drain_seconds)
+        _run(web, server, address)
     finally:
         server.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _heard(number: int, frame: FrameType | None) -> None:
-    """uvicorn's own handler did what there was to do."""
-
-
-def _run(server: Server, address: Address, drain_seconds: int) -> None:
-    config = uvicorn.Config(
+def _config(server: Server, address: Address, drain_seconds: int) -> uvicorn.Config:
+    return uvicorn.Config(
         create_app(server),
         http=protocol(server.policy),
         ws="none",
@@ -53,6 +54,9 @@ def _run(server: Server, address: Address, drain_seconds: int) -> None:
         ssl_certfile=address.certificate,
         ssl_keyfile=address.private_key,
     )
+
+
+def _run(web: uvicorn.Server, server: Server, address: Address) -> None:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,4 +67,4 @@ def _run(server: Server, address: Address, drain_seconds: int) -> None:
         port = listening.getsockname()[1]
         names = ", ".join(server.models)
         print(f"serving {names} at {scheme}://{host}:{port}", file=sys.stderr, flush=True)
-        uvicorn.Server(config).run(sockets=[listening])
+        web.run(sockets=[listening])
