@@ -93,27 +93,6 @@ def _bilinear(c: Call) -> Value | None:
     return c.b.reshape(y, c.dims)
 
 
-def _outer_product(c: Call) -> Value | None:
-    """An einsum of two operands that sums over nothing: a broadcast product."""
-    terms, arrow, result = str(c["equation"]).replace(" ", "").partition("->")
-    names, tensors = terms.split(","), c["tensors"]
-    if not arrow or len(names) != 2 or len(tensors) != 2 or c["path"] is not None:
-        return None
-    letters = set(result)
-    if not "".join((*names, result)).isalpha() or letters != set("".join(names)):
-        return None
-    if any(len(set(name)) != len(name) for name in (*names, result)):
-        return None
-    if any(t.dtype != c.dtype for t in tensors):
-        return None
-    factors = []
-    for name, tensor in zip(names, tensors, strict=True):
-        ordered = c.b.permute(tensor, [name.index(x) for x in result if x in name])
-        sizes = iter(ordered.dims)
-        factors.append(c.b.reshape(ordered, [next(sizes) if x in name else 1 for x in result]))
-    return c.finish(c.b.binary("mul", factors[0], factors[1]))
-
-
 def _layer_norm(c: Call) -> Value:
     x = c.value("input")
     operands = [x, c["weight"], c["bias"]]
@@ -256,7 +235,6 @@ TABLE: dict[str, Handler] = {
     "bmm.default": _matmul("mat2"),
     "mv.default": _matmul("vec"),
     "dot.default": _matmul("tensor"),
-    "einsum.default": _outer_product,
     "addmm.default": _addmm("mat1", "mat2"),
     "baddbmm.default": _addmm("batch1", "batch2"),
     "addbmm.default": _addbmm,
