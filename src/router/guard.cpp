@@ -195,7 +195,7 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
   weight.place = place;
   const std::string where = weight.place.empty() ? path_of(module, key) : weight.place;
   DLTensor view{};
-  if (!facts.is_plain_tensor(value) || !facts.view(value, &view)) {
+  if (!facts.is_plain_tensor(value) || !facts.view(value, &view) || facts.is_lazy_view(value)) {
     detail_ = where + ": not a plain dense tensor";
     return Reason::kModule;
   }

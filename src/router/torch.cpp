@@ -128,7 +128,7 @@ void TorchFacts::probe_versions(PyObject* torch) {
 }
 
 // Finds the storage pointer, the memory pointer behind it, and the sizes and strides (ten integers
-// in a row for five dimensions); what follows them (offset, count, dtype, device) is compared too.
+// in a row for five dimensions); what follows them (offset, count, dtype, device, keys) is compared too.
 // Then every kind of change that matters is made, and must show.
 void TorchFacts::probe_layout(PyObject* torch) {
   const py::object t = py::reinterpret_borrow<py::object>(torch);
@@ -147,7 +147,8 @@ void TorchFacts::probe_layout(PyObject* torch) {
     if (!safe_read(impl + at, &word, sizeof word)) return;
     if (word == storage_at && storage_offset_ < 0) storage_offset_ = at;
     if (safe_read(impl + at, found.data(), sizeof found) && found == dims) {
-      end = at + sizeof found + 3 * sizeof(std::int64_t);  // storage offset, count, dtype + device
+      // storage offset, count, dtype + device, flags, and the keys of dispatch: a negated view has one
+      end = at + sizeof found + 5 * sizeof(std::int64_t);
     }
   }
   for (int at = 8; storage_offset_ > 0 && at < 96 && memory_offset_ < 0; at += 8) {
@@ -166,10 +167,11 @@ void TorchFacts::probe_layout(PyObject* torch) {
     return t.attr("arange")(6, py::arg("dtype") = t.attr("float32"), py::arg("device") = "cpu")
         .attr("view")(2, 3);
   };
-  const py::object a = fresh(), b = fresh(), c = fresh(), d = fresh(), e = fresh();
+  const py::object a = fresh(), b = fresh(), c = fresh(), d = fresh(), e = fresh(), f = fresh();
   const bool all = shows(a, a.attr("reshape")(3, 2)) && shows(b, b.attr("view")(t.attr("int32"))) &&
                    shows(c, fresh()) && shows(d, d.attr("t")()) &&
-                   shows(e, e.attr("flatten")().attr("narrow")(0, 1, 3).attr("expand")(2, 3));
+                   shows(e, e.attr("flatten")().attr("narrow")(0, 1, 3).attr("expand")(2, 3)) &&
+                   shows(f, t.attr("_neg_view")(f.attr("detach")()));
   if (!all) field_bytes_ = 0;
 }
 

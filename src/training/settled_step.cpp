@@ -79,9 +79,17 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
   }
   for (const py::handle t : written) view(t.ptr());
   find_spans();
+  size_t bytes = 0;
+  for (size_t i = views_.size() - buffers.size(); i < views_.size(); ++i) {
+    if (views_[i].layout.is_empty() || views_[i].device.device_type != kDLCPU) continue;
+    buffers_.push_back(span_of(views_[i]));
+    bytes += static_cast<size_t>(buffers_.back().last - buffers_.back().first);
+  }
+  kept_.resize(bytes);
   for (const py::handle t : frozen) {
     hold(t.ptr());
     view(t.ptr());
+    frozen_.push_back(PyRef::borrow(t.ptr()));
   }
   for (const py::handle t : counters) written.append(t);
   written_ = PyRef::borrow(written.ptr());
@@ -92,7 +100,8 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
 
 void SettledStep::hold(PyObject* tensor) {
   Tensor t{PyRef::borrow(tensor), {}};
-  if (!facts_->is_plain_tensor(tensor) || !facts_->remember(tensor, &t.raw)) {
+  const bool plain = facts_->is_plain_tensor(tensor) && !facts_->is_lazy_view(tensor);
+  if (!plain || !facts_->remember(tensor, &t.raw)) {
     throw py::value_error("[settled_step] expected a tensor whose fields can be compared");
   }
   tensors_.push_back(std::move(t));
@@ -133,7 +142,25 @@ bool SettledStep::is_quiet() const noexcept {
 
 bool SettledStep::tensors_unchanged() const noexcept {
   return std::all_of(tensors_.begin(), tensors_.end(),
-                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); });
+                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); }) &&
+         std::none_of(frozen_.begin(), frozen_.end(),
+                      [&](const PyRef& t) { return facts_->requires_grad(t.get()); });
+}
+
+// The forward writes running means before a loss may refuse its targets; whoever makes the step again begins
+// with what they were.
+void SettledStep::keep_buffers() {
+  char* to = kept_.data();
+  for (const Span& b : buffers_) to = std::copy(b.first, b.last, to);
+}
+
+void SettledStep::restore_buffers() noexcept {
+  const char* from = kept_.data();
+  for (const Span& b : buffers_) {
+    const auto bytes = b.last - b.first;
+    std::copy(from, from + bytes, const_cast<char*>(b.first));
+    from += bytes;
+  }
 }
 
 bool SettledStep::states_unchanged() noexcept {
@@ -157,7 +184,7 @@ bool SettledStep::states_unchanged() noexcept {
 bool SettledStep::add_input(PyObject* tensor, size_t index) {
   if (facts_->is_parameter(tensor) || !facts_->is_plain_tensor(tensor) || facts_->requires_grad(tensor)) return false;
   DLTensor seen{};
-  if (!facts_->view(tensor, &seen)) return false;
+  if (!facts_->view(tensor, &seen) || facts_->is_lazy_view(tensor)) return false;
   engine::TensorView& view = views_[index];
   const Input& wanted = batch_[index];
   ir::DType dtype{};
@@ -211,7 +238,14 @@ py::object SettledStep::run(py::handle inputs, const py::tuple& targets) {
                     tensors_unchanged() && states_unchanged() && batch_fits(inputs, targets) && fill_numbers();
   if (!same) return py::none();
   program_->write(hyper_memory_, numbers_.data(), numbers_.size() * sizeof(double));
-  const py::list results = program_->run(views_, false);
+  keep_buffers();
+  py::list results;
+  try {
+    results = program_->run(views_, false);
+  } catch (const Error&) {
+    restore_buffers();
+    throw;
+  }
   count_step();
   return results[0];
 }

@@ -59,6 +59,8 @@ class SettledStep {
   float* counter_of(PyObject* counter);
   static Span span_of(const engine::TensorView& view);  // of one that is not empty
   void find_spans();
+  void keep_buffers();
+  void restore_buffers() noexcept;
   bool is_quiet() const noexcept;
   bool tensors_unchanged() const noexcept;
   bool states_unchanged() noexcept;
@@ -76,7 +78,10 @@ class SettledStep {
   std::vector<Tensor> tensors_;   // parameters, states, buffers, frozen weights and counters
   std::vector<PyRef> hooks_, quiet_;
   std::vector<Input> batch_;
+  std::vector<PyRef> frozen_;     // parameters and constants that no gradient reaches
   std::vector<Span> updated_;     // memory that the step writes, sorted
+  std::vector<Span> buffers_;     // of the host, that the forward writes
+  std::vector<char> kept_;        // what they held before the step
   std::vector<engine::TensorView> views_;  // the program's inputs; the batch comes first
   PyRef hyper_;
   void* hyper_memory_;

@@ -40,7 +40,7 @@ def flatten(
     kinds: list[Hashable] = []
     for leaf in leaves:
         if type(leaf) is torch.Tensor:
-            if leaf.requires_grad or leaf.layout is not torch.strided:
+            if leaf.requires_grad or not is_dense(leaf):
                 raise Decline("RM703", "a batch with gradients, or that is no dense tensor")
             if leaf.device != device:
                 raise Decline("RM703", f"a batch on {leaf.device} for a model on {device}")
@@ -51,6 +51,11 @@ def flatten(
         else:
             raise Decline("RM703", f"a {type(leaf).__name__} in the batch")
     return tensors, (structure, tuple(kinds)), (leaves, spec)
+
+
+def is_dense(t: torch.Tensor) -> bool:
+    """Whether its memory is its value: strided, and not negated or conjugated when it is read."""
+    return t.layout is torch.strided and not t.is_neg() and not t.is_conj()
 
 
 def call_model(model: torch.nn.Module, inputs: Any) -> Any:

@@ -26,6 +26,7 @@ from rm_abstract.capture.training import Forward, capture_forward
 from rm_abstract.guards import sources
 from rm_abstract.hooks.route import make_facts
 from rm_abstract.training import batch as batches
+from rm_abstract.training.batch import is_dense
 from rm_abstract.training.dropout import new_state
 from rm_abstract.training.place import Place, place_of
 from rm_abstract.training.program import StepProgram, Tied
@@ -229,7 +230,7 @@ class Routed:
 
 def check_parameter(p: torch.Tensor, name: str, device: torch.device) -> None:
     """Raises Decline for a parameter that no program on the device trains."""
-    dense = p.layout is torch.strided and p.device == device
+    dense = is_dense(p) and p.device == device
     if not dense or p.dtype not in (torch.float32, torch.float64):
         raise Decline("RM703", f"{name} is {p.dtype} on {p.device}")
 

@@ -4,13 +4,16 @@ gradients of earlier micro-batches, and the optimizer's numbers."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.training import optimizers
+from rm_abstract.training.batch import is_dense
 from rm_abstract.training.place import Place
 from rm_abstract.training.program import StepProgram
 from rm_abstract.training.routed import named
@@ -46,6 +49,27 @@ def donated(
     return [*tensors, *written], counters
 
 
+def check_dense(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises Decline for a tensor whose memory is not its value."""
+    if not all(map(is_dense, tensors)):
+        raise Decline("RM703", "a parameter or state that is no dense tensor")
+
+
+@contextmanager
+def buffers_kept(found: StepProgram, donated: Sequence[torch.Tensor]) -> Iterator[None]:
+    """What the forward writes into the host's memory, as it was before where the step fails: a loss
+    may refuse its targets when running means have moved already."""
+    written = donated[len(donated) - len(found.written) :]
+    held = [(t, t.clone()) for t in written if t.device.type == "cpu"]
+    try:
+        yield
+    except _core.CoreError:
+        with torch.no_grad():
+            for tensor, before in held:
+                tensor.copy_(before)
+        raise
+
+
 def lacks_state(found: StepProgram, optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer has yet to make the state of a parameter: its own step does."""
     rules = found.wanted.rules
@@ -69,7 +93,7 @@ def sums(
         p, held = t.tensor, t.tensor.grad
         if accumulated == 0 or held is None:
             held = torch.zeros_like(p, memory_format=torch.preserve_format)
-        elif held.dtype != p.dtype or held.layout is not torch.strided or held.requires_grad:
+        elif held.dtype != p.dtype or not is_dense(held) or held.requires_grad:
             raise Decline("RM703", f"the gradient of {t.names[0]} is {held.dtype}")
         gradients.append(held)
     if accumulated and found.wanted.rules:

@@ -120,10 +120,12 @@ class TrainingStep(Routed):
         if found.wanted.rules:
             counts = self._counters.read(taken)
             self._fill(optimizers.numbers(self.optimizer, counts))
+        batch, frozen = [*tensors, *self._scales()], self._frozen(found)
+        run_tensors.check_dense([*donated, *frozen])
         try:
-            batch = [*tensors, *self._scales()]
-            results = found.run(batch, self._hyper.tensor, sums, donated, self._frozen(found))
-        except _core.CoreError as error:  # nothing was written: eager says what it thinks of it
+            with run_tensors.buffers_kept(found, donated):
+                results = found.run(batch, self._hyper.tensor, sums, donated, frozen)
+        except _core.CoreError as error:  # nothing is written: eager says what it thinks of it
             raise Decline(error.reason or "RM703", str(error)) from error
         if found.wanted.rules:
             torch.autograd.graph.increment_version(donated)

@@ -1,0 +1,141 @@
+"""What a second hand found in steps that C++ makes: each against the same steps in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import rm_abstract as rm
+
+
+class Pair:
+    """A model that is stepped by a compiled step, and its twin that is stepped in eager."""
+
+    def __init__(self, model: nn.Module, frozen: str = "", **sgd: Any) -> None:
+        for name, p in model.named_parameters():
+            p.requires_grad_(not frozen or not name.startswith(frozen))
+        self.models = model, copy.deepcopy(model)
+        self.optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, **sgd) for m in self.models]
+        self.step = rm.compile_step(self.models[0], F.cross_entropy, self.optimizers[0])
+        self.draw = torch.Generator().manual_seed(1)
+
+    def eager(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.optimizers[1].zero_grad()
+        loss = F.cross_entropy(self.models[1](x), y)
+        loss.backward()
+        self.optimizers[1].step()
+        self.optimizers[1].zero_grad()
+        return loss.detach()
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.randn(5, 8, generator=self.draw)
+        return x, torch.randint(0, 3, (5,), generator=self.draw)
+
+    def both(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        got, wanted = self.step(x, y), self.eager(x, y)
+        torch.testing.assert_close(got.detach(), wanted, rtol=1e-5, atol=1e-6)
+
+    def settle(self, steps: int = 8) -> None:
+        for _ in range(steps):
+            self.both(*self.batch())
+        assert self.step._settled is not None  # or this tests nothing
+
+    def compare(self) -> None:
+        mine, theirs = (m.state_dict() for m in self.models)
+        for name, tensor in mine.items():
+            torch.testing.assert_close(
+                tensor.resolve_neg(), theirs[name].resolve_neg(), rtol=1e-4, atol=1e-6
+            )
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("steps", [2, 8, 20])
+def test_a_layer_that_is_trained_again_moves(steps: int) -> None:
+    pair = Pair(layers(), frozen="0.")
+    for _ in range(steps):
+        pair.both(*pair.batch())
+    for m in pair.models:
+        m[0].requires_grad_(True)  # type: ignore[index]
+    before = pair.models[0][0].weight.detach().clone()  # type: ignore[index]
+    for _ in range(4):
+        pair.both(*pair.batch())
+    pair.compare()
+    assert not torch.equal(before, pair.models[0][0].weight)  # type: ignore[index]
+
+
+def _momentum(optimizer: torch.optim.Optimizer, model: Any) -> None:
+    state = optimizer.state[model[2].weight]
+    state["momentum_buffer"] = torch._neg_view(state["momentum_buffer"])
+
+
+def _weight(optimizer: torch.optim.Optimizer, model: Any) -> None:
+    model[2].weight.data = torch._neg_view(model[2].weight.data)
+
+
+@pytest.mark.parametrize("edit", [_weight, _momentum])
+def test_a_negated_view_is_its_value(edit: Callable[[Any, Any], None]) -> None:
+    pair = Pair(layers(), momentum=0.9)
+    pair.settle()
+    for optimizer, model in zip(pair.optimizers, pair.models, strict=True):
+        edit(optimizer, model)
+    for _ in range(3):
+        pair.both(*pair.batch())
+    pair.compare()
+
+
+@pytest.mark.parametrize("turned", ["inputs", "targets", "conjugated"])
+def test_a_batch_that_is_a_negated_view_is_its_value(turned: str) -> None:
+    pair = Pair(layers())
+    pair.settle()
+    x, y = pair.batch()
+    if turned == "inputs":
+        pair.both(torch._neg_view(x), y)
+    elif turned == "conjugated":
+        pair.both(torch.complex(x, x).conj().imag, y)
+    else:
+        pair.both(x, torch._neg_view(-y))
+    pair.both(*pair.batch())
+    pair.compare()
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_target_that_is_refused_moves_running_means_once(settled: bool) -> None:
+    torch.manual_seed(0)
+    pair = Pair(nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    if settled:
+        pair.settle()
+    else:
+        for _ in range(3):
+            pair.both(*pair.batch())
+    x, y = pair.batch()
+    for step in (pair.step, pair.eager):
+        with pytest.raises(IndexError):
+            step(x, torch.full_like(y, 99))
+    pair.compare()
+    pair.both(*pair.batch())
+    pair.compare()
+
+
+def test_a_weight_that_is_a_negated_view_is_its_value_for_a_routed_model() -> None:
+    rm.init("cpu", fallback="warn", compile_options={"when_slower": "compiled"})
+    model, x = layers().eval(), torch.randn(4, 8)
+    rm.accelerate(model)
+    with torch.no_grad():
+        for _ in range(6):
+            model(x)
+        model[2].weight.data = torch._neg_view(model[2].weight.data)  # type: ignore[index]
+        for _ in range(3):
+            got = model(x)
+            with rm.disabled():
+                wanted = model(x)
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
