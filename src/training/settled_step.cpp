@@ -58,7 +58,9 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
     const auto [parameter, group, states, counter] =
         row.cast<std::tuple<py::object, size_t, py::dict, py::object>>();
     Trained t{PyRef::borrow(parameter.ptr()), PyRef::borrow(counter.ptr()), group, {}, {}, {}};
-    t.held = PyRef::borrow(py::object(py::reinterpret_borrow<py::object>(optimizer_.states())[parameter]).ptr());
+    const bool stateless = states.empty() && counter.is_none();  // asking for its state would make one
+    const auto all = py::reinterpret_borrow<py::object>(optimizer_.states());
+    t.held = PyRef::borrow(stateless ? Py_None : py::object(all[parameter]).ptr());
     hold(parameter.ptr());
     written.append(parameter);
     for (const auto& [name, state] : states) {
@@ -89,7 +91,7 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
   for (const py::handle t : frozen) {
     hold(t.ptr());
     view(t.ptr());
-    frozen_.push_back(PyRef::borrow(t.ptr()));
+    frozen_.push_back({PyRef::borrow(t.ptr()), facts_->requires_grad(t.ptr()), facts_->is_parameter(t.ptr())});
   }
   for (const py::handle t : counters) written.append(t);
   written_ = PyRef::borrow(written.ptr());
@@ -142,9 +144,16 @@ bool SettledStep::is_quiet() const noexcept {
 
 bool SettledStep::tensors_unchanged() const noexcept {
   return std::all_of(tensors_.begin(), tensors_.end(),
-                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); }) &&
-         std::none_of(frozen_.begin(), frozen_.end(),
-                      [&](const PyRef& t) { return facts_->requires_grad(t.get()); });
+                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); });
+}
+
+// What wants a gradient now is trained, or gets a `grad`; one that was set by hand is for the optimizer to clear.
+bool SettledStep::frozen_unchanged() const noexcept {
+  static PyObject* const grad = PyUnicode_InternFromString("grad");
+  return std::all_of(frozen_.begin(), frozen_.end(), [&](const Frozen& f) {
+    PyObject* t = f.tensor.get();
+    return facts_->requires_grad(t) == f.wants_gradient && (!f.is_parameter || is_none(t, grad));
+  });
 }
 
 // The forward writes running means before a loss may refuse its targets; whoever makes the step again begins
@@ -172,6 +181,7 @@ bool SettledStep::states_unchanged() noexcept {
     PyObject* p = t.parameter.get();
     if (!facts_->requires_grad(p) || !is_none(p, grad) || !is_none(p, hooks) || !is_none(p, behind)) return false;
     PyObject* held = t.held.get();
+    if (held == Py_None) continue;
     if (!holds(optimizer_.states(), p, held)) return false;
     for (size_t i = 0; i < t.names.size(); ++i) {
       if (!holds(held, t.names[i].get(), t.states[i].get())) return false;
@@ -235,7 +245,7 @@ void SettledStep::count_step() {
 
 py::object SettledStep::run(py::handle inputs, const py::tuple& targets) {
   const bool same = is_quiet() && guard_.check() == router::Reason::kNone && optimizer_.unchanged() &&
-                    tensors_unchanged() && states_unchanged() && batch_fits(inputs, targets) && fill_numbers();
+                    tensors_unchanged() && frozen_unchanged() && states_unchanged() && batch_fits(inputs, targets) && fill_numbers();
   if (!same) return py::none();
   program_->write(hyper_memory_, numbers_.data(), numbers_.size() * sizeof(double));
   keep_buffers();

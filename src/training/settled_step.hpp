@@ -25,7 +25,7 @@ class SettledStep {
     PyRef parameter, counter;
     size_t group = 0;
     std::vector<PyRef> names, states;
-    PyRef held;  // the dict that has them
+    PyRef held;  // the dict that has them; None where there is no state
   };
 
   /// `batch`: what it was called with, tensors. `hyper`: the program's input of that name. `quiet`:
@@ -47,6 +47,11 @@ class SettledStep {
     PyRef object;
     router::RawTensor raw;
   };
+  /// A weight that is only read; whether it wanted a gradient when the step was made.
+  struct Frozen {
+    PyRef tensor;
+    bool wants_gradient, is_parameter;
+  };
   struct Input {
     ir::DType dtype;
     ir::Ints dims;
@@ -63,6 +68,7 @@ class SettledStep {
   void restore_buffers() noexcept;
   bool is_quiet() const noexcept;
   bool tensors_unchanged() const noexcept;
+  bool frozen_unchanged() const noexcept;
   bool states_unchanged() noexcept;
   bool batch_fits(pybind11::handle inputs, const pybind11::tuple& targets);
   bool add_input(PyObject* tensor, size_t index);
@@ -78,7 +84,7 @@ class SettledStep {
   std::vector<Tensor> tensors_;   // parameters, states, buffers, frozen weights and counters
   std::vector<PyRef> hooks_, quiet_;
   std::vector<Input> batch_;
-  std::vector<PyRef> frozen_;     // parameters and constants that no gradient reaches
+  std::vector<Frozen> frozen_;
   std::vector<Span> updated_;     // memory that the step writes, sorted
   std::vector<Span> buffers_;     // of the host, that the forward writes
   std::vector<char> kept_;        // what they held before the step

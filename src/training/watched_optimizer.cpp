@@ -123,7 +123,9 @@ bool WatchedOptimizer::unchanged() const noexcept {
   static PyObject* const own_hooks[] = {name_of("_optimizer_step_pre_hooks"),
                                         name_of("_optimizer_step_post_hooks")};
   PyObject* const held = attributes_.get();
-  if (Py_TYPE(optimizer_.get()) != type_ || entry(held, groups) != list_.get() ||
+  const PyRef now = PyRef::steal(PyObject_GenericGetDict(optimizer_.get(), nullptr));
+  if (!now) PyErr_Clear();
+  if (now.get() != held || Py_TYPE(optimizer_.get()) != type_ || entry(held, groups) != list_.get() ||
       entry(held, state) != states_.get() || entry(held, step_name()) != step_.get()) {
     return false;
   }

@@ -73,6 +73,64 @@ def test_a_layer_that_is_trained_again_moves(steps: int) -> None:
     assert not torch.equal(before, pair.models[0][0].weight)  # type: ignore[index]
 
 
+def test_a_gradient_by_hand_of_a_frozen_weight_is_cleared() -> None:
+    pair = Pair(layers(), frozen="0.")
+    pair.settle()
+    for m in pair.models:
+        m[0].weight.grad = torch.ones(8, 8)  # type: ignore[index]
+    pair.both(*pair.batch())
+    for m in pair.models:
+        assert m[0].weight.grad is None  # type: ignore[index]
+
+
+@pytest.mark.parametrize("steps", [2, 8])
+def test_a_weight_outside_the_optimizer_gets_its_gradient_once_it_wants_one(steps: int) -> None:
+    model = layers()
+    model[0].requires_grad_(False)  # type: ignore[index]
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)  # type: ignore[index]
+    step = rm.compile_step(model, F.cross_entropy, optimizer)
+    for _ in range(steps):
+        step(torch.randn(5, 8), torch.arange(5) % 3)
+    model[0].weight.requires_grad_(True)  # type: ignore[index]
+    step(torch.randn(5, 8), torch.arange(5) % 3)
+    assert model[0].weight.grad is not None  # type: ignore[index]
+    assert "RM703" in step.report()["reasons"]
+
+
+def test_an_optimizer_with_other_attributes_is_asked_for_them() -> None:
+    pair = Pair(layers())
+    pair.settle()
+    for o in pair.optimizers:
+        o.__dict__ = {**o.__dict__, "param_groups": [{**o.param_groups[0], "lr": 0.0}]}
+    for _ in range(2):
+        pair.both(*pair.batch())
+    pair.compare()
+
+
+def test_a_plain_optimizer_keeps_no_empty_states() -> None:
+    pair = Pair(layers())
+    pair.settle()
+    assert pair.optimizers[0].state_dict()["state"] == {}
+
+
+def test_two_names_of_one_buffer_are_a_reason_and_no_assertion() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(8, 3), nn.BatchNorm1d(3)
+            self.mean = self.norm.running_mean
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.norm(self.linear(x))
+            return y + self.mean
+
+    pair = Pair(Norm())
+    for _ in range(3):
+        pair.both(*pair.batch())
+    pair.compare()
+    assert "RM201" in pair.step.report()["reasons"]
+
+
 def _momentum(optimizer: torch.optim.Optimizer, model: Any) -> None:
     state = optimizer.state[model[2].weight]
     state["momentum_buffer"] = torch._neg_view(state["momentum_buffer"])

@@ -95,7 +95,10 @@ def capture_forward(
         if regions:
             widen_losses(program.graph_module)
         if regions or is_inplace(program):
-            program = program.run_decompositions({})  # regions become the casts that they made
+            try:
+                program = program.run_decompositions({})  # regions become the casts that they made
+            except Exception as error:  # an assertion of torch's own, for two names of one buffer
+                raise export._export_error(module, error) from error
     imported = import_program(program, for_training=True)
     return Forward(
         imported.text, imported.weights, imported.constants, imported.written, imported.draws

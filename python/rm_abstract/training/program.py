@@ -57,6 +57,7 @@ class StepProgram:
     runs: int = 0
     long_ways: int = 0  # runs that Python made since the step was settled
     checked: bool = False
+    gradients_of_frozen: list[bool] | None = None  # whether weights that are only read want one
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
     recomputed: list[dict[str, Any]] = field(default_factory=list)  # under a memory budget

@@ -55,6 +55,15 @@ def check_dense(tensors: Iterable[torch.Tensor]) -> None:
         raise Decline("RM703", "a parameter or state that is no dense tensor")
 
 
+def check_frozen(found: StepProgram, frozen: Sequence[torch.Tensor]) -> None:
+    """Raises Decline where a weight that is only read wants a gradient since the first run."""
+    wants = [t.requires_grad for t in frozen]
+    if found.gradients_of_frozen is None:
+        found.gradients_of_frozen = wants
+    if wants != found.gradients_of_frozen:
+        raise Decline("RM703", "a weight outside the optimizer that wants a gradient now")
+
+
 @contextmanager
 def buffers_kept(found: StepProgram, donated: Sequence[torch.Tensor]) -> Iterator[None]:
     """What the forward writes into the host's memory, as it was before where the step fails: a loss

@@ -122,6 +122,7 @@ class TrainingStep(Routed):
             self._fill(optimizers.numbers(self.optimizer, counts))
         batch, frozen = [*tensors, *self._scales()], self._frozen(found)
         run_tensors.check_dense([*donated, *frozen])
+        run_tensors.check_frozen(found, frozen)
         try:
             with run_tensors.buffers_kept(found, donated):
                 results = found.run(batch, self._hyper.tensor, sums, donated, frozen)
