@@ -1,4 +1,4 @@
-"""A session ends with its test: files run in one process in an order that sizes and seeds decide."""
+"""A session ends with its test: files run in one process in an order that their sizes decide."""
 
 from __future__ import annotations
 
