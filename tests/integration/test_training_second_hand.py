@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import rm_abstract as rm
+
+
+@pytest.fixture(autouse=True)
+def closed_session() -> Iterator[None]:
+    yield
+    rm.shutdown()  # whichever file runs next in this process
 
 
 class Pair:

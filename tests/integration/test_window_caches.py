@@ -21,6 +21,12 @@ SIZES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def closed_session():
+    yield
+    rm.shutdown()  # whichever file runs next in this process
+
+
 def mistral(**more):
     return hf.MistralForCausalLM(hf.MistralConfig(**SIZES, **more)).eval()
 
