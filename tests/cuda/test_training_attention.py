@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,6 @@ from torch.nn import functional as F  # noqa: E402
 pytestmark = pytest.mark.cuda
 
 STRICT = {"fallback": "error"}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 class Attends(nn.Module):

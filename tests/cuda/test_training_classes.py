@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +14,6 @@ from torch import nn  # noqa: E402 # torch is there from here on
 from torch.nn import functional as F  # noqa: E402
 
 pytestmark = pytest.mark.cuda
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 @pytest.mark.parametrize("precision", [None, "bf16"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from torch import nn  # noqa: E402 # torch is there from here on
 pytestmark = pytest.mark.cuda
 
 STRICT = {"fallback": "error"}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 class Normal(nn.Module):

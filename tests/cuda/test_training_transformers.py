@@ -4,7 +4,6 @@ in eager."""
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,6 @@ transformers = pytest.importorskip("transformers")
 rm = pytest.importorskip("rm_abstract")
 
 pytestmark = pytest.mark.cuda
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RM_CACHE_DIR", str(tmp_path / "cache"))
 
 
 def llama() -> Any:

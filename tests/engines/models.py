@@ -60,11 +60,11 @@ class KillsAtTheFifthToken:
     """A streamer: whatever a generation's speed, its worker is killed in the middle of it."""
 
     def __init__(self, pid: int) -> None:
-        self.pid, self.tokens, self.killed = pid, 0, 0.0
+        self.pid, self.steps, self.killed = pid, -1, 0.0  # the prompt comes first
 
     def put(self, value: torch.Tensor) -> None:
-        self.tokens += value.numel() == 1  # the prompt comes first, and is longer
-        if self.tokens >= 5 and not self.killed:
+        self.steps += 1
+        if self.steps >= 5 and not self.killed:
             os.kill(self.pid, signal.SIGKILL)
             self.killed = time.monotonic()
 

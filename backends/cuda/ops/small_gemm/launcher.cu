@@ -59,12 +59,12 @@ Status launch_tiles(void (*kernel)(P...), std::int64_t blocks, std::int64_t k, c
                     Stream stream) {
   const int depth = static_cast<int>(std::clamp<std::int64_t>(k, 1, kSmallDepth));
   if (Status s = allow_shared_memory("small_gemm", kernel, Shape::bytes(kSmallDepth)); !s) return s;
-  return launch_overlapped("small_gemm", kernel, static_cast<unsigned>(blocks), kSmallThreads,
+  return launch_overlapped("small_gemm", kernel, static_cast<unsigned>(blocks), kProductThreads,
                            static_cast<std::size_t>(Shape::bytes(depth)), stream, args);
 }
 
-SmallProgram program_of(const SmallGemm& p) {
-  SmallProgram out{};
+ProductProgram program_of(const SmallGemm& p) {
+  ProductProgram out{};
   out.operands = static_cast<int>(p.operands.size());
   out.steps = static_cast<int>(p.program.code.size());
   for (int i = 0; i < out.operands; ++i) {

@@ -11,7 +11,7 @@
 
 namespace rm::cuda_ops {
 
-inline constexpr int kSmallDepth = 256, kSmallWarps = 8, kSmallThreads = 32 * kSmallWarps;
+inline constexpr int kSmallDepth = 256, kSmallWarps = 8, kProductThreads = 32 * kSmallWarps;
 
 template <int kRowsOfTile, int kColumnsOfTile>
 struct SmallShape {
@@ -33,7 +33,7 @@ using LargeTiles = SmallShape<16, 32>;
 /// A tile of kRows rows and up to kSmallDepth of K on its way to shared memory, [k][row].
 template <int kRows, int kPitch>
 struct SmallTile {
-  static constexpr int kVectors = kRows * kSmallDepth / 4 / kSmallThreads;  // of a thread
+  static constexpr int kVectors = kRows * kSmallDepth / 4 / kProductThreads;  // of a thread
   float4 held[kVectors];
 
   __device__ __forceinline__ static void place(const TileOperand& o, int i, int* row, int* k) {
@@ -49,7 +49,7 @@ struct SmallTile {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
       int row, k;
-      place(o, u * kSmallThreads + static_cast<int>(threadIdx.x), &row, &k);
+      place(o, u * kProductThreads + static_cast<int>(threadIdx.x), &row, &k);
       const bool inside = k < depth && first + row < o.rows;
       held[u] = inside ? *reinterpret_cast<const float4*>(o.data + (first + row) * o.row_step +
                                                           (k0 + k) * o.k_step)
@@ -62,7 +62,7 @@ struct SmallTile {
     const int thread = static_cast<int>(threadIdx.x);
     if (o.read == TileRead::along || o.read == TileRead::across) {
       const int total = kRows * depth;
-      for (int i = thread; i < total; i += kSmallThreads) {
+      for (int i = thread; i < total; i += kProductThreads) {
         const bool along = o.read == TileRead::along;
         const int row = along ? i / depth : i % kRows, k = along ? i - row * depth : i / kRows;
         tile[k * kPitch + row] =
@@ -73,7 +73,7 @@ struct SmallTile {
 #pragma unroll
     for (int u = 0; u < kVectors; ++u) {
       int row, k;
-      place(o, u * kSmallThreads + thread, &row, &k);
+      place(o, u * kProductThreads + thread, &row, &k);
       if (k >= depth) continue;
       if (o.read == TileRead::across_vectors) {
         *reinterpret_cast<float4*>(tile + k * kPitch + row) = held[u];
@@ -137,7 +137,7 @@ __device__ __forceinline__ void small_product(const SmallProduct& p, int row0, i
   }
   __syncthreads();
 #pragma unroll
-  for (int at = thread; at < Shape::kSums; at += kSmallThreads) {
+  for (int at = thread; at < Shape::kSums; at += kProductThreads) {
     float sum = meet[at];
 #pragma unroll
     for (int w = 1; w < kSmallWarps; ++w) sum += meet[w * Shape::kSums + at];
@@ -153,7 +153,7 @@ __device__ __forceinline__ void small_product(const SmallProduct& p, int row0, i
   }
 }
 
-__device__ __forceinline__ float run_program(const SmallProgram& p, float product, int row, int column) {
+__device__ __forceinline__ float run_program(const ProductProgram& p, float product, int row, int column) {
   float value[1 + kMostSmallOperands + kMostSmallInstructions];
   value[0] = product;
   for (int i = 0; i < p.operands; ++i) {
@@ -171,7 +171,7 @@ __device__ __forceinline__ float run_program(const SmallProgram& p, float produc
 }
 
 template <class Shape, bool kProgram>
-__global__ void __launch_bounds__(kSmallThreads, 2) small_gemm_tiles(const __grid_constant__ SmallGemmArgs p) {
+__global__ void __launch_bounds__(kProductThreads, 2) small_gemm_tiles(const __grid_constant__ SmallGemmArgs p) {
   extern __shared__ float4 small_shared[];
   overlap_begin(p.product.a.data, p.product.b.data);
   const int block = static_cast<int>(blockIdx.x);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kSmallThreads, 2) small_gemm_tiles(const __gri
                        });
 }
 
-static __global__ void __launch_bounds__(kSmallThreads, 2) slopes_tiles(const __grid_constant__ SlopesArgs p) {
+static __global__ void __launch_bounds__(kProductThreads, 2) slopes_tiles(const __grid_constant__ SlopesArgs p) {
   extern __shared__ float4 small_shared[];
   using Shape = LargeTiles;
   overlap_begin(p.product[0].a.data, p.product[0].b.data);

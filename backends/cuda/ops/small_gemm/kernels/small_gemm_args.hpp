@@ -24,7 +24,7 @@ struct SmallProduct {
   int k, first_block, columns;  // tiles of c's columns
 };
 
-struct SmallProgram {
+struct ProductProgram {
   int operands, steps;
   const float* operand[kMostSmallOperands];
   std::int64_t row_step[kMostSmallOperands], column_step[kMostSmallOperands];
@@ -37,7 +37,7 @@ struct SmallProgram {
 struct SmallGemmArgs {
   SmallProduct product;
   EpilogueArgs epilogue;
-  SmallProgram program;
+  ProductProgram program;
 };
 
 struct SlopesArgs {
