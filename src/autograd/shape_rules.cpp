@@ -111,6 +111,7 @@ std::vector<NamedRule> shape_rules() {
   constexpr std::string_view kAlone = "it has no operand";
   return {{"reshape", reshape}, {"permute", permute}, {"expand", expand}, {"slice", slice},
           {"concat", concat},   {"reduce", reduce},   {"cumsum", cumsum},
+          {"grouped_gemm", nullptr, "the slope of a matrix of a group is a product over that group alone"},
           {"scan", nullptr, "running products and extremes are not differentiated"},
           {"iota", nullptr, kAlone}, {"full", nullptr, kAlone}, {"dim_value", nullptr, kAlone},
           {"uniform", nullptr, "its operand is an integer state"},

@@ -15,18 +15,21 @@ constexpr const char* kPackWeights = "pack_weights";
 // What a device says of itself (docs/plugin_guide.md): what another launch of a plan costs.
 constexpr const char* kLaunchNs = "launch_ns";
 
+bool is_product(const Step& step) { return step.op == "gemm" || step.op == "grouped_gemm"; }
+
 bool packs(select::PackRule rule, const Step& gemm) {
   if (rule != select::PackRule::kTransposed) return rule == select::PackRule::kAll;
   const ir::Layout& b = gemm.inputs[1].layout;
   auto trans = gemm.attrs.find("trans_b");
-  bool rows = trans == gemm.attrs.end() || std::get<int64_t>(trans->second) != 0;
+  bool rows = gemm.op == "gemm" &&
+              (trans == gemm.attrs.end() || std::get<int64_t>(trans->second) != 0);
   size_t along_k = b.strides.size() - (rows ? 1 : 2);
   return b.strides[along_k] != 1;
 }
 
 // A step that reads its weight unpacked although `rule` lets it be packed.
 bool gains(select::PackRule rule, const std::vector<Buffer>& buffers, const Step& step) {
-  if (step.op != "gemm" || step.attrs.count(kPackWeights) == 0) return false;
+  if (!is_product(step) || step.attrs.count(kPackWeights) == 0) return false;
   const Buffer& b = buffers[static_cast<size_t>(step.inputs[1].buffer)];
   return b.kind == BufferKind::kConstant && packs(rule, step);
 }
@@ -74,7 +77,7 @@ Plan bind_kernels(StepList list, select::PreparedCache& cache, select::PackRule 
   plan.outputs = std::move(list.outputs);
   plan.steps.reserve(list.steps.size());
   for (auto& step : list.steps) {
-    if (step.op == "gemm" && !packs(rule, step)) step.attrs[kPackWeights] = int64_t{0};
+    if (is_product(step) && !packs(rule, step)) step.attrs[kPackWeights] = int64_t{0};
     auto kernel = prepared(plan.buffers, step, cache);
     plan.steps.push_back({std::move(step), std::move(kernel), -1});
   }

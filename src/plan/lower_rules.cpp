@@ -140,6 +140,14 @@ void matmul(Lowering& l, const Node& n) {
   l.define(n.result(), out);
 }
 
+void grouped_gemm(Lowering& l, const Node& n) {
+  Ref out = l.temporary_for(n.result());
+  l.emit("grouped_gemm", {},
+         {spread_matrix(l, l.ref(n.operands[0])), spread_matrix(l, l.ref(n.operands[1])), l.ref(n.operands[2])},
+         {out});
+  l.define(n.result(), out);
+}
+
 // ---- norms, attention, lookups ----------------------------------------------------------------
 
 void layer_norm(Lowering& l, const Node& n) {
@@ -330,7 +338,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"slice", slice},       {"concat", concat},         {"cast", cast},
       {"bitcast", bitcast},
       {"ewise", ewise},       {"linear", linear},         {"gemm", gemm},
-      {"matmul", matmul},     {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
+      {"matmul", matmul},     {"grouped_gemm", grouped_gemm}, {"layer_norm", layer_norm}, {"rms_norm", layer_norm},
       {"sdpa", sdpa},         {"sdpa_backward", sdpa_backward},
       {"rope", rope},         {"softmax", softmax},
       {"cross_entropy", cross_entropy},

@@ -75,7 +75,7 @@ int64_t elements(const Axes& a, const std::vector<int64_t>& sizes, size_t operan
 }
 
 bool is_product(const Shape& s) {
-  return s.op == "gemm" || s.op == "quant_linear" || attends(s) || (is_fused(s.op) && s.op != "adams" && s.op != "slopes");
+  return s.op == "gemm" || s.op == "grouped_gemm" || s.op == "quant_linear" || attends(s) || (is_fused(s.op) && s.op != "adams" && s.op != "slopes");
 }
 
 /// Repeated axes to a few, the outermost first, until the check is affordable.

@@ -88,6 +88,16 @@ Axes gemm_axes(Shape& s) {
   return a;
 }
 
+/// The matrices are as many as they are; rows of a group may be any.
+Axes grouped_gemm_axes(const Shape& s) {
+  Axes a;
+  const Ints &x = s.inputs[0].layout.dims, &w = s.inputs[1].layout.dims;
+  const int m = a.add(x[0], 'M'), k = a.add(x[1], 'K', true), n = a.add(w[2], 'N', true);
+  const int e = a.add(w[0], '*');
+  a.of = {{m, k}, {e, k, n}, {e}, {m, n}};
+  return a;
+}
+
 Axes quant_linear_axes(Shape& s) {
   std::vector<Operand*> rows{&s.inputs[0], &s.outputs[0]};
   if (present(s.inputs, 5)) rows.push_back(&s.inputs[5]);
@@ -329,6 +339,7 @@ void merge_axes(Shape& s) {
 
 Axes axes_of(Shape& s) {
   if (s.op == "gemm") return gemm_axes(s);
+  if (s.op == "grouped_gemm") return grouped_gemm_axes(s);
   if (s.op == "quant_linear") return quant_linear_axes(s);
   if (s.op == "quantize") return quantize_axes(s);
   if (s.op == "sdpa") return sdpa_axes(s);

@@ -87,6 +87,7 @@ class Reference {
     if (is_fused(shape_.op)) return expected_fused(shape_, inputs_, before_);
     if (shape_.op == "copy") return {{0, *operands_[0], iota(operands_[0]->size())}};
     if (shape_.op == "gemm" && is_large()) return gemm();
+    if (shape_.op == "grouped_gemm" && is_large()) return grouped_gemm();
     if (shape_.op == "quant_linear" && is_large()) return quant_linear();
     if (shape_.op == "conv" && node_.i_or("groups", 1) == 1) return conv();
     if (shape_.op == "sdpa") return sdpa();
@@ -144,6 +145,21 @@ class Reference {
     if (has(2)) by_column[2] = pick(*operands_[2], 0, columns);
     if (has(3)) by_column[3] = pick(*operands_[3], n, columns);
     return {part(by_row, m, rows), part(by_column, n, columns)};
+  }
+
+  /// Some columns of all rows, and all columns of some rows, whose groups end elsewhere then.
+  std::vector<Part> grouped_gemm() const {
+    const Places rows = spread(out().dims[0].value(), 4), columns = spread(out().dims[1].value(), 3);
+    std::vector<HostTensor> by_row(3), by_column(3);
+    by_column[1] = pick(*operands_[1], 2, columns);
+    by_row[0] = pick(*operands_[0], 0, rows);
+    by_row[2] = *operands_[2];
+    for (int64_t e = 0; e < by_row[2].size(); ++e) {
+      const DType type = by_row[2].type.dtype;
+      const int64_t end = ir::load_int(type, by_row[2].at(e));
+      ir::store_int(type, by_row[2].at(e), std::lower_bound(rows.begin(), rows.end(), end) - rows.begin());
+    }
+    return {part(by_row, 0, rows), part(by_column, 1, columns)};
   }
 
   /// Rows of the weight lie in tiles of 8: the first of them, and what is behind the last.

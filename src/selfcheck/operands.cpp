@@ -117,11 +117,23 @@ void fill_norm_weight(const Shape& s, HostTensor& t, Random& random) {
   }
 }
 
+/// Ends of groups of rows: some groups are empty, and some rows are behind the last.
+void fill_ends(HostTensor& t, Random& random, int64_t rows) {
+  std::vector<int64_t> ends(static_cast<size_t>(t.size()));
+  for (int64_t& end : ends) end = random.between(0, rows);
+  std::sort(ends.begin(), ends.end());
+  if (ends.size() > 2) ends[1] = ends[0];
+  for (size_t i = 0; i < ends.size(); ++i) {
+    ir::store_int(t.type.dtype, t.at(static_cast<int64_t>(i)), ends[i]);
+  }
+}
+
 void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto dim = [&](size_t operand, size_t axis) { return s.inputs[operand].layout.dims[axis]; };
   const auto axis = static_cast<size_t>(
       attr_or<int64_t>(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
   if (s.op == "gemm" || s.op == "conv" || s.op == "recurrent") return fill_floats(t, random, 8, 8);
+  if (s.op == "grouped_gemm") return input == 2 ? fill_ends(t, random, dim(0, 0)) : fill_floats(t, random, 8, 8);
   if ((s.op == "gemm_ewise" && input < 2) || s.op == "slopes") return fill_floats(t, random, 8, 8);
   if (s.op == "small_steps" && !ir::is_floating(t.type.dtype)) return fill_ints(t, random, 0, 1);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);

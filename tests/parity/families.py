@@ -135,8 +135,8 @@ FAMILIES = {
     "smollm3": Family("SmolLM3ForCausalLM", "SmolLM3Config", GROUPED),
     "falcon": Family("FalconForCausalLM", "FalconConfig", FALCON),
     "mpt": Family("MptForCausalLM", "MptConfig", MPT, static=False),
-    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL, native=False),
-    "qwen3_moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", EXPERTS, native=False),
+    "mixtral": Family("MixtralForCausalLM", "MixtralConfig", MIXTRAL),
+    "qwen3_moe": Family("Qwen3MoeForCausalLM", "Qwen3MoeConfig", EXPERTS),
     "mamba": Family("MambaForCausalLM", "MambaConfig", STATES, static=False, native=False),
     "glm": Family("GlmForCausalLM", "GlmConfig", {**GROUPED, **WIDE}),
 }

@@ -29,6 +29,7 @@
 #include "ops/uniform/rows.hpp"
 #if __has_include("ops/gemm/CMakeLists.txt")
 #include "ops/gemm/rows.hpp"
+#include "ops/grouped_gemm/rows.hpp"
 #define RM_CPU_HAS_GEMM 1
 #else
 #define RM_CPU_HAS_GEMM 0
@@ -43,6 +44,7 @@ std::vector<rm_kernel> all_rows() {
   };
 #if RM_CPU_HAS_GEMM
   add(gemm_rows());
+  add(grouped_gemm_rows());
 #endif
   add(conv_rows());
   add(pool_rows());

@@ -32,7 +32,7 @@ _SIZE_OPS: dict[Any, Callable[..., Any]] = {
     operator.floordiv: operator.floordiv,
     operator.mod: operator.mod,
 }
-_OURS = ("aten", "rm_abstract", "prims")  # namespaces whose operators handlers know
+_OURS = ("aten", "rm_abstract", "prims", "transformers")  # namespaces whose operators handlers know
 # Kernels of these refuse some values: in a branch that is not taken nothing may be refused.
 _MAY_REFUSE = {"gather", "index", "index_copy", "scatter", "embedding", "uniform"}
 _DROPPED = {

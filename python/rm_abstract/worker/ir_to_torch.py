@@ -152,6 +152,14 @@ def _softmax(x: Any, node: Node) -> Any:
     return torch.log_softmax(x, axis) if node.attrs.get("log") else torch.softmax(x, axis)
 
 
+def _grouped_gemm(x: Any, w: Any, offsets: Any) -> Any:
+    """Every row times the matrix of its group: as many groups end before it or with it."""
+    rows = torch.arange(x.shape[0], device=x.device)
+    group = (rows[:, None] >= offsets[None]).sum(1)
+    y = torch.bmm(x[:, None], w[group.clamp(max=w.shape[0] - 1)])[:, 0]
+    return torch.where((group < w.shape[0])[:, None], y, torch.zeros_like(y))
+
+
 _UNARY: dict[str, Callable[[Any], Any]] = {
     name: getattr(torch, name)
     for name in (
@@ -199,6 +207,7 @@ _OTHER: dict[str, Callable[[Operands, Node], Any]] = {
     "scatter": lambda o, n: _scatter(o[0], o[1], o[2], n),
     "embedding": lambda o, n: functional.embedding(o[1], o[0]),
     "matmul": lambda o, n: torch.matmul(o[0], o[1]),
+    "grouped_gemm": lambda o, n: _grouped_gemm(*o),
     "linear": lambda o, n: functional.linear(o[0], o[1], o[2] if len(o) > 2 else None),
     "layer_norm": _layer_norm,
     "rms_norm": lambda o, n: _rms_norm(o[0], o[1] if len(o) > 1 else None, n),

@@ -81,6 +81,12 @@ TEST_CASE("ill-typed nodes are refused") {
   refused(x + "%9 = expand(%0) {shape=<4,3>} : f32[4,3]\n", "broadcasts");
   refused(x + "%9 = reduce(%0) {axes=[0], keepdim=1, kind=\"median\"} : f32[1,3]\n", "kind");
   refused(x + "%9 = gemm(%0, %2) {activation=\"swish\", trans_b=0} : f32[2,4]\n", "activation");
+  refused("input %0 \"x\" : f32[4,3]\nweight %1 \"w\" : f32[2,5,6]\ninput %2 \"e\" : i32[2]\n"
+          "%9 = grouped_gemm(%0, %1, %2) : f32[4,6]\n", "inner sizes");
+  refused("input %0 \"x\" : f32[4,3]\nweight %1 \"w\" : f32[2,3,6]\ninput %2 \"e\" : i32[3]\n"
+          "%9 = grouped_gemm(%0, %1, %2) : f32[4,6]\n", "offsets and matrices");
+  refused("input %0 \"x\" : f32[4,3]\nweight %1 \"w\" : f32[2,3,6]\ninput %2 \"e\" : f32[2]\n"
+          "%9 = grouped_gemm(%0, %1, %2) : f32[4,6]\n", "i64 or i32 offsets");
   refused(x + "%9 = embedding(%0, %2) : f32[2,4,3]\n", "indices");
   refused(x + "%9 = bitcast(%0) : i64[2,3]\n", "bytes");
   refused("input %0 \"x\" : u64[3]\n%9 = maximum(%0, %0) : u64[3]\n", "u64");
@@ -96,6 +102,15 @@ TEST_CASE("costs count multiply-adds and traffic") {
   CHECK(linear.flops == 2.0 * 6 * 5 * 4);
   CHECK(linear.bytes == 4.0 * (24 + 20 + 30));
   CHECK(ops::cost(graph, graph.nodes[1]).bytes == 0);
+}
+
+TEST_CASE("a grouped product reads the matrices of as many groups as can have rows") {
+  const ir::Graph graph = ir::parse(
+      "rmir 1\ninput %0 \"x\" : f32[3,4]\nweight %1 \"w\" : f32[8,4,5]\ninput %2 \"e\" : i32[8]\n"
+      "%3 = grouped_gemm(%0, %1, %2) : f32[3,5]\nreturn %3\n");
+  const ops::Cost cost = ops::cost(graph, graph.nodes[0]);
+  CHECK(cost.flops == 2.0 * 3 * 4 * 5);
+  CHECK(cost.bytes == 4.0 * (3 * 4 + 3 * 5 + 3 * 4 * 5));
 }
 
 TEST_CASE("an index that is longer than what it points into is refused where it can be known") {

@@ -70,6 +70,21 @@ TEST_CASE("reductions have torch's identities and keep NaN") {
   check_close(empty("mean"), {kNaN});
 }
 
+TEST_CASE("a grouped product gives zeros behind the last group and refuses offsets that fall") {
+  const auto x = f32({4, 1}, {1, 2, 3, 4}), w = f32({3, 1, 2}, {1, 10, 5, 50, 7, 70});
+  const auto product = [&](std::vector<double> ends) {
+    return run("input %0 \"x\" : f32[4,1]\ninput %1 \"w\" : f32[3,1,2]\ninput %2 \"e\" : i64[3]\n"
+               "%3 = grouped_gemm(%0, %1, %2) : f32[4,2]\nreturn %3\n",
+               {x, w, tensor(ir::DType::kI64, {3}, std::move(ends))})[0];
+  };
+  check_close(product({1, 1, 3}), {1, 10, 14, 140, 21, 210, 0, 0});
+  check_close(product({0, 4, 4}), {5, 50, 10, 100, 15, 150, 20, 200});
+  for (const std::vector<double>& wrong :
+       {std::vector<double>{2, 1, 4}, std::vector<double>{-1, 1, 4}, std::vector<double>{0, 1, 5}}) {
+    CHECK_THROWS_WITH_AS(product(wrong), doctest::Contains("offsets that do not fall"), Error);
+  }
+}
+
 TEST_CASE("integer sums widen to 64 bits and cumsum runs along its axis") {
   auto flags = tensor(ir::DType::kBool, {2, 2}, {1, 1, 0, 1});
   check_close(run("input %0 \"x\" : bool[2,2]\n%1 = reduce(%0) {axes=[0,1], keepdim=0, "

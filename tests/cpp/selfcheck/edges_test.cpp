@@ -27,6 +27,17 @@ std::map<char, std::vector<Make>> axes_of(const std::string& op) {
             {'K', {[](int64_t n) { return gemm(5, 21, n); },
                    [](int64_t n) { return gemm(19, 21, n, DType::kBF16); }}}};
   }
+  if (op == "grouped_gemm") {
+    std::map<char, std::vector<Make>> out;
+    for (bool turned : {false, true}) {
+      for (DType t : {DType::kF32, DType::kBF16}) {
+        out['M'].push_back([=](int64_t n) { return grouped_gemm(n, 37, 70, turned, t); });
+        out['N'].push_back([=](int64_t n) { return grouped_gemm(19, n, 70, turned, t); });
+        out['K'].push_back([=](int64_t n) { return grouped_gemm(19, 33, n, turned, t); });
+      }
+    }
+    return out;
+  }
   if (op == "sdpa") {
     return {{'S', {[](int64_t n) { return sdpa(n, 70, 40); }}},
             {'T', {[](int64_t n) { return sdpa(1, n, 40); }, [](int64_t n) { return sdpa(9, n, 40); }}},

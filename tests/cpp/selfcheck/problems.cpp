@@ -58,6 +58,12 @@ Shape gemm(int64_t m, int64_t n, int64_t k, DType dtype) {
           {{"trans_b", int64_t{1}}, {"activation", std::string("none")}, {"alpha", 1.0}}};
 }
 
+Shape grouped_gemm(int64_t m, int64_t n, int64_t k, bool turned, DType dtype) {
+  Operand experts = dense(dtype, turned ? Ints{2, n, k} : Ints{2, k, n}, true);
+  if (turned) experts.layout = ir::view_permute(experts.layout, {0, 2, 1});
+  return {"grouped_gemm", {dense(dtype, {m, k}), experts, dense(DType::kI32, {2})}, {dense(dtype, {m, n})}, {}};
+}
+
 Shape sdpa(int64_t s, int64_t t, int64_t e, DType dtype) {
   return {"sdpa",
           {dense(dtype, {1, 2, s, 40}), dense(dtype, {1, 1, t, 40}), dense(dtype, {1, 1, t, e}), absent()},
@@ -96,6 +102,12 @@ void add_products(std::vector<Shape>& out) {
     unpacked.attrs["activation"] = std::string("gelu");
     unpacked.inputs[3] = dense(t, {3, 4099});
     out.push_back(unpacked);
+    // Experts, stored both ways, and one that is not constant.
+    for (bool turned : {false, true}) {
+      for (int64_t rows : {int64_t{7}, int64_t{331}}) out.push_back(grouped_gemm(rows, 200, 256, turned, t));
+    }
+    out.push_back({"grouped_gemm", {dense(t, {70, 33}), dense(t, {5, 33, 47}), dense(DType::kI64, {5})},
+                   {dense(t, {70, 47})}, {}});
     // As lowered from matmul: batched, [K,N], nothing constant.
     out.push_back({"gemm",
                    {dense(t, {2, 12, 65, 64}), dense(t, {2, 12, 64, 77}), absent(), absent()},

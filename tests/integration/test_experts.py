@@ -1,0 +1,174 @@
+"""Mixtures of experts run on products of ours: models of transformers, groups that are empty or
+take all rows, offsets that are wrong, and counts of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from test_capture_operators import Wrapped
+from test_special_functions import run
+from torch import nn
+from transformers.integrations import moe  # noqa: F401 (its operators)
+
+import rm_abstract as rm
+from rm_abstract import _core, device
+from rm_abstract.capture.export import capture
+from rm_abstract.capture.outputs import builder
+
+COMMON = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 95,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2},  # biases, [K,N]
+    "Qwen2Moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24},
+}
+
+
+@pytest.fixture(autouse=True)
+def closed_session() -> Iterator[None]:
+    yield
+    rm.shutdown()
+
+
+def build(name: str, dtype: torch.dtype = torch.float32, spread: float = 0.3) -> Any:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{name}Config")(**COMMON, **MODELS[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval().to(dtype)
+    for weight in model.parameters():  # logits that differ by more than rounding
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=spread)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixture_of_experts_is_served_whole_by_kernels_of_ours(name: str) -> None:
+    model = build(name)
+    rm.init("cpu")
+    rm.accelerate(model)
+    for length in (5, 9, 16):
+        ids = torch.randint(3, 90, (2, length))
+        with torch.no_grad():
+            with rm.disabled():
+                expected = model(ids, use_cache=False).logits
+            for _ in range(3):
+                found = model(ids, use_cache=False).logits
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    record = rm.explain(model).to_dict()["models"][0]
+    assert record["routed"]
+    assert {op for entry in record["entries"] for op in entry["kept"]} == set()
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "GptOss"])
+def test_generated_tokens_of_a_mixture_are_eagers(name: str) -> None:
+    model = build(name)
+    rm.init("cpu")
+    rm.accelerate(model)
+    ids = torch.randint(3, 90, (1, 7))
+    with rm.disabled():
+        expected = model.generate(ids, max_new_tokens=12, do_sample=False)
+    for _ in range(3):
+        assert torch.equal(model.generate(ids, max_new_tokens=12, do_sample=False), expected)
+
+
+def test_a_mixture_in_bf16_is_as_near_to_f32_as_eager_is() -> None:
+    # Experts that are nearly tied are chosen by rounding: weights under which few are.
+    exact, model = (build("Mixtral", dtype, 0.1) for dtype in (torch.float32, torch.bfloat16))
+    ids = torch.randint(3, 90, (2, 12))
+    with torch.no_grad():
+        wanted = exact(ids, use_cache=False).logits
+        eager = model(ids, use_cache=False).logits.float()
+        rm.init("cpu")
+        rm.accelerate(model)
+        for _ in range(3):
+            found = model(ids, use_cache=False).logits.float()
+    record = rm.explain(model).to_dict()["models"][0]
+    assert record["routed"] and not any(entry["kept"] for entry in record["entries"])
+    assert (found - wanted).abs().mean() <= 1.25 * (eager - wanted).abs().mean()
+
+
+def product_of(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """As models write it under an export: torch's own in bf16, transformers' in other types."""
+    if x.dtype == torch.bfloat16:
+        return torch._grouped_mm(x, w, offs=ends)
+    return torch.ops.transformers.grouped_mm_fallback(x, w, ends)
+
+
+def compiled(function: Any, *tensors: torch.Tensor) -> Any:
+    """A call of the compiled function; nothing of it is PyTorch's."""
+    device.load_plugins()
+    captured = capture(Wrapped(function).eval(), tensors, {})
+    assert not captured.kept, [k.op for k in captured.kept]
+    text = _core.ir.run_passes(_core.ir.canonical(captured.ir))
+    program = _core.Program(text, {}, ["cpu"])
+    give = builder(captured.output)
+    return lambda *operands: give(program.run(list(operands)), operands)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("turned", [False, True], ids=["[K,N]", "[N,K]"])
+def test_groups_may_be_empty_or_hold_all_rows(dtype: torch.dtype, turned: bool) -> None:
+    x = torch.randn(40, 48).to(dtype)
+    w = torch.randn(4, 40, 48) if turned else torch.randn(4, 48, 40)
+    w = w.to(dtype).transpose(1, 2) if turned else w.to(dtype)
+    ends = torch.tensor([10, 20, 20, 40], dtype=torch.int32)
+    product = compiled(product_of, x, w, ends)
+    tolerance = {} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 2**-5}
+    for given in ([10, 20, 20, 40], [40, 40, 40, 40], [0, 0, 0, 40], [1, 2, 3, 40]):
+        ends = torch.tensor(given, dtype=torch.int32)
+        torch.testing.assert_close(product(x, w, ends), product_of(x, w, ends), **tolerance)
+
+
+def test_offsets_that_fall_or_end_behind_the_rows_are_a_typed_error() -> None:
+    x, w = torch.randn(6, 8), torch.randn(3, 8, 4)
+    good = torch.tensor([2, 2, 6], dtype=torch.int32)
+    product = compiled(product_of, x, w, good)
+    for wrong in ([3, 2, 6], [-1, 2, 6], [2, 4, 9]):
+        with pytest.raises(_core.CoreError, match="offsets that do not fall"):
+            product(x, w, torch.tensor(wrong, dtype=torch.int32))
+    torch.testing.assert_close(product(x, w, good), product_of(x, w, good))
+
+
+def test_a_model_with_offsets_that_fall_gives_what_eager_gives() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3, 8, 4))
+
+        def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+            return product_of(x, self.w, ends)
+
+    model, x = Product().eval(), torch.randn(6, 8)
+    rm.init("cpu")
+    rm.accelerate(model)
+    for given in ([2, 2, 6], [2, 2, 6], [2, 2, 6], [3, 2, 6], [2, 4, 9], [0, 6, 6]):
+        ends = torch.tensor(given, dtype=torch.int32)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x, ends), product_of(x, model.w, ends))
+    assert rm.explain(model).to_dict()["models"][0]["routed"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_are_torchs_at_the_edges_of_parts_and_outside(dtype: torch.dtype) -> None:
+    nan, inf = float("nan"), float("inf")
+    x = torch.tensor([[0, 1, 1, 5, 7, -1, 2.5], [5, 4.999, nan, inf, -inf, 0.8, 3]], dtype=dtype)
+    for bins, low, high in ((6, 0, 5), (5, 0, 5), (3, -1, 1), (100, 0.5, 3), (1, 0, 5)):
+        counted = run(lambda x, n=bins, a=low, b=high: torch.histc(x, n, a, b), x)
+        assert torch.equal(counted, torch.histc(x, bins, low, high))
+    ids = torch.randint(0, 9, (500,)).to(dtype)
+    assert torch.equal(run(lambda x: torch.histc(x, 7, 0, 6), ids), torch.histc(ids, 7, 0, 6))
