@@ -20,6 +20,7 @@ from rm_abstract.capture.decompositions import MOST_TRACED, decomposed, over_row
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.ir_builder import DTYPES, Attr, IrBuilder, Shape, Value
+from rm_abstract.capture.op_map import pairs
 from rm_abstract.capture.op_map.call import Call
 from rm_abstract.capture.op_map.table import HANDLERS
 from rm_abstract.capture.relations import relations_of
@@ -220,8 +221,9 @@ class _Importer:
                     "keeping this module eager",
                 )
             if not isinstance(value, Value):
+                what = "a complex one" if isinstance(value, pairs.Pair) else value
                 raise capture_error(
-                    "RM204", f"expected tensors as outputs, got {value}", "a tensor output"
+                    "RM204", f"expected real tensors as outputs, got {what}", "a tensor output"
                 )
             outputs.append(value)
         return outputs
@@ -358,6 +360,9 @@ class _Importer:
         vals = [val] if isinstance(val, torch.Tensor) else list(val or ())
         if not vals or not all(isinstance(v, torch.Tensor) for v in vals):
             raise self.unsupported(node, "tensors as results", str(target))
+        given = [self.resolve(a) for a in (*node.args, *node.kwargs.values())]
+        if pairs.holds_pair(given) or any(str(v.dtype) in pairs.PARTS for v in vals):
+            return self.complex(node, target, vals)
         types = [self.type_of(v, node) for v in vals]
         if target.namespace in _OURS and not _is_wide_product(target, types):
             handler = HANDLERS.get(str(target).removeprefix("aten."))
@@ -372,6 +377,31 @@ class _Importer:
             if result is not None:
                 return result[0] if single else result
         return self.keep(node, target, types, single)
+
+    def complex(
+        self, node: torch.fx.Node, target: torch._ops.OpOverload, vals: Sequence[Any]
+    ) -> Any:
+        """A call that takes or gives complex tensors, as one over their parts."""
+        types = [
+            (pairs.PARTS[str(v.dtype)], tuple(as_dim(d) for d in v.shape))
+            if str(v.dtype) in pairs.PARTS
+            else self.type_of(v, node)
+            for v in vals
+        ]
+        call = Call(self.b, self.bound(node, target), types)
+        result = pairs.convert(str(target).removeprefix("aten."), call, HANDLERS)
+        if result is None:
+            raise capture_error(
+                "RM204",
+                f"expected an operator that is known for complex numbers, got {target} at "
+                f"{node.name} ({source_line(node)})",
+                "real tensors",
+            )
+        found = [result] if isinstance(result, (Value, pairs.Pair)) else list(result)
+        for which in ("real", "imag"):
+            parts = [getattr(r, which) if isinstance(r, pairs.Pair) else r for r in found]
+            self.check(node, parts, types)
+        return result
 
     def decomposed(
         self,

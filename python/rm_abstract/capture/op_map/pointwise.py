@@ -68,7 +68,7 @@ def _infinite(c: Call, x: Value) -> Value:
     return c.b.binary("eq", c.b.unary("abs", x), c.b.scalar(x.dtype, math.inf), "bool")
 
 
-def _hypot(c: Call, a: Value, b: Value) -> Value:
+def hypotenuse(c: Call, a: Value, b: Value) -> Value:
     """Scaled by the larger operand, so that no square overflows; infinite beside a NaN, too."""
     m = Maths(c.b, a.dtype)
     a, b = m.abs(a), m.abs(b)
@@ -162,7 +162,7 @@ TABLE: dict[str, Handler] = {
     "fmod.Scalar": _of_floats(_fmod),
     "fmax.default": _numbers_win("maximum"),
     "fmin.default": _numbers_win("minimum"),
-    "hypot.default": _of_floats(_hypot),
+    "hypot.default": _of_floats(hypotenuse),
     "atan2.default": _of_floats(_atan2, double=False),
     "log2.default": _logarithm(2),
     "log10.default": _logarithm(10),

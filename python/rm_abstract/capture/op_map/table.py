@@ -22,6 +22,7 @@ from rm_abstract.capture.op_map import (
     special,
     views,
     vision,
+    windows,
 )
 from rm_abstract.capture.op_map.call import Handler
 
@@ -44,5 +45,6 @@ _ATEN: dict[str, Handler] = {
     **order.TABLE,
     **special.TABLE,
     **running.TABLE,
+    **windows.TABLE,
 }
 HANDLERS: dict[str, Handler] = {**_ATEN, **prims.table(_ATEN)}
