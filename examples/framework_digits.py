@@ -1,6 +1,6 @@
 """The small framework learns scikit-learn's digits, eager and recorded: same losses, less time.
 
-python examples/framework_digits.py [digits.png [cpu|torch]]
+python examples/framework_digits.py [digits.png [cpu|cuda|torch]]
 """
 
 from __future__ import annotations

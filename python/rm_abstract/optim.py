@@ -15,6 +15,7 @@ import torch
 
 from rm_abstract import _core
 from rm_abstract.framework import programs, saving
+from rm_abstract.framework.backends import Numbers
 from rm_abstract.framework.recording import each_time
 from rm_abstract.framework.tensor import Tensor, executor
 
@@ -34,7 +35,7 @@ class Optimizer:
         names = _core.autograd.states(rule)
         self.states = [{n: torch.zeros_like(p.data) for n in names} for p in self.parameters]
         count = len(_core.autograd.columns(rule["algorithm"]))
-        self._numbers = torch.zeros(count, dtype=torch.float64)
+        self._numbers = Numbers(torch.zeros(count, dtype=torch.float64))
 
     def numbers(self, step: int) -> list[float]:
         """The row of the rule for this step, the first is 1, in the order of its columns."""
@@ -48,11 +49,11 @@ class Optimizer:
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
         each_time(before=self._fill)
-        by = executor()
+        by, numbers = executor(), self._numbers.at(executor().backend)
         for parameter, state in zip(self.parameters, self.states, strict=True):
             if parameter.grad is not None:
                 program = programs.update(self._rule, parameter.data)
-                arrays = [parameter.data, *state.values(), parameter.grad.data, self._numbers]
+                arrays = [parameter.data, *state.values(), parameter.grad.data, numbers]
                 by.execute(program, arrays)
         each_time(after=self._count)
 
@@ -72,7 +73,9 @@ class Optimizer:
             own[name].copy_(value)
 
     def _fill(self) -> None:
-        self._numbers.copy_(torch.tensor(self.numbers(self.steps + 1), dtype=torch.float64))
+        numbers = self.numbers(self.steps + 1)
+        self._numbers.host.copy_(torch.tensor(numbers, dtype=torch.float64))
+        self._numbers.send(executor().backend)
 
     def _count(self) -> None:
         self.steps += 1

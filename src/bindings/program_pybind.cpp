@@ -82,11 +82,12 @@ class PyProgram : public exchange::FrameworkProgram {
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
             std::vector<std::vector<int64_t>> repeated,
-            std::shared_ptr<selfcheck::SelfCheck> checks, size_t device)
+            std::shared_ptr<selfcheck::SelfCheck> checks, size_t device, bool recorded)
       : FrameworkProgram(exchange::exchange_api(py::module_::import("torch").attr("Tensor")),
                          checked(text), kernel_table(backends, device, std::move(checks)),
                          force_kernel, packing_of(packing), device_of(backends, device)) {
     program_.repeat_outputs(std::move(repeated));
+    if (!recorded) program_.never_record();
     update_weights(weights, std::move(shared));
   }
 
@@ -352,13 +353,14 @@ void bind_program(py::module_& m) {
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
                     std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>,
-                    std::shared_ptr<selfcheck::SelfCheck>, size_t>(),
+                    std::shared_ptr<selfcheck::SelfCheck>, size_t, bool>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first", py::arg("shared") = nullptr,
            py::arg("repeated") = std::vector<std::vector<int64_t>>{}, py::arg("checks") = nullptr,
-           py::arg("device") = 0,
+           py::arg("device") = 0, py::arg("recorded") = true,
            "backends: the first one's device number `device` is the program's; inputs lie on it.\n"
            "checks: the judge of kernel rows; None trusts all of them.\n"
+           "recorded: a device that can replays plans as one launch, from memory of their own.\n"
            "repeated: by output, the axes along which it may come with stride 0.\n"
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")

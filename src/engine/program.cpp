@@ -89,6 +89,8 @@ const runtime::Device& Program::device() const { return *state_->device; }
 
 void Program::repeat_outputs(std::vector<ir::Ints> axes) { state_->repeated = std::move(axes); }
 
+void Program::never_record() { state_->records = false; }
+
 void Program::set_weights(const std::map<std::string, OwnedTensor>& weights,
                           std::shared_ptr<runtime::SharedConstants> shared) {
   auto store = store_of(state_->graph, weights, std::move(shared), state_->device);
@@ -308,7 +310,8 @@ bool Program::run_recorded(const std::vector<TensorView>& inputs, OutputAllocato
 
 void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& outputs,
                   bool only_accepted, void* stream) {
-  if (state_->device->can_record() && run_recorded(inputs, outputs, only_accepted, stream)) return;
+  const bool records = state_->records && state_->device->can_record();
+  if (records && run_recorded(inputs, outputs, only_accepted, stream)) return;
   Run run = start(inputs, stream);
   const std::shared_ptr<Instance> instance = run.instance;
   if (only_accepted && !accepted(*instance)) {
@@ -329,7 +332,7 @@ void Program::run(const std::vector<TensorView>& inputs, OutputAllocator& output
     run.context->run(run.stream);
   }
   finish(std::move(run));
-  if (state_->device->can_record()) {
+  if (records) {
     std::lock_guard lock(state_->mutex);
     instance->last_updated = RecordedRun::updated(*instance, inputs);
     instance->launched.fetch_add(1, std::memory_order_relaxed);

@@ -81,6 +81,9 @@ class Program {
 
   /// Output `i` may come with stride 0 along the axes `axes[i]`; called before the first run.
   void repeat_outputs(std::vector<ir::Ints> axes);
+  /// Plans are launched step by step, never recorded: a recording has memory of its own for inputs and
+  /// outputs, too much for a program of one operator. Called before the first run.
+  void never_record();
 
   /// Throws rm::Error before anything is written when the inputs do not fit (RM105), and with
   /// `only_accepted` NewKernels when these sizes use a set of kernels that was not accepted yet.

@@ -21,6 +21,7 @@ struct Program::State {
   const Packing packing;
   const runtime::DevicePtr device;
   std::vector<ir::Ints> repeated;
+  bool records = true;  // plans, where the device can
   select::PreparedCache kernels;
 
   mutable std::mutex mutex;  // guards what follows; never held while anything slow runs

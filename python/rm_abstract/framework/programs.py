@@ -39,12 +39,12 @@ class Gradient:
 
 
 class Program:
-    """A program's text, and what each backend made of it."""
+    """A program's text, and what each backend made of it. ``whole``: it is a step, no operator."""
 
-    __slots__ = ("_gradients", "name", "runs", "states", "text")
+    __slots__ = ("_gradients", "name", "runs", "states", "text", "whole")
 
-    def __init__(self, name: str, text: str, states: int = 0) -> None:
-        self.name, self.text = name, text
+    def __init__(self, name: str, text: str, states: int = 0, whole: bool = False) -> None:
+        self.name, self.text, self.whole = name, text, whole
         self.states = states  # how many inputs are updated in place
         self.runs: dict[str, Run] = {}
         self._gradients: dict[tuple[bool, ...], Gradient] = {}

@@ -10,20 +10,24 @@ from collections.abc import Sequence
 
 import torch
 
+from rm_abstract.framework.backends import Numbers
 from rm_abstract.framework.recording import Recorder, each_time
-from rm_abstract.framework.tensor import ElementType, Tensor, apply, executor
+from rm_abstract.framework.tensor import ElementType, Tensor, apply, executor, of
 
 
 class Generator:
-    """Draws in the order of the calls. ``state``: i64 [2], seed and number of draws so far."""
+    """Draws in the order of the calls. ``state``: i64 [2], seed and number of draws so far, on the
+    host."""
 
     def __init__(self, seed: int) -> None:
         self.state = torch.tensor([seed, 0])
+        self._numbers = Numbers(self.state)
 
     def uniform(self, shape: Sequence[int], dtype: ElementType = torch.float32) -> Tensor:
         """Numbers in [0,1) in steps of 2^-24, f32 or f64."""
         by = executor()
-        state = Tensor(self.state)
+        each_time(before=self._send)
+        state = of(self._numbers.at(by.backend))
         if isinstance(by, Recorder):
             earlier = by.draws.get(self, 0)
             by.draws[self] = earlier + 1
@@ -33,6 +37,9 @@ class Generator:
         drawn = apply("uniform", (state,), attrs)
         each_time(after=self._count)
         return drawn
+
+    def _send(self) -> None:
+        self._numbers.send(executor().backend)
 
     def _count(self) -> None:
         self.state[1] += 1

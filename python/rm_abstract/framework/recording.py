@@ -16,7 +16,7 @@ import torch
 from rm_abstract import _core
 from rm_abstract.base.errors import Error
 from rm_abstract.framework import programs, tensor
-from rm_abstract.framework.backends import Executor
+from rm_abstract.framework.backends import Backend
 from rm_abstract.framework.programs import Attrs, Program
 from rm_abstract.framework.tensor import Tensor
 from rm_abstract.worker.dtypes import DTYPES
@@ -36,7 +36,8 @@ class Recorder:
 
     name = "recorder"
 
-    def __init__(self) -> None:
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
         self._graph = _core.eager.Recorder()
         self.arrays: list[torch.Tensor] = []  # by input
         self.states: dict[int, Symbol] = {}  # what an input holds after the step, by input
@@ -81,7 +82,7 @@ class Recorder:
 
     def finish(self, outputs: list[Symbol]) -> Program:
         values = [s.value for s in (*outputs, *self.states.values())]
-        return Program("recorded step", self._graph.finish(values), len(self.states))
+        return Program("recorded step", self._graph.finish(values), len(self.states), True)
 
 
 def each_time(
@@ -101,9 +102,9 @@ class _Replay:
     """One recorded step, for one structure of arguments."""
 
     def __init__(
-        self, function: Callable[..., Any], arguments: tuple[Any, ...], by: Executor
+        self, function: Callable[..., Any], arguments: tuple[Any, ...], by: Backend
     ) -> None:
-        self._recorder = Recorder()
+        self._recorder = Recorder(by)
         self._by = by
         self._places = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
         # Views: an argument is an input of its own, also where its array is known already.
@@ -167,7 +168,7 @@ class Recorded:
         key = (by.name, *map(_kind, arguments))
         replay = self._replays.get(key)
         if replay is None:
-            replay = self._replays[key] = _Replay(self._function, arguments, by)
+            replay = self._replays[key] = _Replay(self._function, arguments, by.backend)
         return replay(arguments)
 
 

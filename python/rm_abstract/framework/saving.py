@@ -28,8 +28,10 @@ def write(path: str | os.PathLike[str], tensors: Mapping[str, torch.Tensor]) -> 
     target = Path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")  # two processes may write one file
     try:
-        # Copies: tensors that share memory have no place in the format.
-        save_file({name: t.detach().clone().contiguous() for name, t in tensors.items()}, part)
+        # Copies: tensors that share memory have no place in the format, nor have those of a GPU.
+        save_file(
+            {n: t.detach().to("cpu", copy=True).contiguous() for n, t in tensors.items()}, part
+        )
         _flush(part)
         os.replace(part, target)
     except BaseException:

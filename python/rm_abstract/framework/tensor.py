@@ -44,7 +44,9 @@ def executor() -> Executor:
 
 
 def use_backend(name: str) -> None:
-    """Chooses who executes this thread's operators: "cpu" or "torch". Raises ValueError."""
+    """Chooses who executes this thread's operators, and where tensors made from here on lie: "cpu",
+    "cuda" (torch's current GPU, "cuda:1" the second) or "torch". Raises ValueError for another,
+    DeviceUnavailableError where there is no such GPU."""
     _state.executor = backend(name)
 
 
@@ -115,11 +117,12 @@ class Node:
 
 
 class Tensor:
-    """An array of f32, f64, bf16, f16, integers or booleans on the CPU.
+    """An array of f32, f64, bf16, f16, integers or booleans on the device of the backend that was
+    chosen when it was made.
 
-    ``data``: a torch tensor, shared with what was given and not copied. ``grad``: the sum of the
-    gradients of all ``backward`` calls so far, or None. Operands of one operator have one element
-    type and broadcast as in NumPy; numbers take the type of the tensor.
+    ``data``: a torch tensor; it shares memory with what was given where that lies there. ``grad``:
+    the sum of the gradients of all ``backward`` calls so far, or None. Operands of one operator
+    have one element type and broadcast as in NumPy; numbers take the type of the tensor.
     """
 
     __slots__ = ("__weakref__", "creator", "data", "grad", "requires_grad")
@@ -127,10 +130,11 @@ class Tensor:
     def __init__(
         self, value: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False
     ) -> None:
-        """``value``: a torch tensor or NumPy array, which is shared, or numbers. Raises TypeError
-        for gradients of what is not floating."""
+        """``value``: a torch tensor or NumPy array, or numbers. Raises TypeError for gradients of
+        what is not floating."""
         data = value.data if isinstance(value, Tensor) else torch.as_tensor(value)
-        data = data.detach() if isinstance(data, torch.Tensor) else data
+        if isinstance(data, torch.Tensor):
+            data = executor().backend.place(data.detach())
         self.data: Any = data if dtype is None else data.to(dtype)
         if requires_grad and not self.data.dtype.is_floating_point:
             raise TypeError(f"[Tensor] expected a floating type, got {self.data.dtype}")
@@ -163,8 +167,8 @@ class Tensor:
         return _number(self).detach()
 
     def numpy(self) -> Any:
-        """The array as a NumPy array that shares its memory."""
-        return _number(self).numpy()
+        """The array as a NumPy array: it shares memory of the host, and is a copy of a GPU's."""
+        return _number(self).numpy(force=True)
 
     def item(self) -> Any:
         """The only element as a number of Python. Raises ValueError when there are more."""

@@ -229,6 +229,30 @@ TEST_CASE("a plan is recorded after two runs and replayed with every call's own 
   CHECK(device->held_bytes == 0);
 }
 
+TEST_CASE("a program that is never recorded has no memory but its arena") {
+  std::mt19937 rng(17);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  Program program(c.graph, recorded_kernels(device), {}, engine::Packing::kFirst, device);
+  program.never_record();
+  program.set_weights(c.weight_tensors());
+  const HostTensor x = random_tensor(rng, ir::DType::kF32, {4, 32});
+  const Tensor given = placed(*device, x);
+  size_t held = 0;
+  for (int run = 0; run < 8; ++run) {
+    DeviceOutputs outputs(*device);
+    program.run({given.view}, outputs, false, native(1));
+    device->drain();
+    CHECK(max_difference(outputs.read(0), on_the_host(c, x)) < 1e-6);
+    if (run == 0) held = device->held_bytes;
+    CHECK(device->held_bytes == held);
+  }
+  CHECK(device->recordings == 0);
+  CHECK(program.report().recordings == 0);
+  CHECK(device->errors.empty());
+}
+
 TEST_CASE("a call whose tensors lie where they lay is recorded in place, others are copied") {
   // What an allocator that repeats itself does.
   class SameOutputs final : public engine::OutputAllocator {
