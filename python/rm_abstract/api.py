@@ -318,8 +318,10 @@ def compile_parallel_step(
 
     ``process_group``: of ``torch.distributed``, which is initialised; None is all processes (one a
     device, such as ``torchrun`` starts). All begin with the first process's parameters and buffers.
-    Loss and gradients are those of ``compile_loss``; clipping and the update are torch's own, so
-    any optimizer will do. Arguments and ``step.grad_norm`` are as for ``compile_step``; the loss
+    With SGD, Adam and AdamW the averages and the update are a part of the program, as in
+    ``compile_step``. With any other optimizer, and where this process's loss does not reach all
+    parameters, loss and gradients are those of ``compile_loss``, and clipping and update torch's
+    own. Arguments and ``step.grad_norm`` are as for ``compile_step``; the loss
     that a step returns is this process's. Of the calls that ``accumulate`` makes one step, only
     the last one averages gradients, as under ``DistributedDataParallel.no_sync``: all processes
     make the same number of calls. ``scaler``: one a process; where a gradient of any process is no

@@ -45,6 +45,8 @@ std::vector<NamedRule> refused_operators() {
           {"recurrent", nullptr, "it keeps no states of its steps for a backward", true},
           {"assign", nullptr, "what a step assigns is its last use", true},
           {"adam", nullptr, "it updates what a gradient was computed of", true},
+          {"all_reduce_start", nullptr, "gradients themselves are averaged", true},
+          {"all_reduce_wait", nullptr, "gradients themselves are averaged", true},
           {"aten", nullptr, "another framework computes it", true}};
 }
 

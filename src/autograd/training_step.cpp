@@ -69,6 +69,7 @@ class Maker {
     std::vector<ValueId> gradients = differentiate(step_.graph, scaled(loss), wrt, request_.served);
     check(gradients);
     add_earlier(gradients);
+    if (request_.update) average(gradients);
     ValueId finite = ir::kNoValue;
     if (request_.scaled && request_.update) {
       finite = all_finite(b_, gradients);
@@ -202,6 +203,49 @@ class Maker {
     for (size_t i = 0; i < sums_.size(); ++i) {
       if (gradients[i] != ir::kNoValue) gradients[i] = b_.add(sums_[i], gradients[i]);
     }
+  }
+
+  // Every process has all gradients, or the step is no program: then nothing is averaged here.
+  void average(std::vector<ValueId>& gradients) {
+    if (std::count(gradients.begin(), gradients.end(), ir::kNoValue) != 0) return;
+    ir::Graph& graph = step_.graph;
+    std::vector<ValueId> tokens;
+    ValueId token = graph.add_literal({ir::DType::kI32, {Dim(1)}}, std::string(4, '\0'));
+    size_t place = 0;
+    for (size_t k = 0; k < request_.buckets.size(); ++k) {
+      ir::Node start{"all_reduce_start", {}, {}, bucket_attrs(k)};
+      for (size_t i : request_.buckets[k]) start.operands.push_back(gradients.at(i));
+      place = std::max(place, behind(start.operands));
+      start.operands.push_back(token);
+      token = graph.add_result({ir::DType::kI32, {Dim(1)}});
+      start.results = {token};
+      tokens.push_back(token);
+      graph.nodes.insert(graph.nodes.begin() + static_cast<std::ptrdiff_t>(place), std::move(start));
+      ++place;
+    }
+    for (size_t k = 0; k < request_.buckets.size(); ++k) {
+      ir::Node wait{"all_reduce_wait", {tokens[k]}, {}, bucket_attrs(k)};
+      for (size_t i : request_.buckets[k]) {
+        gradients[i] = graph.add_result(graph.type(gradients[i]));
+        wait.results.push_back(gradients[i]);
+      }
+      graph.nodes.push_back(std::move(wait));
+    }
+  }
+
+  ir::Attrs bucket_attrs(size_t bucket) const {
+    return {{"bucket", static_cast<int64_t>(bucket)}, {"group", request_.group}};
+  }
+
+  // The place behind the last node that gives one of these values.
+  size_t behind(const std::vector<ValueId>& values) const {
+    const std::vector<ir::Node>& nodes = step_.graph.nodes;
+    for (size_t place = nodes.size(); place > 0; --place) {
+      for (ValueId v : nodes[place - 1].results) {
+        if (std::count(values.begin(), values.end(), v) != 0) return place;
+      }
+    }
+    return 0;
   }
 
   // What is differentiated: a loop's `loss / k`, times `scale` in f32 at least, as torch promotes it.

@@ -32,6 +32,11 @@ struct StepRequest {
   /// Micro-batches of a step. With more than one, gradients are those of the loss divided by it, and
   /// sums of earlier gradients are inputs: without updates this one's are added to them in place.
   int64_t micro_batches = 1;
+  /// Gradients are averaged over a group of processes, by buckets of places in `parameters`, in the
+  /// order in which all processes start them; each starts behind the last of its gradients. No buckets:
+  /// there is one process. Without updates nothing is averaged.
+  int64_t group = 0;
+  std::vector<std::vector<size_t>> buckets;
   /// Operators of gradients that the device has kernels for.
   Served served;
   /// Logits of a loss of at least so many bytes are made by pieces of their rows; 0: never.

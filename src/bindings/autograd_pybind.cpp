@@ -61,7 +61,8 @@ py::dict training_step(const std::string& text, const Sizes& sizes, const Traine
                        const py::list& groups, bool clip_norm,
                        const std::vector<std::string>& buffers, bool update, bool clip_value,
                        bool scaled, int64_t micro_batches, int64_t split_bytes,
-                       const std::vector<std::string>& served) {
+                       const std::vector<std::string>& served, int64_t group,
+                       const std::vector<std::vector<size_t>>& buckets) {
   autograd::StepRequest request;
   for (const auto& [names, group] : parameters) request.parameters.push_back({names, group});
   for (const py::handle row : groups) request.groups.push_back(group_rule(row.cast<py::dict>()));
@@ -74,6 +75,8 @@ py::dict training_step(const std::string& text, const Sizes& sizes, const Traine
   request.micro_batches = micro_batches;
   request.split_bytes = split_bytes;
   request.served = {served.begin(), served.end()};
+  request.group = group;
+  request.buckets = buckets;
   autograd::TrainingStep step = autograd::training_step(static_graph(text, sizes), request);
   py::dict out;
   out["text"] = finished(step.graph);
@@ -127,12 +130,14 @@ void bind_autograd(py::module_& m) {
         py::arg("buffers") = std::vector<std::string>(), py::arg("update") = true,
         py::arg("clip_value") = false, py::arg("scaled") = false, py::arg("micro_batches") = 1,
         py::arg("split_bytes") = 0, py::arg("served") = std::vector<std::string>(),
+        py::arg("group") = 0, py::arg("buckets") = std::vector<std::vector<size_t>>(),
         "The step of a forward whose results are the loss and new values of buffers: text, frozen, unused, hyper (rows, columns). "
         "parameters: [(names of one weight, group)]. sizes: of the symbols. Without update: the gradients, by parameter. "
         "scaled: an input `scale` f32 [] behind those of the forward, the factor of the loss. "
         "micro_batches: more than 1 makes sums of earlier gradients inputs, by parameter. "
         "split_bytes: logits of a loss that are at least as large are made by pieces of rows (split). "
-        "served: operators of gradients that the device has kernels for.");
+        "served: operators of gradients that the device has kernels for. "
+        "group, buckets: gradients are averaged over the processes of `add_group`, by places in parameters.");
   a.def("columns", [](const std::string& algorithm) {
     return autograd::columns(algorithm == "sgd" ? autograd::Algorithm::kSgd
                                                 : autograd::Algorithm::kAdam);

@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/options.hpp"
 #include "bindings/bind.hpp"
+#include "exchange/all_reduce.hpp"
 #include "exchange/framework_program.hpp"
 #include "exchange/tensor_exchange.hpp"
 #include "generation/draft_check.hpp"
@@ -35,15 +36,18 @@ Backend& usable(const std::string& name) {
 }
 
 // The kernel rows of every usable backend, in the order given; made anew for each program, so a
-// backend loaded later serves later programs.
+// backend loaded later serves later programs. With processes: of sums over them as well.
 std::shared_ptr<select::KernelTable> kernel_table(const std::vector<std::string>& backends,
                                                   size_t device,
-                                                  std::shared_ptr<select::RowJudge> judge) {
+                                                  std::shared_ptr<select::RowJudge> judge,
+                                                  bool with_processes) {
   auto table = std::make_shared<select::KernelTable>(std::move(judge));
   for (const auto& name : backends) {
     Backend& backend = usable(name);
     const rm_device_info& info = backend.get_device_info(name == backends.front() ? device : 0);
     for (const rm_kernel& kernel : backend.kernels()) table->add(name, &kernel, &info);
+    if (!with_processes || name != backends.front()) continue;
+    for (const rm_kernel& kernel : exchange::all_reduce_rows()) table->add("torch", &kernel, &info);
   }
   return table;
 }
@@ -84,7 +88,9 @@ class PyProgram : public exchange::FrameworkProgram {
             std::vector<std::vector<int64_t>> repeated,
             std::shared_ptr<selfcheck::SelfCheck> checks, size_t device, bool recorded)
       : FrameworkProgram(exchange::exchange_api(py::module_::import("torch").attr("Tensor")),
-                         checked(text), kernel_table(backends, device, std::move(checks)),
+                         checked(text),
+                         kernel_table(backends, device, std::move(checks),
+                                      text.find("all_reduce_start") != std::string::npos),
                          force_kernel, packing_of(packing), device_of(backends, device)) {
     program_.repeat_outputs(std::move(repeated));
     if (!recorded) program_.never_record();
@@ -346,6 +352,9 @@ void bind_program(py::module_& m) {
       "What derives from weights, held once for all programs that are given it and the same weights.")
       .def(py::init<>())
       .def("bytes", &runtime::SharedConstants::bytes, "Memory of all that programs still use.");
+  m.def("add_group", &exchange::add_group, py::arg("average"),
+        "The number by which nodes all_reduce_start and all_reduce_wait name this object, which sums "
+        "over a group of processes: start(bucket, tensors), wait(bucket, tensors).");
   py::class_<exchange::FrameworkProgram, std::shared_ptr<exchange::FrameworkProgram>>(
       m, "FrameworkProgram", "What the router needs of a program.");
   py::class_<PyProgram, exchange::FrameworkProgram, std::shared_ptr<PyProgram>>(

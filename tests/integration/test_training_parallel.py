@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import math
@@ -19,25 +20,27 @@ from torch.nn import functional as F
 
 import rm_abstract as rm
 from rm_abstract.base import config
+from rm_abstract.training import average, check
 from rm_abstract.training.parallel import ParallelStep
 
 _SIZE, _STEPS = 2, 5
+average.FIRST_BUCKET_BYTES, average.BUCKET_BYTES = 200, 600  # four of them
 
 
 class _Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, heads: int) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.LayerNorm(16))
-        self.head, self.other = nn.Linear(16, 5), nn.Linear(16, 5)
+        self.heads = nn.ModuleList(nn.Linear(16, 5) for _ in range(heads))
 
     def forward(self, x: torch.Tensor, way: int = 0) -> torch.Tensor:
         x = self.body(x)
-        return self.other(x) if way else self.head(x)
+        return self.heads[way](x)
 
 
-def _start(seed: int) -> tuple[_Model, torch.optim.Optimizer]:
+def _start(seed: int, heads: int = 1) -> tuple[_Model, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = _Model()
+    model = _Model(heads)
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
@@ -46,30 +49,72 @@ def _batch(i: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 6, generator=g), torch.randint(0, 5, (8,), generator=g)
 
 
-def _join(rank: int, folder: Path) -> None:
+def _join(rank: int, folder: Path, minutes: float = 5) -> None:
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'meeting'}",
         rank=rank,
         world_size=_SIZE,
-        timeout=datetime.timedelta(minutes=5),
+        timeout=datetime.timedelta(minutes=minutes),
     )
 
 
-def _worker(rank: int, folder: Path, way_of_second: int) -> None:
-    """One process: its half of every batch. Writes parameters, losses and counts."""
+def _worker(rank: int, folder: Path, heads: int) -> None:
+    """One process: its half of every batch. Writes parameters, losses and counts. Of three heads
+    each process uses one, and nobody the third."""
     _join(rank, folder)
-    model, optimizer = _start(rank)  # the second begins with the first one's
+    model, optimizer = _start(rank, heads)  # the second begins with the first one's
     step = rm.compile_parallel_step(
         model, F.cross_entropy, optimizer, clip_norm=0.7, options={"fallback": "error"}
     )
     losses = []
     for i in range(_STEPS):
         x, y = (t.chunk(_SIZE)[rank] for t in _batch(i))
-        losses.append(float(step((x, way_of_second * rank), y)))
+        losses.append(float(step((x, rank if heads > 1 else 0), y)))
     norm = float(step.grad_norm)
     torch.save((model.state_dict(), losses, norm, step.report()), folder / f"{rank}.pt")
     dist.destroy_process_group()
+
+
+def _apart(rank: int, folder: Path) -> None:
+    """One process makes some steps in another way than the other: what they send fits together."""
+    _join(rank, folder)
+    model, optimizer = _start(rank)
+    real = check.gradients_differ
+    if rank == 0:  # its comparison fails: no program of the whole step there
+        check.gradients_differ = lambda *a: (
+            "made up" if sys._getframe(1).f_code.co_name == "_compare" else real(*a)
+        )
+    step = rm.compile_parallel_step(model, F.cross_entropy, optimizer, clip_norm=0.7)
+    losses = []
+    for i in range(_STEPS):
+        x, y = (t.chunk(_SIZE)[rank] for t in _batch(i))
+        with rm.disabled() if rank == 1 and i == 3 else contextlib.nullcontext():
+            losses.append(float(step(x, y)))
+    norm = float(step.grad_norm)
+    torch.save((model.state_dict(), losses, norm, step.report()), folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _killed(rank: int, folder: Path) -> None:
+    """The second process ends while the first waits for its gradients."""
+    _join(rank, folder, 0.5)
+    model, optimizer = _start(rank)
+    step = rm.compile_parallel_step(model, F.cross_entropy, optimizer)
+    for i in range(_STEPS):
+        x, y = (t.chunk(_SIZE)[rank] for t in _batch(i))
+        step(x, y)
+    before = copy.deepcopy(model.state_dict())
+    if rank == 1:
+        with pytest.raises(IndexError):
+            step(x, y + 7)  # no such class: nothing was sent, and the step may be made again
+        assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+        os._exit(0)
+    with pytest.raises(rm.Error, match="gradients of every process"):
+        step(x, y)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    torch.save(step.report(), folder / "0.pt")
+    os._exit(0)
 
 
 def _mixed(rank: int, folder: Path) -> None:
@@ -107,7 +152,7 @@ def _mixed(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _run(folder: Path, way: int | str) -> list[Any]:
+def _run(folder: Path, way: int | str, files: int = _SIZE) -> list[Any]:
     command = [sys.executable, "-W", "ignore", __file__]
     loopback = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     workers = [
@@ -120,21 +165,35 @@ def _run(folder: Path, way: int | str) -> list[Any]:
         for w in workers:
             w.kill()
             w.wait()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(_SIZE)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(files)]
 
 
-@pytest.mark.parametrize("way_of_second", [0, 1], ids=["alike", "another head each"])
-def test_two_processes_are_one_with_the_whole_batch(tmp_path: Path, way_of_second: int) -> None:
-    (first, losses, norm, report), (second, others, _, _) = _run(tmp_path, way_of_second)
-    assert report["compiled"] == _STEPS - 1 and report["eager"] == 1
-    for name, value in first.items():
-        assert torch.equal(value, second[name]), name
-    model, optimizer = _start(0)
+# By name: what the processes do, and how many of their steps had the averages in their program.
+_WAYS: dict[str, tuple[int | str, tuple[int, int]]] = {
+    "alike": (1, (_STEPS - 2, _STEPS - 2)),
+    "another head each": (3, (0, 0)),
+    "one apart": ("apart", (0, _STEPS - 3)),
+}
+
+
+@pytest.mark.parametrize("name", _WAYS)
+def test_two_processes_are_one_with_the_whole_batch(tmp_path: Path, name: str) -> None:
+    way, whole = _WAYS[name]
+    heads = 3 if way == 3 else 1
+    (first, losses, norm, report), (second, others, _, other) = _run(tmp_path, way)
+    assert (report["whole"]["compiled"], other["whole"]["compiled"]) == whole
+    assert report["compiled"] >= _STEPS - 3 and report["compiled"] + report["eager"] == _STEPS
+    for key, value in first.items():
+        if name == "one apart":  # torch's update and the program's, of the same averages
+            torch.testing.assert_close(value, second[key], rtol=1e-5, atol=1e-7)
+        else:
+            assert torch.equal(value, second[key]), key
+    model, optimizer = _start(0, heads)
     for i in range(_STEPS):
         x, y = _batch(i)
         optimizer.zero_grad()
         halves = [
-            F.cross_entropy(model(h, way_of_second * r), t)
+            F.cross_entropy(model(h, r if heads > 1 else 0), t)
             for r, (h, t) in enumerate(zip(x.chunk(_SIZE), y.chunk(_SIZE), strict=True))
         ]
         (sum(halves) / _SIZE).backward()
@@ -170,6 +229,11 @@ def test_half_precision_scaling_and_accumulation(tmp_path: Path) -> None:
         assert float((trained[name] - value).norm()) <= 0.1 * moved + 1e-6, name
 
 
+def test_a_process_that_ends_leaves_the_others_as_they_were(tmp_path: Path) -> None:
+    (report,) = _run(tmp_path, "killed", 1)
+    assert report["whole"]["compiled"] == _STEPS - 2
+
+
 def test_options_that_exclude_each_other_are_refused() -> None:
     model, optimizer = _start(0)
     for wrong in ({"clip_norm": 1.0, "clip_value": 1.0}, {"accumulate": 0}):
@@ -186,7 +250,8 @@ def test_without_a_group_there_is_an_error_that_says_what_to_do() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[3] == "mixed":
-        _mixed(int(sys.argv[1]), Path(sys.argv[2]))
+    kinds = {"mixed": _mixed, "apart": _apart, "killed": _killed}
+    if sys.argv[3] in kinds:
+        kinds[sys.argv[3]](int(sys.argv[1]), Path(sys.argv[2]))
     else:
         _worker(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,28 +1,38 @@
 """`ParallelStep`: one step of data parallel training, a process a device, over torch.distributed.
 
-Every process computes loss and gradients of its own part of the batch by a compiled program; the
-gradients are averaged in buckets; scaling, clipping and the update are torch's. Of several
-micro-batches only the last is followed by the averaging, as under DistributedDataParallel's
-``no_sync``. Parameters change only after every process had its gradients, so a process that fails
-leaves all models as they were.
+Every process computes loss and gradients of its own part of the batch. Where the optimiser has a
+program, the averages over the group are a part of it: buckets are started within the backward as
+soon as their gradients are there, and the update follows in the same program. Where it has none, or
+where a process's loss does not reach all parameters, loss and gradients are `CompiledLoss`'s, and
+the averages and the update are made outside. All of these send the same, so processes may differ:
+then torch's update and the program's round differently, of the same averages. Where all make a step
+in one way, their parameters stay equal bit for bit.
+Parameters change only after every process had its gradients, so a process that fails leaves all
+models as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from rm_abstract.base.config import Settings
+from rm_abstract.base.decline import Decline
+from rm_abstract.base.errors import ExecutionError
+from rm_abstract.base.scope import disabled_var
+from rm_abstract.capture.training import Forward
+from rm_abstract.training import check
+from rm_abstract.training.average import Average
 from rm_abstract.training.loss import CompiledLoss
-from rm_abstract.training.place import device_type
+from rm_abstract.training.program import StepProgram, Tied, compile_step_program
+from rm_abstract.training.routed import PASSING
+from rm_abstract.training.step import TrainingStep
+from rm_abstract.training.stored import Stored
 
-_BUCKET_BYTES = 25 << 20  # of torch's DistributedDataParallel
 
-
-class ParallelStep:
+class ParallelStep(TrainingStep):
     """See ``rm_abstract.compile_parallel_step``."""
 
     def __init__(
@@ -44,16 +54,23 @@ class ParallelStep:
             raise ValueError(
                 f"[compile_parallel_step] expected 1 micro-batch or more, got {accumulate}"
             )
-        if scaler is None and precision == "fp16":
-            scaler = torch.amp.GradScaler(device_type(model.parameters()))
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        self.model, self.optimizer, self.group = model, optimizer, group
-        self.clip_norm, self.clip_value, self.scaler = clip_norm, clip_value, scaler
-        self.accumulate = accumulate  # micro-batches, and so calls, of one step
-        self.accumulated = 0  # whose gradients wait, of this process alone, in `.grad`
-        self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips to one
-        self._loss = CompiledLoss(model, loss_fn, settings, precision, scaler)
+        super().__init__(
+            model,
+            loss_fn,
+            optimizer,
+            settings,
+            clip_norm,
+            None,
+            precision,
+            clip_value,
+            scaler,
+            accumulate,
+        )
+        self._name, self.group = "compile_parallel_step", group
+        self._average = Average(group)
+        self._loss = CompiledLoss(model, loss_fn, settings, precision, self.scaler)
+        self._declined = False  # this step has no program of its own
+        self._keeps = False  # the next round's local part, for a comparison
         first = dist.get_global_rank(group, 0) if group is not dist.group.WORLD else 0
         with torch.no_grad():
             for t in [*model.parameters(), *model.buffers()]:
@@ -61,78 +78,145 @@ class ParallelStep:
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Trains on this process's part. Returns its loss before the update."""
-        if self.accumulated == 0:
-            self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(inputs, *targets)  # when it fails, nothing was added
+        self._declined = False
         try:
-            part = loss if self.accumulate == 1 else loss / self.accumulate
-            (part if self.scaler is None else self.scaler.scale(part)).backward()
-            self.accumulated += 1
-            if self.accumulated < self.accumulate:
-                return loss.detach()
-            self._update()
-        except BaseException:  # some gradients may be there: the step starts over
-            self._drop()
+            return super().__call__(inputs, *targets)
+        except _Made as made:
+            return made.loss
+
+    # ---- one round a step ----------------------------------------------------------------------
+
+    def _run(self, found: StepProgram, tensors: list[torch.Tensor]) -> torch.Tensor:
+        self._average.begun = False
+        try:
+            return super()._run(found, tensors)
+        except Decline as decline:
+            self._check_not_begun(decline.detail)
             raise
-        self._drop()
-        return loss.detach()
 
-    def _update(self) -> None:
-        """Of all processes: each has the same gradients, and so the same verdict on them."""
+    def _run_settled(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor | None:
+        self._average.begun = False
+        loss = super()._run_settled(inputs, targets)
+        if loss is None:
+            self._check_not_begun("a step that failed")
+        return loss
+
+    def _check_not_begun(self, why: str) -> None:
+        """A step whose gradients are under way cannot be made again: others would not follow."""
+        if self._average.begun:
+            self._average.abandon()
+            raise ExecutionError(
+                "[compile_parallel_step] expected the gradients of every process, got an error "
+                f"between their start and their end, before any parameter was updated: {why}"
+            )
+
+    def _both(
+        self,
+        found: StepProgram,
+        key: Any,
+        tensors: list[torch.Tensor],
+        sums: list[torch.Tensor],
+        copies: list[torch.Tensor],
+        call: tuple[Any, tuple[Any, ...]],
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Eager makes the step, and its round is what the program gets."""
+        sums, drawn = [g.clone() for g in sums], self._random.clone()
+        self._keeps = True
+        try:
+            loss = self._beside(found, *call)
+        finally:
+            self._keeps = False
+        after = self._random.clone()
+        try:
+            self._random.copy_(drawn)
+            with self._average.beside() as sent:
+                results = self._tried(found, key, tensors, sums, copies)
+            self._compare(found, key, results[0], loss, sent)
+        except Decline as decline:
+            self._note(decline)
+            raise _Made(loss) from None
+        finally:
+            self._random.copy_(after)
+        return results, loss
+
+    def _compare(
+        self,
+        found: StepProgram,
+        key: Any,
+        ours: torch.Tensor,
+        loss: torch.Tensor,
+        sent: dict[int, list[torch.Tensor]],
+    ) -> None:
+        """What the program would have sent, with what eager did. Raises Decline."""
+        order = [i for bucket in self._average.buckets for i in bucket]
+        difference = check.gradients_differ(
+            ours,
+            loss,
+            [g for bucket in range(len(sent)) for g in sent[bucket]],
+            [g for row in self._average.local for g in row],
+            [found.trained[i].names[0] for i in order],
+            found.half,
+        )
+        if difference and all(bool(g.isfinite().all()) for r in self._average.local for g in r):
+            self._refused[key] = Decline("RM705", difference)
+            del self._programs[key]
+            raise self._refused[key]
+
+    def _eager_update(self) -> None:
         trained = [p for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad]
-        average_gradients(trained, self.group)
-        if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
-            self.scaler.unscale_(self.optimizer)
-        if self.clip_norm is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(trained, self.clip_norm)
-        elif self.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(trained, self.clip_value)
-        if self.scaler is None:
-            self.optimizer.step()
-            return
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        try:
+            self._average.average(trained, self._keeps)
+        except BaseException:
+            self._average.abandon()
+            raise
+        super()._eager_update()
 
-    def _drop(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.accumulated = 0
+    def _loss_of(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        if not self._declined:
+            return super()._loss_of(inputs, targets)
+        self._counts["eager"] -= 1  # the loss counts it
+        token = disabled_var.set(None)
+        try:
+            return self._loss(inputs, *targets)
+        finally:
+            disabled_var.reset(token)
+
+    # ---- programs ------------------------------------------------------------------------------
+
+    def _compile(self, forward: Forward, parameters: list[Tied], stored: Stored) -> StepProgram:
+        wanted = self._wanted()
+        buckets: list[list[int]] = []
+        if wanted.rules:
+            trained = [t.tensor for t in self._parameters()]
+            if len(parameters) != len(trained):
+                raise Decline("RM704", "a parameter that the loss does not reach")
+            self._average.fit(trained)
+            buckets = self._average.buckets
+        return compile_step_program(
+            forward, parameters, wanted, self._place, stored, (self._average.number, buckets)
+        )
+
+    def _note(self, decline: Decline) -> None:
+        """A step without a program is the loss's, which says what it thinks of it."""
+        if decline.code in PASSING:
+            super()._note(decline)
+            return
+        self._declined = True
+        self._reasons.setdefault(decline.code, decline.detail)
 
     def report(self) -> dict[str, Any]:
-        """As ``report`` of a compiled loss: this process's steps, compiled and eager, and why."""
-        return self._loss.report()
+        """This process's steps, compiled and eager, and why eager: as ``report`` of a compiled
+        loss. ``whole``: how many had the averages and the update in their program, why others had
+        not, and those programs."""
+        own, loss = super().report(), self._loss.report()
+        whole = {k: own[k] for k in ("compiled", "reasons", "programs")}
+        counts = {k: own[k] + loss[k] for k in ("compiled", "eager")}
+        return {**own, **loss, **counts, "whole": whole}
 
 
-def average_gradients(parameters: Iterable[torch.Tensor], group: Any) -> None:
-    """Makes every ``.grad`` the mean over the group's processes, which all call it with the same
-    parameters. None counts as zeros where another process has a gradient, and stays where none has.
-    """
-    held = list(parameters)
-    present = torch.tensor([p.grad is not None for p in held], dtype=torch.int32)
-    dist.all_reduce(present, group=group)
-    reached = [p for p, count in zip(held, present.tolist(), strict=True) if count]
-    for p in reached:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    size = dist.get_world_size(group)
-    waiting = []
-    for bucket in _buckets([p.grad for p in reached if p.grad is not None]):
-        flat = torch.cat([g.reshape(-1) for g in bucket])
-        waiting.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
-    for bucket, flat, work in waiting:
-        work.wait()
-        flat.div_(size)
-        parts = torch.split(flat, [g.numel() for g in bucket])
-        torch._foreach_copy_(bucket, [p.view_as(g) for p, g in zip(parts, bucket, strict=True)])
+class _Made(Exception):
+    """The step was made, by eager, and the program has nothing more to do with it."""
 
-
-def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """In the order of the backward, of one type each, up to a size."""
-    out: list[list[torch.Tensor]] = []
-    size = 0
-    for g in reversed(gradients):
-        if not out or out[-1][0].dtype != g.dtype or size + g.nbytes > _BUCKET_BYTES:
-            out.append([])
-            size = 0
-        out[-1].append(g)
-        size += g.nbytes
-    return out
+    def __init__(self, loss: torch.Tensor) -> None:
+        super().__init__()
+        self.loss = loss

@@ -98,8 +98,12 @@ def compile_step_program(
     wanted: Wanted,
     place: Place,
     stored: Stored,
+    processes: tuple[int, list[list[int]]] = (0, []),
 ) -> StepProgram:
     """The whole step. Without an update the loss and the gradients only, by parameter.
+
+    ``processes``: the number of an `Average` and its buckets, of places in ``parameters``, which
+    must all have a gradient; without buckets nothing is averaged.
 
     Raises Decline when the step has no program, CompileError when making it failed.
     """
@@ -122,9 +126,12 @@ def compile_step_program(
                 wanted.micro_batches,
                 SPLIT_BYTES,
                 place.gradient_operators,
+                *processes,
             )
             if not made["unused"]:
                 break
+            if processes[1]:
+                raise Decline("RM704", f"the loss does not reach {made['unused'][0]}")
             unused.update(made["unused"])  # they stay weights that are only read
             trained = [t for t in trained if t.names[0] not in unused]
         text = stored.optimised(made["text"])

@@ -204,9 +204,7 @@ class TrainingStep(Routed):
         with original():
             if self.accumulated == 0:
                 self.optimizer.zero_grad(set_to_none=True)
-            loss = batches.loss_of(
-                self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
-            )
+            loss = self._loss_of(inputs, targets)
             try:
                 part = loss if self.accumulate == 1 else loss / self.accumulate
                 (part if self.scaler is None else self.scaler.scale(part)).backward()
@@ -218,7 +216,12 @@ class TrainingStep(Routed):
         self.accumulated += 1
         if last:
             self._drop()
-        return loss.detach()  # type: ignore[no-any-return]
+        return loss.detach()
+
+    def _loss_of(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        return batches.loss_of(  # type: ignore[no-any-return]
+            self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
+        )
 
     def _eager_update(self) -> None:
         self._clip()
@@ -314,8 +317,7 @@ class TrainingStep(Routed):
         self._fill(rows)
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in donated]
         before = [t.detach().clone() for t in donated]
-        results = self._tried(found, key, tensors, sums, copies)
-        loss = self._beside(found, inputs, targets)
+        results, loss = self._both(found, key, tensors, sums, copies, (inputs, targets))
         if found.wanted.scaled and not (bool(results.pop(1)) and self._finite):
             return loss  # no update, which shows nothing
         sizes = [1 + len(optimizers.state_names(self._rules[t.group])) for t in found.trained]
@@ -367,6 +369,18 @@ class TrainingStep(Routed):
         ) or check.buffers_differ(written, buffers, found.written, found.half)
         self._judge(found, key, difference, loss)
         return loss
+
+    def _both(
+        self,
+        found: StepProgram,
+        key: Hashable,
+        tensors: list[torch.Tensor],
+        sums: list[torch.Tensor],
+        copies: list[torch.Tensor],
+        call: tuple[Any, tuple[Any, ...]],
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The program's results on copies, and the loss of eager's step."""
+        return self._tried(found, key, tensors, sums, copies), self._beside(found, *call)
 
     def _tried(
         self,
