@@ -58,12 +58,14 @@ void sgd_numbers(double lr, double decay, double momentum, double dampening, dou
   std::copy(std::begin(row), std::end(row), out);
 }
 
-void adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
+bool adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
                   double* out) {
   const double step = count + 1.0;
-  const double size = lr / (1.0 - std::pow(beta1, step)), root = std::sqrt(1.0 - std::pow(beta2, step));
+  const double first = 1.0 - std::pow(beta1, step), second = 1.0 - std::pow(beta2, step);
+  const double size = lr / first, root = std::sqrt(second);
   const double row[] = {decay, 1.0 - lr * decay, 1.0 - beta1, beta2, 1.0 - beta2, eps, size, root};
   std::copy(std::begin(row), std::end(row), out);
+  return !(step < 1.0) && first != 0 && !(second < 0);
 }
 
 std::vector<std::string> states(const GroupRule& rule) {

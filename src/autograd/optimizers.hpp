@@ -29,7 +29,8 @@ struct GroupRule {
 std::vector<std::string> columns(Algorithm algorithm);
 /// That row for the step behind `count` steps, as torch.optim computes it; `out` has room for it.
 void sgd_numbers(double lr, double decay, double momentum, double dampening, double* out);
-void adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
+/// False: torch.optim cannot correct the bias and raises, as with a first beta of 1 or behind -1 steps.
+bool adam_numbers(double lr, double decay, double beta1, double beta2, double eps, double count,
                   double* out);
 /// Names of the state tensors of one parameter, in order; each has the parameter's type.
 std::vector<std::string> states(const GroupRule& rule);

@@ -148,12 +148,13 @@ void bind_autograd(py::module_& m) {
     return row;
   }, py::arg("lr"), py::arg("decay"), py::arg("momentum"), py::arg("dampening"),
         "The row of `hyper` for a step.");
-  a.def("adam_numbers", [](double lr, double decay, double beta1, double beta2, double eps, double count) {
+  a.def("adam_numbers", [](double lr, double decay, double beta1, double beta2, double eps,
+                          double count) -> std::optional<std::vector<double>> {
     std::vector<double> row(autograd::columns(autograd::Algorithm::kAdam).size());
-    autograd::adam_numbers(lr, decay, beta1, beta2, eps, count, row.data());
+    if (!autograd::adam_numbers(lr, decay, beta1, beta2, eps, count, row.data())) return std::nullopt;
     return row;
   }, py::arg("lr"), py::arg("decay"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("count"),
-        "The row of `hyper` for the step behind `count` steps.");
+        "The row of `hyper` for the step behind `count` steps; None where torch.optim raises.");
   a.def("states", [](const py::dict& group) { return autograd::states(group_rule(group)); },
         py::arg("group"), "Names of one parameter's state tensors, in the order of the inputs.");
   a.def("differentiate", &differentiate, py::arg("text"), py::arg("wrt"),

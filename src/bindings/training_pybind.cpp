@@ -24,10 +24,10 @@ void bind_training(py::module_& module) {
                           "A step that ran and was compared, with all that was looked at before it.")
       .def(py::init<std::shared_ptr<router::TorchFacts>, std::shared_ptr<exchange::FrameworkProgram>, py::object,
                     WatchedOptimizer, const py::list&, py::object, const py::list&, const py::list&,
-                    const py::list&, const py::list&, const py::list&>(),
+                    const py::list&, const py::list&, const py::list&, const py::list&>(),
            py::arg("facts"), py::arg("program"), py::arg("tree"), py::arg("optimizer"), py::arg("batch"),
            py::arg("hyper"), py::arg("trained"), py::arg("buffers"), py::arg("frozen"), py::arg("hooks"),
-           py::arg("quiet"))
+           py::arg("quiet"), py::arg("still"))
       .def("run", &SettledStep::run, py::arg("inputs"), py::arg("targets"),
            "The loss, or None where something is not as it was: then nothing has happened.");
 }

@@ -37,8 +37,9 @@ constexpr std::size_t kCallsForAll = 64;  // by then the content of every weight
 
 constexpr std::array kTensorHolders = {"_parameters", "_buffers", "_modules"};
 constexpr std::array kHookHolders = {"_forward_hooks", "_forward_pre_hooks"};
-constexpr std::array kRegistries = {"_parameters", "_buffers", "_modules", "_forward_hooks",
-                                    "_forward_pre_hooks"};
+constexpr std::array kRegistries = {"_parameters",        "_buffers",        "_modules",
+                                    "_forward_hooks",     "_forward_pre_hooks",
+                                    "_backward_hooks",    "_backward_pre_hooks"};
 
 PyObject* interned(const char* text) { return PyUnicode_InternFromString(text); }
 
@@ -199,6 +200,7 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
     detail_ = where + ": not a plain dense tensor";
     return Reason::kModule;
   }
+  weight.wants_gradient = facts.requires_grad(value);
   weight.version = facts.version(value);
   if (weight.version < 0) {
     detail_ = where + ": an inference tensor, changes cannot be noticed";
@@ -353,7 +355,8 @@ bool Guard::same_weight(Weight& weight, const TorchFacts& facts) noexcept {
   if (!facts.view(tensor, &view)) return false;
   if (static_cast<const char*>(view.data) + view.byte_offset != weight.data ||
       view.ndim != weight.ndim || view.dtype.code != weight.dtype.code ||
-      view.dtype.bits != weight.dtype.bits || facts.version(tensor) != weight.version) {
+      view.dtype.bits != weight.dtype.bits || facts.version(tensor) != weight.version ||
+      facts.is_lazy_view(tensor)) {
     return false;
   }
   const std::int64_t* dims = dims_.data() + weight.dims_at;
@@ -399,6 +402,11 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
   }
   if (!check_beside()) return Reason::kStructure;
   for (Weight& weight : weights_) {
+    if (!facts.is_plain_tensor(weight.tensor.get())) return moved(weight, ": another class");
+    if (trains_ && !weight.place.empty() &&
+        facts.requires_grad(weight.tensor.get()) != weight.wants_gradient) {
+      return moved(weight, ": wants a gradient, or no longer");
+    }
     if (trains_ && weight.place.empty()) continue;
     if (!same_weight(weight, facts)) return moved(weight, "");
   }

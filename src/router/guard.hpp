@@ -120,6 +120,7 @@ class Guard {
     PyRef key;
     RawTensor raw;
     bool has_raw = false;
+    bool wants_gradient = false;
     std::string
         place;  // not empty: beside the tree, part of the program and not one of its weights
   };

@@ -73,8 +73,10 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
     global_hooks_.push_back(own(modules.attr(name)));
   }
   exchange_ = exchange::exchange_api(t.attr("Tensor"));  // lives as long as the type
+  if (py::hasattr(t.attr("Tensor"), "_use_count")) use_count_ = own(t.attr("Tensor").attr("_use_count"));
   probe_versions(torch);
   if (version_offset_ >= 0) probe_layout(torch);
+  if (version_offset_ >= 0 && use_count_) probe_use_count(torch);
 }
 
 // The counter is found, not assumed: tensors with known and different versions are made, and the
@@ -124,6 +126,29 @@ void TorchFacts::probe_versions(PyObject* torch) {
         return;
       }
     }
+  }
+}
+
+// The count lies between the vtable and the fields: the place that says what torch says, for a tensor
+// that Python alone holds and for one that views hold as well, while they come and go.
+void TorchFacts::probe_use_count(PyObject* torch) {
+  const py::object t = py::reinterpret_borrow<py::object>(torch);
+  const py::object tensor =
+      t.attr("zeros")(4, py::arg("device") = "cpu", py::arg("requires_grad") = true);
+  const auto impl = tensor.attr("_cdata").cast<std::uintptr_t>();
+  const py::object asked = tensor.attr("_use_count");
+  std::vector<py::object> views;
+  for (int at = 8; at < kFieldsAt; at += 4) {
+    bool right = true;
+    for (const std::size_t wanted : {std::size_t{0}, std::size_t{1}, std::size_t{3}, std::size_t{0}}) {
+      while (views.size() > wanted) views.pop_back();
+      while (views.size() < wanted) views.push_back(tensor.attr("view")(2, 2));
+      std::uint32_t found = 0;
+      right = right && safe_read(impl + at, &found, sizeof found) && found == asked().cast<std::uint32_t>();
+    }
+    if (!right) continue;
+    use_count_offset_ = at;
+    return;
   }
 }
 
@@ -243,6 +268,18 @@ bool TorchFacts::is_lazy_view(PyObject* tensor) const noexcept {
     if (lazy) return true;
   }
   return false;
+}
+
+std::uint32_t TorchFacts::use_count(PyObject* tensor) const noexcept {
+  if (use_count_offset_ >= 0) {
+    const char* impl = load<const char*>(reinterpret_cast<const char*>(tensor) + object_offset_);
+    return load<std::uint32_t>(impl + use_count_offset_);
+  }
+  if (!use_count_) return 0;
+  const PyRef answer = PyRef::steal(PyObject_CallOneArg(use_count_.get(), tensor));
+  const long count = answer ? PyLong_AsLong(answer.get()) : -1;
+  if (count < 0) PyErr_Clear();
+  return count < 0 ? 0 : static_cast<std::uint32_t>(count);
 }
 
 bool TorchFacts::variable_set(PyObject* variable) const noexcept {

@@ -117,6 +117,9 @@ class TorchFacts {
   bool requires_grad(PyObject* tensor) const noexcept;
   /// A lazily negated or conjugated view: its memory is not its value.
   bool is_lazy_view(PyObject* tensor) const noexcept;
+  /// How often torch itself holds the tensor: 1 for one that no graph, view or C++ code holds beside
+  /// Python; 0 when this torch does not say.
+  std::uint32_t use_count(PyObject* tensor) const noexcept;
 
   /// disabled(), tracing, exporting, modes, functorch, autocast: cheapest first.
   Reason modes(const char** detail) const noexcept;
@@ -150,6 +153,7 @@ class TorchFacts {
   }
   void probe_versions(PyObject* torch);
   void probe_layout(PyObject* torch);
+  void probe_use_count(PyObject* torch);
   bool variable_set(PyObject* variable) const noexcept;
 
   std::shared_ptr<WriteTracker> writes_;
@@ -158,14 +162,14 @@ class TorchFacts {
   PyTypeObject* module_type_ = nullptr;
   PyRef torch_, disabled_var_, decline_type_;
   PyRef default_dtype_, grad_enabled_, tracing_state_, functorch_level_, autocast_;
-  PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_;
+  PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_, use_count_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever
   PyRef strided_;
   mutable bool any_unusual_ = false;
   const DLPackExchangeAPI* exchange_ = nullptr;
   int object_offset_ = -1, counter_offset_ = -1, version_offset_ = -1;
-  int storage_offset_ = -1, memory_offset_ = -1;
+  int storage_offset_ = -1, memory_offset_ = -1, use_count_offset_ = -1;
   std::size_t field_bytes_ = 0;  // 0: compare through DLPack
 };
 

@@ -33,7 +33,7 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
                          std::shared_ptr<exchange::FrameworkProgram> program, py::object tree,
                          WatchedOptimizer optimizer, const py::list& batch, py::object hyper,
                          const py::list& trained, const py::list& buffers, const py::list& frozen,
-                         const py::list& hooks, const py::list& quiet)
+                         const py::list& hooks, const py::list& quiet, const py::list& still)
     : facts_(std::move(facts)),
       program_(std::move(program)),
       tree_(std::move(tree)),
@@ -57,7 +57,8 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
   for (const py::handle row : trained) {
     const auto [parameter, group, states, counter] =
         row.cast<std::tuple<py::object, size_t, py::dict, py::object>>();
-    Trained t{PyRef::borrow(parameter.ptr()), PyRef::borrow(counter.ptr()), group, {}, {}, {}};
+    Trained t{PyRef::borrow(parameter.ptr()), PyRef::borrow(counter.ptr()), facts_->use_count(parameter.ptr()),
+              group, {}, {}, {}};
     const bool stateless = states.empty() && counter.is_none();  // asking for its state would make one
     const auto all = py::reinterpret_borrow<py::object>(optimizer_.states());
     t.held = PyRef::borrow(stateless ? Py_None : py::object(all[parameter]).ptr());
@@ -98,6 +99,10 @@ SettledStep::SettledStep(std::shared_ptr<router::TorchFacts> facts,
   increment_ = PyRef::borrow(py::object(py::module_::import("torch._C").attr("_increment_version")).ptr());
   for (const py::handle dict : hooks) hooks_.push_back(PyRef::borrow(py::cast<py::dict>(dict).ptr()));
   for (const py::handle function : quiet) quiet_.push_back(PyRef::borrow(function.ptr()));
+  for (const py::handle row : still) {
+    const auto [dict, name, value] = row.cast<std::tuple<py::dict, py::str, py::object>>();
+    still_.push_back({PyRef::borrow(dict.ptr()), PyRef::borrow(name.ptr()), PyRef::borrow(value.ptr())});
+  }
 }
 
 void SettledStep::hold(PyObject* tensor) {
@@ -137,14 +142,20 @@ bool SettledStep::is_quiet() const noexcept {
   for (const PyRef& function : quiet_) {
     const PyRef answer = PyRef::steal(PyObject_CallNoArgs(function.get()));
     if (!answer) PyErr_Clear();
-    if (answer.get() != Py_False) return false;
+    if (answer.get() != Py_False && answer.get() != Py_None) return false;
+  }
+  for (const Entry& e : still_) {
+    if (!holds(e.dict.get(), e.name.get(), e.value.get())) return false;
   }
   return std::all_of(hooks_.begin(), hooks_.end(), [](const PyRef& d) { return PyDict_GET_SIZE(d.get()) == 0; });
 }
 
 bool SettledStep::tensors_unchanged() const noexcept {
   return std::all_of(tensors_.begin(), tensors_.end(),
-                     [&](const Tensor& t) { return facts_->same_place(t.object.get(), t.raw); });
+                     [&](const Tensor& t) {
+                       PyObject* tensor = t.object.get();
+                       return facts_->is_plain_tensor(tensor) && facts_->same_place(tensor, t.raw);
+                     });
 }
 
 // What wants a gradient now is trained, or gets a `grad`; one that was set by hand is for the optimizer to clear.
@@ -179,6 +190,8 @@ bool SettledStep::states_unchanged() noexcept {
   static PyObject* const step = PyUnicode_InternFromString("step");
   for (const Trained& t : trained_) {
     PyObject* p = t.parameter.get();
+    const std::uint32_t uses = facts_->use_count(p);
+    if (uses != 1 && uses != t.uses) return false;
     if (!facts_->requires_grad(p) || !is_none(p, grad) || !is_none(p, hooks) || !is_none(p, behind)) return false;
     PyObject* held = t.held.get();
     if (held == Py_None) continue;
@@ -195,6 +208,7 @@ bool SettledStep::add_input(PyObject* tensor, size_t index) {
   if (facts_->is_parameter(tensor) || !facts_->is_plain_tensor(tensor) || facts_->requires_grad(tensor)) return false;
   DLTensor seen{};
   if (!facts_->view(tensor, &seen) || facts_->is_lazy_view(tensor)) return false;
+  if (facts_->version(tensor) < 0) return false;  // made in inference mode: eager may not keep it for a gradient
   engine::TensorView& view = views_[index];
   const Input& wanted = batch_[index];
   ir::DType dtype{};

@@ -23,20 +23,22 @@ class SettledStep {
   /// its counter of steps (None where the optimiser counts none).
   struct Trained {
     PyRef parameter, counter;
+    std::uint32_t uses = 0;  // by torch: one more may be a graph, on whose end somebody hangs a hook
     size_t group = 0;
     std::vector<PyRef> names, states;
     PyRef held;  // the dict that has them; None where there is no state
   };
 
   /// `batch`: what it was called with, tensors. `hyper`: the program's input of that name. `quiet`:
-  /// functions that say whether a mode is on that the program does not have. `hooks`: dicts of the
-  /// modules' backward hooks. Throws py::value_error for what cannot be remembered.
+  /// functions that say whether a mode is on that the program does not have: False or None. `still`:
+  /// (dict, name, value) of what must stay the same object. `hooks`: dicts of hooks on the way of
+  /// gradients. Throws py::value_error for what cannot be remembered.
   SettledStep(std::shared_ptr<router::TorchFacts> facts,
               std::shared_ptr<exchange::FrameworkProgram> program, pybind11::object tree,
               WatchedOptimizer optimizer, const pybind11::list& batch, pybind11::object hyper,
               const pybind11::list& trained, const pybind11::list& buffers,
               const pybind11::list& frozen, const pybind11::list& hooks,
-              const pybind11::list& quiet);
+              const pybind11::list& quiet, const pybind11::list& still);
 
   /// The loss; None where something is not as it was: nothing has happened then. Throws rm::Error as
   /// the program does: nothing was updated.
@@ -58,6 +60,9 @@ class SettledStep {
   };
   struct Span {
     const char *first, *last;  // one behind it
+  };
+  struct Entry {
+    PyRef dict, name, value;
   };
 
   void hold(PyObject* tensor);
@@ -83,6 +88,7 @@ class SettledStep {
   std::vector<Trained> trained_;
   std::vector<Tensor> tensors_;   // parameters, states, buffers, frozen weights and counters
   std::vector<PyRef> hooks_, quiet_;
+  std::vector<Entry> still_;
   std::vector<Input> batch_;
   std::vector<Frozen> frozen_;
   std::vector<Span> updated_;     // memory that the step writes, sorted

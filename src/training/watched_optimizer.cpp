@@ -69,9 +69,10 @@ std::vector<PyRef> values_of(PyObject* dict) {
   return out;
 }
 
-PyObject* step_name() {
-  static PyObject* const name = name_of("step");
-  return name;
+/// What a step calls, which a script may replace in an optimizer or in its class.
+const std::array<PyObject*, 3>& functions_of_a_step() {
+  static const std::array names = {name_of("step"), name_of("zero_grad"), name_of("_init_group")};
+  return names;
 }
 
 }  // namespace
@@ -82,8 +83,11 @@ WatchedOptimizer::WatchedOptimizer(py::object optimizer, std::vector<autograd::G
       attributes_(attribute(optimizer, "__dict__")),
       list_(attribute(optimizer, "param_groups")),
       states_(attribute(optimizer, "state")),
-      step_(PyRef::borrow(entry(attributes_.get(), step_name()))),
       type_(Py_TYPE(optimizer.ptr())) {
+  for (PyObject* name : functions_of_a_step()) {
+    functions_.push_back(PyRef::borrow(entry(attributes_.get(), name)));
+    functions_.push_back(PyRef::borrow(_PyType_Lookup(type_, name)));
+  }
   const auto dicts = py::reinterpret_borrow<py::list>(list_.get());
   if (dicts.size() != rules.size()) throw py::value_error("[settled_step] expected a rule for each group");
   for (size_t g = 0; g < rules.size(); ++g) {
@@ -126,8 +130,12 @@ bool WatchedOptimizer::unchanged() const noexcept {
   const PyRef now = PyRef::steal(PyObject_GenericGetDict(optimizer_.get(), nullptr));
   if (!now) PyErr_Clear();
   if (now.get() != held || Py_TYPE(optimizer_.get()) != type_ || entry(held, groups) != list_.get() ||
-      entry(held, state) != states_.get() || entry(held, step_name()) != step_.get()) {
+      entry(held, state) != states_.get()) {
     return false;
+  }
+  auto function = functions_.begin();
+  for (PyObject* name : functions_of_a_step()) {
+    if (entry(held, name) != (function++)->get() || _PyType_Lookup(type_, name) != (function++)->get()) return false;
   }
   for (size_t i = 0; i < std::size(own_hooks); ++i) {
     if (entry(held, own_hooks[i]) != hooks_[i].dict.get()) return false;
@@ -162,8 +170,7 @@ bool WatchedOptimizer::numbers(size_t group, double count, double* out) const no
       !number(PyTuple_GET_ITEM(betas, 0), &first) || !number(PyTuple_GET_ITEM(betas, 1), &second)) {
     return false;
   }
-  autograd::adam_numbers(lr, decay, first, second, eps, count, out);
-  return true;
+  return autograd::adam_numbers(lr, decay, first, second, eps, count, out);
 }
 
 }  // namespace rm::training

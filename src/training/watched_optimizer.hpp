@@ -25,8 +25,8 @@ class WatchedOptimizer {
   bool unchanged() const noexcept;
 
   size_t groups() const { return groups_.size(); }
-  /// Whether a group's row of `hyper` could be read: its numbers are Python's, and those that were
-  /// not zero are not. `count`: the steps it took.
+  /// Whether a group's row of `hyper` could be read: its numbers are Python's, those that were not
+  /// zero are not, and eager would not divide by zero. `count`: the steps it took.
   bool numbers(size_t group, double count, double* out) const noexcept;
   /// The dict of states by parameter.
   PyObject* states() const noexcept { return states_.get(); }
@@ -44,8 +44,9 @@ class WatchedOptimizer {
   };
   bool same_group(const Group& group) const noexcept;
 
-  PyRef optimizer_, attributes_, list_, states_, step_;
+  PyRef optimizer_, attributes_, list_, states_;
   PyTypeObject* type_;  // kept by the optimizer
+  std::vector<PyRef> functions_;  // what a step calls of the optimizer: of it, or empty, then of its class
   std::vector<Group> groups_;
   std::vector<Hooks> hooks_;
 };

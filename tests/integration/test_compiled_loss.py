@@ -59,7 +59,7 @@ def test_a_loop_with_accumulation_clipping_and_any_optimizer_trains_as_in_eager(
     wanted, _ = _train(theirs, lambda x, y: F.cross_entropy(theirs(x), y))
     assert mine == pytest.approx(wanted, rel=1e-4)
     report = compiled.report()
-    assert report["compiled"] == 11 and report["eager"] == 1
+    assert report["compiled"] == 10 and report["eager"] == 2  # one watched, one compared
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=2e-4, atol=2e-5)
 
@@ -96,7 +96,8 @@ def test_a_parameter_that_changed_before_backward_is_torchs_error() -> None:
     model = _mlp()
     compiled = rm.compile_loss(model, F.cross_entropy, options=STRICT)
     x, y = _batches(1)[0]
-    compiled(x, y)
+    for _ in range(2):
+        compiled(x, y)
     loss = compiled(x, y)
     with torch.no_grad():
         model[0].weight.mul_(2)
@@ -120,7 +121,8 @@ def test_two_gradients_that_are_one_value_are_two_tensors() -> None:
     model = Twice()
     compiled = rm.compile_loss(model, F.cross_entropy, options=STRICT)
     x, y = torch.randn(4, 5), torch.randint(0, 5, (4,))
-    compiled(x, y)
+    for _ in range(2):
+        compiled(x, y)
     compiled(x, y).backward()
     kept = model.b.grad.clone()
     model.a.grad.zero_()
@@ -133,7 +135,8 @@ def test_frozen_and_unused_parameters_have_no_gradient_and_hooks_run() -> None:
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     compiled = rm.compile_loss(model, F.cross_entropy, options=STRICT)
     x, y = _batches(1)[0]
-    compiled(x, y)
+    for _ in range(2):
+        compiled(x, y)
     seen = []
     model[3].bias.register_hook(lambda g: seen.append(g.clone()) or g * 0)
     compiled(x, y).backward()
@@ -169,7 +172,7 @@ def test_a_gradient_that_is_no_number_makes_the_scaler_skip_the_step() -> None:
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
     for i, state in optimizer.state_dict()["state"].items():
         assert all(torch.equal(v, moments[i][k]) for k, v in state.items())
-    assert compiled.report()["compiled"] == 3
+    assert compiled.report()["compiled"] == 2  # behind one watched and one compared
 
 
 def test_a_first_loss_that_is_no_number_decides_nothing() -> None:
@@ -186,14 +189,15 @@ def test_a_first_loss_that_is_no_number_decides_nothing() -> None:
 def test_shapes_never_seen_and_losses_that_are_no_scalars_are_eagers() -> None:
     model = _mlp()
     compiled = rm.compile_loss(model, F.cross_entropy, options={"fallback": "allow"})
-    for rows in (8, 3, 8, 3):
+    for rows in (8, 3, 8, 3, 8, 3):
         compiled(*_batches(1, rows)[0]).backward()
     assert compiled.report()["compiled"] == 2
     each = rm.compile_loss(
         model, lambda o, t: F.cross_entropy(o, t, reduction="none"), options={"fallback": "allow"}
     )
     x, y = _batches(1)[0]
-    assert each(x, y).shape == (8,)
+    for _ in range(2):
+        assert each(x, y).shape == (8,)
     assert "RM704" in each.report()["reasons"]
     with torch.no_grad():
         assert not compiled(x, y).requires_grad

@@ -26,7 +26,7 @@ def judge(cases: list[Case]) -> None:
         if findings:
             found.append(f"{case}: {findings}")
     assert not found, "\n".join(found)
-    assert compiled >= 3 * len(cases), "hardly a step was compiled: the comparison says little"
+    assert compiled >= 2 * len(cases), "hardly a step was compiled: the comparison says little"
 
 
 def test_a_few_random_runs() -> None:

@@ -88,6 +88,7 @@ def capture_forward(
             if budget.too_long(error) is not None:
                 raise Decline("RM208", f"no end after {_SECONDS:.0f} s") from error
             raise export._export_error(module, error) from error
+        _forget_tensors(program)
         _check_gradients(program, trained)
         regions = any(map(_is_autocast, program.graph.nodes))
         if regions and switches.seen:
@@ -103,6 +104,16 @@ def capture_forward(
     return Forward(
         imported.text, imported.weights, imported.constants, imported.written, imported.draws
     )
+
+
+def _forget_tensors(program: ExportedProgram) -> None:
+    """Drops the weak references to weights in the mode that traced them: torch keeps a trace alive
+    after its last use, and `torch.utils.swap_tensors` refuses a tensor that has any."""
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+            return
 
 
 def _check_gradients(program: ExportedProgram, trained: Collection[str]) -> None:

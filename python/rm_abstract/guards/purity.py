@@ -16,6 +16,7 @@ import logging
 import random
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,23 +59,29 @@ class Effects:
 
     ``settles``: what was found may be a first call setting something up, or another thread's doing;
     found again on the next call it is what the module does.
+    ``trains``: of a training step, which may draw from torch's stream and move its buffers.
     """
 
-    def __init__(self, module: torch.nn.Module, containers: Sequence[tuple[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        containers: Sequence[tuple[str, Any]] = (),
+        trains: bool = False,
+    ) -> None:
         self.found, self.code = "", "RM205"
         self.settles = True
         self.state_reads: list[str] = []  # by code of the user (guards/torch_state.py)
         self._module = module
-        self._containers = containers
+        self._containers, self._trains = containers, trains
         self._profiled = False
 
     def __enter__(self) -> Effects:
-        self._state = _state_of(self._module)
+        self._state = _state_of(self._module, not self._trains)
         # A tensor that is gone gives its identity and its memory to the next one.
         weights = itertools.chain(self._module.parameters(), self._module.buffers())
         self._alive = [(weight, weight.detach()) for weight in weights]
         self._given = [(where, value, _flat(value)) for where, value in self._containers]
-        self._streams = _random_streams()
+        self._streams = _random_streams(not self._trains)
         if can_watch():
             self._profiled = True
             sys.setprofile(self._event)
@@ -90,7 +97,7 @@ class Effects:
             if len(before) != len(now) or not all(map(_same, before, now)):
                 self._final(f"changes its argument {where}")
                 return
-        if self._streams != _random_streams():
+        if self._streams != _random_streams(not self._trains):
             self.found = "draws from a random stream of Python, NumPy or torch"
         elif not self.found and (changed := _changed(self._state)):
             self.found = f"changes {changed}"
@@ -123,6 +130,8 @@ class Effects:
                 self._final(f"{what} ({_place(frame)})")
         elif function is _UNEVEN_ROWS:
             self._final(_UNEVEN_TOLD, "RM207")
+        elif self._trains and function is warnings.warn:
+            return  # torch's own, such as of a loss: Python shows it once a place
         elif (what := effect_of_library(function)) and (caller := _user_caller(frame)):
             self._final(f"{what} ({_place(caller)})")
 
@@ -164,8 +173,10 @@ def _user_caller(frame: types.FrameType) -> types.FrameType | None:
     return None
 
 
-def _random_streams() -> list[Any]:
-    streams: list[Any] = [random.getstate(), torch.get_rng_state().numpy().tobytes()]
+def _random_streams(of_torch: bool) -> list[Any]:
+    streams: list[Any] = [random.getstate()]
+    if of_torch:
+        streams.append(torch.get_rng_state().numpy().tobytes())
     numpy = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         state = numpy.random.get_state(legacy=False)["state"]
@@ -178,13 +189,13 @@ def _random_streams() -> list[Any]:
 _Row = tuple[str, Any, Callable[[Any], Any], Any]  # place, holder, how to read it, what it held
 
 
-def _state_of(module: torch.nn.Module) -> list[_Row]:
+def _state_of(module: torch.nn.Module, weights: bool) -> list[_Row]:
     found = sources.of_module(module)
     rows = _copied(found)
     for path, part in module.named_modules():
         name = path or type(part).__name__
         rows.append((name, vars(part), _attributes, _attributes(vars(part))))
-        for group in (part._parameters, part._buffers):
+        for group in (part._parameters, part._buffers) if weights else ():
             rows.append((path, group, _tensors, _tensors(group)))
     return rows
 

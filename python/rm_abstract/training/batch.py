@@ -42,6 +42,8 @@ def flatten(
         if type(leaf) is torch.Tensor:
             if leaf.requires_grad or not is_dense(leaf):
                 raise Decline("RM703", "a batch with gradients, or that is no dense tensor")
+            if leaf.is_inference():  # eager may not keep it for a gradient
+                raise Decline("RM703", "a batch that was made in inference mode")
             if leaf.device != device:
                 raise Decline("RM703", f"a batch on {leaf.device} for a model on {device}")
             tensors.append(leaf)

@@ -21,6 +21,7 @@ from rm_abstract.capture.training import Forward
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check
 from rm_abstract.training.dropout import Drawing
+from rm_abstract.training.modes import check_modes
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program
 from rm_abstract.training.routed import (
     Routed,
@@ -52,13 +53,16 @@ class CompiledLoss(Routed):
         """The loss of one batch, to be differentiated by its ``backward()``."""
         self._locate()
         try:
-            self._check_modes()
+            check_modes(self._place)
+            self._pure.check()
             tensors, key, structure = batches.flatten(inputs, targets, self._place.device)
             self._check_module(tuple(p.requires_grad for p in self._held))
             if key in self._refused:
                 raise self._refused[key]
             found = self._programs.get(key)
             if found is None:
+                if not self._pure.knows(key):
+                    return self._watched(key, inputs, targets)
                 found = self._make(tensors, key, structure, self._compile)
             if found.checked:
                 return self._run(found, tensors)
@@ -83,14 +87,24 @@ class CompiledLoss(Routed):
             self._random[1] += found.draws
         found.runs += 1
         self._counts["compiled"] += 1
+        self._pure.ran()
         loss: torch.Tensor = _Differentiated.apply(  # type: ignore[no-untyped-call]
             list(results[: 1 + len(trained)]), float(scales[0]) if scales else 1.0, *trained
         )
         return loss
 
-    def _eager(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+    def _watched(self, key: Hashable, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        """Eager's loss, from which it is learned whether the forward only computes."""
+        effects = self._pure.watch(self._module, inputs, targets)
+        loss = self._eager(inputs, targets, effects)
+        if decline := self._pure.judge(effects, key):
+            self._note(decline)
+        return loss
+
+    def _eager(self, inputs: Any, targets: tuple[Any, ...], around: Any = None) -> torch.Tensor:
+        """``around``: a context that the forward runs in."""
         self._counts["eager"] += 1
-        with original():
+        with original(), around or nullcontext():
             loss: torch.Tensor = batches.loss_of(
                 self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
             )

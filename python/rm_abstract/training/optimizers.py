@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 
 _ADAM = (torch.optim.Adam, torch.optim.AdamW)
+_FUNCTIONS = ("step", "zero_grad", "_init_group")  # what a step calls of its optimizer
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,18 @@ def _is_foreign(hook: Any) -> bool:
     return not (getattr(owner, "__module__", None) or "").startswith("rm_abstract.")
 
 
+@functools.lru_cache(maxsize=64)
+def _is_torchs(function: Any) -> bool:
+    """Whether it, and all that it wraps, is a function of torch's own."""
+    while function is not None:
+        if not isinstance(function, types.FunctionType):
+            return False
+        if str(function.__globals__.get("__name__")).split(".")[0] != "torch":
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
 def check(optimizer: torch.optim.Optimizer) -> None:
     """Raises Decline for an optimiser whose step does more than a program would."""
     kind = type(optimizer)
@@ -66,9 +80,13 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         or any(map(_is_foreign, _GLOBAL_POST_HOOKS.values()))
     ):
         raise Decline("RM701", "hooks of the optimizer's step")
-    step = vars(optimizer).get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        raise Decline("RM701", "the optimizer's step was replaced")
+    for name in _FUNCTIONS:
+        own = vars(optimizer).get(name)
+        scheduled = name == "step" and hasattr(own, "_wrapped_by_lr_sched")
+        if not _is_torchs(getattr(kind, name, None)) or not (
+            own is None or (scheduled and _is_torchs(own))
+        ):
+            raise Decline("RM701", f"the optimizer's {name} was replaced")
 
 
 def rules(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
@@ -76,6 +94,9 @@ def rules(optimizer: torch.optim.Optimizer) -> tuple[Rule, ...]:
     adam = isinstance(optimizer, _ADAM)
     found = []
     for group in optimizer.param_groups:
+        if not optimizer.defaults.keys() <= group.keys():
+            missing = optimizer.defaults.keys() - group.keys()
+            raise Decline("RM701", f"a group without {', '.join(sorted(missing))}")
         if group.get("differentiable") or group.get("capturable"):
             raise Decline("RM701", "differentiable or capturable")
         decay = _number(group, "weight_decay") != 0
@@ -159,6 +180,8 @@ class Counters:
             self._sizes = []  # until all of them are known
             self._cells = [[_cell(s) for s in steps] for steps in taken]
             self._held, self._places = held, [s.data_ptr() for s in held]
+            if len(set(self._places)) != len(held):
+                raise Decline("RM701", "parameters that share a counter of steps")
             self._sizes = sizes
         out = []
         for cells in self._cells:
@@ -193,7 +216,10 @@ def numbers(optimizer: torch.optim.Optimizer, counts: list[float]) -> list[float
         if isinstance(beta1, torch.Tensor) or isinstance(beta2, torch.Tensor):
             raise Decline("RM701", "betas that are tensors")
         eps = _number(group, "eps")
-        out += _core.autograd.adam_numbers(lr, decay, beta1, beta2, eps, count)
+        row = _core.autograd.adam_numbers(lr, decay, beta1, beta2, eps, count)
+        if row is None:
+            raise Decline("RM701", f"betas {beta1}, {beta2} behind {count:g} steps")
+        out += row
     return out
 
 

@@ -30,6 +30,7 @@ from rm_abstract.training.batch import is_dense
 from rm_abstract.training.dropout import new_state
 from rm_abstract.training.place import Place, place_of
 from rm_abstract.training.program import StepProgram, Tied
+from rm_abstract.training.pure_forward import PureForward
 from rm_abstract.training.stored import Stored
 
 PASSING = ("RM108", "RM103")  # somebody asked for eager
@@ -65,6 +66,7 @@ class Routed:
         self._facts: Any = None  # of torch, as the tree's guard reads it
         self._hook_dicts: list[Any] = []
         self._signature: Hashable = None  # of what else programs were made for
+        self._pure = PureForward()
         self._reasons: dict[str, str] = {}
         self._counts = {"compiled": 0, "eager": 0}
 
@@ -158,24 +160,13 @@ class Routed:
         self._scale = torch.empty((), device=self._place.device)
         self._signature = None
 
-    def _check_modes(self) -> None:
-        """Modes of this call that a program does not have."""
-        self._place.check()
-        if not torch.is_grad_enabled():
-            raise Decline("RM706", "gradients are switched off")
-        if torch.is_autocast_enabled(self._place.kind):
-            raise Decline("RM106", "autocast")
-        if torch.is_anomaly_enabled() or torch.is_inference_mode_enabled():
-            raise Decline("RM706", "anomaly detection or inference mode")
-        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-            raise Decline("RM103", "a mode that sees every operator is active")
-        if disabled_var.get() is not None:
-            raise Decline("RM108", "")
-
     def _check_module(self, signature: Hashable) -> None:
         """Drops all programs when the model, the loss or ``signature`` is not what it was."""
-        why = self._tree.why_not() if self._tree is not None else ("", "")
-        if why is not None or signature != self._signature:
+        why = self._tree.why_not() if self._tree is not None else None
+        if why is not None:
+            self._tree = None
+            self._pure.changed(why[1])
+        if self._tree is None or signature != self._signature:
             self._watch(signature)
         if any(self._hook_dicts):
             raise Decline("RM706", "backward hooks of a module")
@@ -188,6 +179,10 @@ class Routed:
         found = sources.of_module(self._module)
         if found.unseen:
             raise Decline("RM210", found.unseen[0])
+        own = {id(p) for p in self._module.parameters()}
+        for tensor, where in found.tensors:
+            if tensor.requires_grad and id(tensor) not in own:  # eager leaves it its gradient
+                raise Decline("RM703", f"{where} requires a gradient and is not the module's")
         self._facts = make_facts()
         tree = _core.router.TrainedTree(self._facts, self._module, found.rows())
         why = tree.why_not()
@@ -201,6 +196,13 @@ class Routed:
         self._tree, self._signature = tree, signature
 
     # ---- what happened -------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Programs, and what they were compared with, are of this process and of these tensors."""
+        raise Error(
+            f"[{self._name}] expected no copy and no pickle of what was compiled, got one; try to "
+            f"copy or save model and optimizer, and call rm_abstract.{self._name} with the copies"
+        )
 
     def _note(self, decline: Decline) -> None:
         if decline.code in self._reasons:
@@ -252,10 +254,17 @@ def span(t: torch.Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * t.element_size()
 
 
+def _has_memory(t: torch.Tensor) -> bool:
+    start = t.untyped_storage().data_ptr()
+    return not t.numel() or span(t)[1] <= start + t.untyped_storage().nbytes()
+
+
 def check_apart(found: StepProgram, batch: Collection[torch.Tensor], donated: Any) -> None:
     """Raises Decline where tensors that are updated share memory with each other or the batch."""
     memory = [t.data_ptr() for t in donated]
     if memory != found.memory:
+        if not all(map(_has_memory, donated)):
+            raise Decline("RM703", "a parameter or state whose storage was freed or cut")
         spans = sorted(span(t) for t in donated if t.numel())
         if any(a[1] > b[0] for a, b in pairwise(spans)):
             raise Decline("RM703", "parameters or states that share memory")

@@ -15,7 +15,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks as _GLOBAL_PRE_HOO
 
 from rm_abstract import _core
 from rm_abstract.capture.ir_builder import RANDOM
-from rm_abstract.training import optimizers
+from rm_abstract.training import modes, optimizers
 from rm_abstract.training.program import StepProgram
 
 # Steps of a program by the long way before it is remembered, and before it is so again: a loop that
@@ -47,7 +47,8 @@ def settle(
 ) -> Any:
     """A `_core.training.SettledStep`, or None where something in it cannot be watched.
 
-    ``guards``: what the C router knows of torch, the guard of the module tree, its dicts of hooks.
+    ``guards``: what the C router knows of torch, the guard of the module tree, dicts of hooks on
+    the way of gradients.
     """
     facts, tree, hooks = guards
     adam = optimizers.is_adam(optimizer)
@@ -56,7 +57,7 @@ def settle(
         held = optimizer.state.get(t.tensor, {})
         states = {name: held[name] for name in found.state_names[t.group]}
         rows.append((t.tensor, t.group, states, held["step"] if adam else None))
-    quiet = [torch.is_anomaly_enabled, torch.is_inference_mode_enabled]
+    quiet = modes.quiet()
     if hyper.device.type == "cuda":
         quiet.append(torch._C._cuda_isCurrentStreamCapturing)
     try:
@@ -66,7 +67,18 @@ def settle(
             [_GLOBAL_PRE_HOOKS, _GLOBAL_POST_HOOKS],
         )
         return _core.training.SettledStep(
-            facts, found.program, tree, watched, batch, hyper, rows, buffers, frozen, hooks, quiet
+            facts,
+            found.program,
+            tree,
+            watched,
+            batch,
+            hyper,
+            rows,
+            buffers,
+            frozen,
+            hooks,
+            quiet,
+            modes.still(),
         )
     except (KeyError, ValueError, _core.CoreError):
         return None

@@ -22,6 +22,8 @@ from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers, run_tensors
 from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
+from rm_abstract.training.gradient_hooks import accumulation_hooks
+from rm_abstract.training.modes import check_modes
 from rm_abstract.training.place import device_type
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
 from rm_abstract.training.routed import (
@@ -73,6 +75,7 @@ class TrainingStep(Routed):
         self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips to one
         self._has_gradients = False  # parameters, before this step
         self._finite = True  # eager's last gradients, as its scaler saw them
+        self._accumulation_hooks: list[Any] = []  # dicts of them, all empty
         self._rules: tuple[optimizers.Rule, ...] = ()
         self._hyper = run_tensors.HyperRows()
         self._counters = optimizers.Counters()
@@ -87,7 +90,8 @@ class TrainingStep(Routed):
                 return loss
         self._locate()
         try:
-            self._check_modes()
+            check_modes(self._place)
+            self._pure.check()
             tensors, batch, structure = batches.flatten(inputs, targets, self._place.device)
             self._check_unchanged()
             key = (batch, self._is_last())
@@ -95,6 +99,8 @@ class TrainingStep(Routed):
                 raise self._refused[key]
             found = self._programs.get(key)
             if found is None:
+                if not self._pure.knows(batch):
+                    return self._watched(batch, inputs, targets)
                 found = self._make(tensors, key, structure, self._compile, batch)
                 if self.memory_budget is not None:
                     self._fit(found, tensors, self.memory_budget)
@@ -138,6 +144,7 @@ class TrainingStep(Routed):
             self._random[1] += found.draws
         found.runs += 1
         self._counts["compiled"] += 1
+        self._pure.ran()
         self._settle(found, tensors, donated)
         return results[0]  # type: ignore[no-any-return]
 
@@ -154,7 +161,7 @@ class TrainingStep(Routed):
             self._hyper.tensor,
             donated[len(donated) - len(found.written) :],
             self._frozen(found),
-            (self._facts, self._tree, self._hook_dicts),
+            (self._facts, self._tree, [*self._hook_dicts, *self._accumulation_hooks]),
         )
         self._settled_of = (found, self.optimizer)
 
@@ -198,13 +205,23 @@ class TrainingStep(Routed):
             t.tensor.grad = total
         self.accumulated += 1
 
-    def _eager(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+    def _watched(self, batch: Hashable, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
+        """Eager's step, from which it is learned whether the forward only computes."""
+        effects = self._pure.watch(self._module, inputs, targets)
+        loss = self._eager(inputs, targets, effects)
+        if decline := self._pure.judge(effects, batch):
+            self._note(decline)
+        return loss
+
+    def _eager(self, inputs: Any, targets: tuple[Any, ...], around: Any = None) -> torch.Tensor:
+        """``around``: a context that the forward runs in."""
         self._counts["eager"] += 1
         last = self._is_last()
         with original():
             if self.accumulated == 0:
                 self.optimizer.zero_grad(set_to_none=True)
-            loss = self._loss_of(inputs, targets)
+            with around or nullcontext():
+                loss = self._loss_of(inputs, targets)
             try:
                 part = loss if self.accumulate == 1 else loss / self.accumulate
                 (part if self.scaler is None else self.scaler.scale(part)).backward()
@@ -313,6 +330,7 @@ class TrainingStep(Routed):
         donated, taken = self._donated(found)
         sums = self._sums(found)
         check_apart(found, tensors, [*sums, *donated])
+        run_tensors.check_frozen(found, self._frozen(found))
         rows = optimizers.numbers(self.optimizer, self._counters.read(taken))
         self._fill(rows)
         copies = [t.detach().clone(memory_format=torch.preserve_format) for t in donated]
@@ -353,6 +371,7 @@ class TrainingStep(Routed):
         donated, _ = self._donated(found)
         sums = self._sums(found)
         check_apart(found, tensors, [*sums, *donated])
+        run_tensors.check_frozen(found, self._frozen(found))
         trained = [t.tensor for t in found.trained]
         buffers = donated[len(trained) :]
         written = [b.clone() for b in buffers]
@@ -460,16 +479,22 @@ class TrainingStep(Routed):
             tuple([id(p) for p in held]),
             tuple([len(g["params"]) for g in groups]),
             tuple([p.requires_grad for p in held]),
+            tuple(map(type, held)),
             (self.clip_norm is None, self.clip_value is None, self.scaler is None),
             self.accumulate,
         )
         self._check_module(signature)
         self._has_gradients = False
+        self._accumulation_hooks.clear()
         for p in held:
             if p._backward_hooks or p._post_accumulate_grad_hooks:
                 raise Decline("RM706", "a hook on a parameter")
+            if p._use_count() != 1 and p.requires_grad:
+                self._accumulation_hooks += accumulation_hooks(p)
             if p.grad is not None:
                 self._has_gradients = True
+        if any(self._accumulation_hooks):
+            raise Decline("RM706", "a hook where a gradient is added to its parameter")
 
     def _watch(self, signature: Hashable) -> None:
         self._settled = None
