@@ -71,8 +71,8 @@ SIZES = {
 }
 # What these architectures need besides, or instead (None: the configuration's own value stays).
 OPTIONS: dict[str, dict[str, Any]] = {
-    "ConvNext": {"hidden_size": None},  # the width of the last of its stages
-    "ConvNextV2": {"hidden_size": None},
+    "ConvNext": {"hidden_size": None, "num_hidden_layers": None},  # those of its stages
+    "ConvNextV2": {"hidden_size": None, "num_hidden_layers": None},
     "Falcon": {"head_dim": None},  # derived there
     "Funnel": {"num_hidden_layers": None, "block_sizes": [1, 1]},
     "GPTNeo": {"attention_types": [[["global", "local"], 1]]},

@@ -119,6 +119,16 @@ Case = tuple[Callable[..., Any], Callable[[int, int], Any]]
 FUNCTIONS: dict[str, Case] = {
     "div of integers": (torch.div, nonzero),
     "floor division": (lambda x, y: torch.div(x, y, rounding_mode="floor"), nonzero),
+    "truncated division of integers": (
+        lambda x, y: torch.stack(
+            [
+                torch.div(x, y, rounding_mode="trunc"),
+                torch.div(x, -3, rounding_mode="trunc"),
+                torch.div(x.to(torch.int8), 2, rounding_mode="trunc").long(),
+            ]
+        ),
+        nonzero,
+    ),
     "truncated division": (lambda x: torch.div(x, 0.3, rounding_mode="trunc"), matrix),
     "remainder": (torch.remainder, nonzero),
     "a number and a half": (lambda x: x * 0.3 + 1, lambda a, b: floats(a, b).bfloat16()),

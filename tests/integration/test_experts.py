@@ -16,6 +16,7 @@ from transformers.integrations import moe  # noqa: F401 (its operators)
 
 import rm_abstract as rm
 from rm_abstract import _core, device
+from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.export import capture
 from rm_abstract.capture.outputs import builder
 
@@ -161,6 +162,86 @@ def test_a_model_with_offsets_that_fall_gives_what_eager_gives() -> None:
         with torch.no_grad():
             torch.testing.assert_close(model(x, ends), product_of(x, model.w, ends))
     assert rm.explain(model).to_dict()["models"][0]["routed"]
+
+
+class PlainExperts(nn.Module):
+    """As people write them: rows sorted by expert, split where each expert's end."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 3, bias=False)
+        self.weight = nn.Parameter(torch.randn(3, 12, 16))
+        self.apart = nn.ParameterList(torch.randn(12, 16) for _ in range(3)) if apart else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.gate(x).argmax(1)
+        counts = nn.functional.one_hot(chosen, 3).sum(0).tolist()
+        order = chosen.argsort(stable=True)
+        weights = self.weight if self.apart is None else self.apart
+        parts = x[order].split(counts, dim=0)
+        made = [nn.functional.linear(parts[i], weights[i]) for i in range(3)]
+        y = torch.cat(made, dim=0).tanh()
+        return torch.zeros(x.shape[0], 12).index_add(0, order, y)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one tensor of weights", "weights apart"])
+def test_rows_split_by_values_are_one_product_in_groups(apart: bool) -> None:
+    torch.manual_seed(6)
+    model = PlainExperts(apart).eval()
+    rm.init("cpu")
+    rm.accelerate(model)
+    with torch.no_grad():
+        for rows in (9, 24, 5):
+            x = torch.randn(rows, 16)
+            for given in (x, x, x[:1].expand(rows, -1).contiguous()):  # all rows to one expert
+                with rm.disabled():
+                    expected = model(given)
+                torch.testing.assert_close(model(given), expected, rtol=1e-5, atol=1e-5)
+    record = rm.explain(model).to_dict()["models"][0]
+    assert record["routed"] and len(record["entries"]) == 1
+    assert not record["entries"][0]["kept"]
+
+
+def test_parts_that_meet_other_operators_are_left_to_torch() -> None:
+    class Other(PlainExperts):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            counts = nn.functional.one_hot(self.gate(x).argmax(1), 3).sum(0).tolist()
+            parts = x.split(counts, dim=0)
+            made = [nn.functional.linear(parts[2 - i], self.weight[i]) for i in range(3)]
+            return torch.cat(made, dim=0)
+
+    with pytest.raises(CaptureError, match="a size that depends on tensor values"):
+        capture(Other(False).eval(), (torch.randn(9, 16),), {})
+
+
+def test_jetmoe_is_served_whole() -> None:
+    torch.manual_seed(7)
+    config = transformers.JetMoeConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        kv_channels=8,
+        num_local_experts=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=95,
+    )
+    model = transformers.JetMoeForCausalLM(config).eval()
+    rm.init("cpu")
+    rm.accelerate(model)
+    with torch.no_grad():
+        for length in (5, 9):
+            ids = torch.randint(3, 90, (2, length))
+            with rm.disabled():
+                expected = model(ids, use_cache=False).logits
+            for _ in range(3):
+                found = model(ids, use_cache=False).logits
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    record = rm.explain(model).to_dict()["models"][0]
+    assert record["routed"]
+    assert not any(entry["kept"] for entry in record["entries"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from rm_abstract.capture import rows_by_values
 from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
 from rm_abstract.capture.decompositions import MOST_TRACED, decomposed, over_rows
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
@@ -128,9 +130,12 @@ class _Importer:
         self.traced: dict[Any, torch.fx.GraphModule | None] = {}  # by call: its decomposition
         self.inputs: list[Value] = []
         self.written: dict[str, Value] = {}
+        self.by_values = rows_by_values.Found()
 
     def run(self) -> ImportedProgram:
         graph = self.ep.graph_module.graph
+        if not self.b.for_training and not self.b.on_gpu:
+            self.by_values = rows_by_values.find(graph)
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
         specs = self.ep.graph_signature.input_specs
         users = [s.kind is InputKind.USER_INPUT for s in specs]
@@ -173,7 +178,14 @@ class _Importer:
                 f"{val.layout} at {node.name} ({source_line(node)})",
                 "float, half, integer or bool tensors",
             )
-        return dtype, tuple(as_dim(d) for d in val.shape)
+        return dtype, tuple(self.dim(d) for d in val.shape)
+
+    def dim(self, size: Any) -> Dim:
+        """A size as a dim, without those that are values where they follow from others."""
+        dim = as_dim(size)
+        if isinstance(dim, int) or not self.by_values.sizes:
+            return dim
+        return as_dim(sympy.expand(dim.subs(self.by_values.sizes)))
 
     def constant(self, node: torch.fx.Node, spec: Any) -> Any:
         if spec.kind is InputKind.USER_INPUT:
@@ -267,13 +279,17 @@ class _Importer:
         if isinstance(arg, (list, tuple)):
             return [self.resolve(a) for a in arg]
         if isinstance(arg, torch.SymInt):
-            return as_dim(arg)
+            return self.dim(arg)
         return arg
 
     def call(self, node: torch.fx.Node) -> Any:
         val = node.meta.get("val")
         if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
-            return as_dim(val)
+            return self.dim(val)
+        if node in self.by_values.inner:
+            return None
+        if node in self.by_values.products:
+            return self.in_groups(self.by_values.products[node])
         if node.target is operator.getitem:
             source, index = node.args
             assert isinstance(source, torch.fx.Node) and isinstance(index, int)
@@ -296,6 +312,19 @@ class _Importer:
                 return None  # a size condition; the export recorded it as a guard
             raise self.unsupported(node, "a size computed with integers", name)
         return self.aten(node, node.target, val)
+
+    def in_groups(self, found: rows_by_values.Grouped) -> Value:
+        """Products of groups of rows, as one."""
+        b, rows, sizes = self.b, self.env[found.rows], self.env[found.sizes]
+        weights = [self.env[w] for w in found.weights]
+        if len(weights) > 1 or weights[0].rank == 2:
+            width = weights[0].dims
+            parts = [b.reshape(w, [1, *width]) for w in weights]
+            weights = [b.concat(parts, 0, [len(parts), *width])]
+        matrices = b.permute(weights[0], [0, 2, 1])
+        ends = b.op("cumsum", [b.cast(sizes, "i64")], "i64", sizes.dims, axis=0)
+        dims = [rows.dims[0], matrices.dims[2]]
+        return b.op("grouped_gemm", [rows, matrices, ends], rows.dtype, dims)
 
     def higher_order(self, node: torch.fx.Node) -> Any:
         """Regions that only switch a mode are inlined, others written without a region (0151)."""
@@ -383,7 +412,7 @@ class _Importer:
     ) -> Any:
         """A call that takes or gives complex tensors, as one over their parts."""
         types = [
-            (pairs.PARTS[str(v.dtype)], tuple(as_dim(d) for d in v.shape))
+            (pairs.PARTS[str(v.dtype)], tuple(self.dim(d) for d in v.shape))
             if str(v.dtype) in pairs.PARTS
             else self.type_of(v, node)
             for v in vals

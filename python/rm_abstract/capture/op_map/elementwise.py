@@ -84,13 +84,30 @@ def _mul(c: Call) -> Value:
 
 def _div(c: Call) -> Value | None:
     mode = c["rounding_mode"]
+    if c.dtype not in FLOATS and mode in (None, "trunc"):  # None: as torch's primitives have it
+        return _truncated(c)
     if mode is None:
         return _arithmetic(c, "div", c["self"], c["other"])
     if mode == "floor":
         return _arithmetic(c, "floor_div", c["self"], c["other"])
-    if c.dtype in FLOATS:  # trunc
-        return c.b.unary("trunc", _arithmetic(c, "div", c["self"], c["other"]))
-    return None
+    return c.b.unary("trunc", _arithmetic(c, "div", c["self"], c["other"]))
+
+
+def _truncated(c: Call) -> Value | None:
+    """The quotient of integers towards zero: the floor, and one more where that is below zero and
+    not the quotient."""
+    if c.dtype in ("u64", "bool"):
+        return None
+    b, dtype = c.b, c.dtype
+    x, y = c.operand(c["self"], dtype), c.operand(c["other"], dtype)
+    floor = b.binary("floor_div", x, y)
+    if dtype in ("u8", "u16", "u32"):
+        return c.finish(floor)
+    zero = b.scalar(dtype, 0)
+    rest = b.binary("ne", b.binary("remainder", x, y), zero, "bool")
+    signs = [b.binary("lt", v, zero, "bool") for v in (x, y)]
+    below = b.binary("and", rest, b.binary("xor", signs[0], signs[1], "bool"))
+    return c.finish(b.binary("add", floor, b.cast(below, dtype)))
 
 
 def _pow(c: Call) -> Value:
