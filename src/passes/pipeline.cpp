@@ -45,6 +45,7 @@ constexpr NamedPass kForwardOnGpu[] = {
     {"infer", infer, 0},
     {"canonicalise", canonicalise, 0},
     {"cse", cse, 0},
+    {"fuse_norm", fuse_norm, 1},
     {"fuse_activation", fuse_activation, 1},
     {"fuse_sdpa", fuse_sdpa, 1},
     {"fuse_loss", fuse_loss, 1},

@@ -1,4 +1,4 @@
-"""Gradients of norms in training steps on a GPU: layer norm's is one operator."""
+"""Gradients of norms in training steps on a GPU: one operator each."""
 
 from __future__ import annotations
 
@@ -66,6 +66,5 @@ def test_norms_train_as_in_eager(
     report = step.report()
     assert report["reasons"] == {} and report["compiled"] >= 5, report
     assert not any("rsqrt" in line for line in report["programs"][0]["kernels"])
-    if kind == "layer":  # RMS norm's is composed
-        norms = {k: n for k, n in report["programs"][0]["kernels"].items() if "norm_" in k}
-        assert sum(norms.values()) == 4, report["programs"][0]["kernels"]  # forward and backward
+    norms = {k: n for k, n in report["programs"][0]["kernels"].items() if "norm_" in k}
+    assert sum(norms.values()) == 4, report["programs"][0]["kernels"]  # forward and backward

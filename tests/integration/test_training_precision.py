@@ -161,6 +161,44 @@ def test_gradients_that_stop_under_autocast_are_eagers(stop: str) -> None:
     assert torch.equal(model.b.weight, kept)
 
 
+class Rotated(nn.Module):
+    """Values are turned by angles of their positions, which transformers makes without gradients
+    and outside autocast: no gradient goes that way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+        self.register_buffer("speeds", torch.linspace(0.1, 1, 4))
+
+    @torch.no_grad()
+    def angles(self, x: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(x.shape[0], device=x.device)
+        with torch.autocast(x.device.type, enabled=False):
+            return (positions[:, None].float() * self.speeds).cos().to(x.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.project(x)
+        turn = self.angles(y)
+        return (y * torch.cat((turn, turn), -1)).float()
+
+
+def test_parts_that_take_no_gradient_may_switch_gradients_off_under_autocast() -> None:
+    torch.manual_seed(0)
+    ours = Rotated()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, theirs))
+    step = rm.compile_step(ours, F.mse_loss, a, precision="bf16", options=STRICT)
+    for i in range(5):
+        x, y = torch.randn(6, 8), torch.randn(6, 8)
+        b.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = F.mse_loss(theirs(x), y)
+        wanted.backward()
+        b.step()
+        assert float(step(x, y)) == pytest.approx(float(wanted.detach()), rel=5e-3), i
+    assert step.report()["compiled"] == 4
+
+
 def test_a_precision_that_is_not_offered_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

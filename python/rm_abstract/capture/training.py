@@ -18,6 +18,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.tracing import tracing
@@ -32,16 +33,25 @@ _STOPS = {"aten.detach.default", "aten.detach_.default", "aten.alias_copy.defaul
 _CHOOSES = {"aten.max.dim", "aten.min.dim"}
 
 
-class _GradientSwitches(TorchFunctionMode):
-    """Whether gradients were switched off: torch's export forgets it inside regions of autocast."""
+class _StoppedGradients(TorchFunctionMode):
+    """Whether something was computed from a value with a gradient while gradients were off. Torch's
+    export forgets that they were inside regions of autocast. What takes no such value, as the
+    angles of rotary embeddings, is the same either way."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen = self.seen or (func is torch._C._set_grad_enabled and not args[0])
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if not self.seen and not torch.is_grad_enabled() and _has_tensor(result):
+            taken = tree_leaves((args, kwargs or {}))
+            self.seen = any(isinstance(t, torch.Tensor) and t.requires_grad for t in taken)
+        return result
+
+
+def _has_tensor(result: Any) -> bool:
+    return any(isinstance(t, torch.Tensor) for t in tree_leaves(result))
 
 
 @dataclass
@@ -64,12 +74,12 @@ def capture_forward(
     ``trained`` are names of parameters. Raises Decline or CaptureError; changes nothing.
     """
     shadow = copied(module, same_tensors=True)
-    switches = _GradientSwitches()
+    stopped = _StoppedGradients()
     plain = shadow.forward
 
     @functools.wraps(plain)
     def watched(tensors: list[torch.Tensor]) -> Any:
-        with switches:
+        with stopped:
             return plain(tensors)
 
     shadow.forward = watched
@@ -91,7 +101,7 @@ def capture_forward(
         _forget_tensors(program)
         _check_gradients(program, trained)
         regions = any(map(_is_autocast, program.graph.nodes))
-        if regions and switches.seen:
+        if regions and stopped.seen:
             raise Decline("RM706", "a region without gradients, under autocast")
         if regions:
             widen_losses(program.graph_module)

@@ -81,8 +81,8 @@ class Place:
     @property
     def gradient_operators(self) -> list[str]:
         """Those that gradients are better made of here than of the operators they consist of."""
-        # A GPU's rows of rms_norm_backward are there; steps in bf16 have not been seen with them.
-        return ["layer_norm_backward", "sdpa_backward" if self.on_gpu else "rms_norm_backward"]
+        norms = ["layer_norm_backward", "rms_norm_backward"]
+        return [*norms, "sdpa_backward"] if self.on_gpu else norms
 
     @property
     def on_gpu(self) -> bool:
