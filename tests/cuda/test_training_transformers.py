@@ -66,7 +66,14 @@ MODELS = {
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("llama", None), ("llama", "bf16"), ("gpt2", None), ("gpt2", "bf16"), ("bert", None), ("bert", "bf16")],
+    [
+        ("llama", None),
+        ("llama", "bf16"),
+        ("gpt2", None),
+        ("gpt2", "bf16"),
+        ("bert", None),
+        ("bert", "bf16"),
+    ],
 )
 def test_a_model_trains_as_in_eager(name: str, precision: str | None) -> None:
     make, wanted = MODELS[name]

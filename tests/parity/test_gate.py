@@ -10,6 +10,7 @@ from architectures import ARCHITECTURES, make
 
 import rm_abstract as rm
 from rm_abstract.verification import parity
+from rm_abstract.verification.wider import InWiderTypes
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,66 @@ def test_a_wrong_program_is_quarantined_and_the_model_stays_eager(
                 assert torch.equal(again(**inputs)[0], expected)
     finally:
         rm.shutdown()
+
+
+class Chaotic(torch.nn.Module):
+    """Five layers, each of which doubles a difference: roundings of bf16 become a tenth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.sin(layer(x) * 4 + 0.1 * x)
+        return x
+
+
+def test_what_is_as_near_to_the_exact_result_as_the_original_is_served(
+    session: rm.Session,
+) -> None:
+    torch.manual_seed(0)
+    model, x = Chaotic().eval().to(torch.bfloat16), torch.randn(16, 64).bfloat16()
+    expected = model(x)
+    ours = rm.accelerate(model)
+    ours(x)
+    exact = Chaotic().double()
+    exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()})
+    wanted = exact(x.double())
+    apart, original = ((t.double() - wanted).abs().max() for t in (ours(x), expected))
+    assert apart <= 1.25 * original
+    assert [e["parity"] for e in rm.explain().to_dict()["models"][0]["entries"]] == ["passed"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "original", "passes"),
+    [(0.04, 0.09, True), (0.1, 0.09, True), (0.12, 0.09, False), (0.3, 0.29, False)],
+)
+def test_the_exact_result_decides(ours: float, original: float, passes: bool) -> None:
+    exact = torch.ones(50, dtype=torch.float32)
+    sides = [exact.clone().bfloat16() for _ in range(2)]
+    sides[0][3] += ours
+    sides[1][4] -= original
+    verdict = parity.judge([exact], [sides[1]], [sides[0]], torch.bfloat16)
+    assert verdict.passed is passes, verdict.detail
+    count = torch.tensor(1)
+    assert not parity.judge([exact, count], [sides[1], count], [sides[0], count + 1]).passed
+
+
+def test_in_wider_types_weights_stay_and_caches_are_written() -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, 8).bfloat16(), torch.randn(3, 8).bfloat16()
+    cache = torch.zeros(4, 8).bfloat16()
+    kept = weight.clone()
+    with torch.no_grad(), InWiderTypes(torch.bfloat16):
+        y = torch.nn.functional.linear(x, weight)
+        z = y.to(torch.bfloat16) * 3 + torch.ones(8, dtype=torch.bfloat16)
+        cache[1:4] = y
+        cache.mul_(2)
+        with pytest.raises(TypeError, match="bits"):
+            y.view(torch.int32)
+    wanted = x.double() @ weight.double().t()
+    assert y.dtype == torch.float32 and torch.allclose(y.double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(z.double(), wanted * 3 + 1, rtol=1e-5, atol=1e-5)
+    assert cache.dtype == torch.bfloat16 and torch.equal(cache[1:4], (y.bfloat16() * 2))
+    assert not cache[0].any() and torch.equal(weight, kept)

@@ -23,6 +23,7 @@ from rm_abstract.engines.variant import Record, Variant
 from rm_abstract.guards import torch_state
 from rm_abstract.verification import parity
 from rm_abstract.verification.quantised import OnQuantisedWeights
+from rm_abstract.verification.wider import InWiderTypes
 
 # A variant that does not round activations to 8 bits, for one that does; None for all others.
 Unrounded = Callable[[Variant, FlatCall], Variant | None]
@@ -73,8 +74,12 @@ class EagerGate:
         as little as any other does. Where it rounds activations to 8 bits, that is asked of the
         same program on the same quantised weights without that rounding, and the variant must be as
         near to it as rounding allows.
+
+        Roundings of a deep model in a half type may be farther apart than the tolerance. Then the
+        original in wider types decides which of the two is nearer to what the model means.
         """
         variant, call, bits = shown.variant, shown.call, 16
+        spare = snapshot(call.spec, tuple(call.leaves))
         try:
             exact = self._unrounded(variant, call)
             if exact is not None:
@@ -87,7 +92,29 @@ class EagerGate:
             output = variant.run(shown.tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
-        return self.verdict(shown, output, bits)
+        verdict = self.verdict(shown, output, bits)
+        if verdict.rounding and bits != 8:
+            return self._judged(shown, output, spare, verdict)
+        return verdict
+
+    def _judged(
+        self, shown: Comparison, output: Any, spare: FlatCall, verdict: parity.Verdict
+    ) -> parity.Verdict:
+        """The verdict by the original in wider types; `verdict` where it does not run in them."""
+        variant, precision = shown.variant, self._precision(shown)
+        try:
+            with InWiderTypes(precision):
+                exact = self.on_quantised_weights(variant, spare)
+        except Exception as error:  # an operator that has no kernel for the wider type, or memory
+            verdict.detail += f" (and the original in wider types gave {type(error).__name__})"
+            return verdict
+        return parity.judge(
+            shown.comparable(exact),
+            shown.comparable(shown.expected),
+            shown.comparable((output, _caches(shown.call))),
+            precision,
+            16 if variant.quantised else 0,
+        )
 
     def working_precision(self, record: Record, tensors: list[torch.Tensor]) -> torch.dtype:
         weights = [t for t in self._module.weights.of(record).values() if t.is_floating_point()]
@@ -135,16 +162,18 @@ class EagerGate:
 
     def verdict(self, shown: Comparison, output: Any, activation_bits: int = 16) -> parity.Verdict:
         """What the run that gave `output` and left the caches of the call is worth."""
-        variant = shown.variant
-        precision = self.working_precision(variant.record, shown.tensors)
-        if precision is torch.float32 and variant.record.torch_state.get(torch_state.TF32):
-            precision = torch.float16  # products of as many bits, here and in the original
         return parity.compare(
             shown.comparable(shown.expected),
             shown.comparable((output, _caches(shown.call))),
-            precision,
-            activation_bits if variant.quantised else 0,
+            self._precision(shown),
+            activation_bits if shown.variant.quantised else 0,
         )
+
+    def _precision(self, shown: Comparison) -> torch.dtype:
+        precision = self.working_precision(shown.variant.record, shown.tensors)
+        if precision is torch.float32 and shown.variant.record.torch_state.get(torch_state.TF32):
+            return torch.float16  # products of as many bits, here and in the original
+        return precision
 
     def note(
         self, variant: Variant, artefact: str, verdict: parity.Verdict, versions: WeightVersions
