@@ -148,3 +148,28 @@ def test_in_wider_types_weights_stay_and_caches_are_written() -> None:
     assert torch.allclose(z.double(), wanted * 3 + 1, rtol=1e-5, atol=1e-5)
     assert cache.dtype == torch.bfloat16 and torch.equal(cache[1:4], (y.bfloat16() * 2))
     assert not cache[0].any() and torch.equal(weight, kept)
+
+
+def test_a_step_of_a_generation_is_judged_by_its_caches_content(
+    session: rm.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every comparison fails by rounding here, so the exact result decides each of them."""
+    monkeypatch.setitem(parity.TOLERANCES, torch.bfloat16, 1e-7)
+    monkeypatch.setattr(parity, "_FARTHEST", 1e9)
+    monkeypatch.setattr(parity, "_AS_FAR", 3.0)
+    judged: list[parity.Verdict] = []
+    judge = parity.judge
+
+    def watched(*arguments: Any) -> parity.Verdict:
+        judged.append(judge(*arguments))
+        return judged[-1]
+
+    monkeypatch.setattr(parity, "judge", watched)
+    model = rm.accelerate(make("llama", 0, torch.bfloat16))
+    ids = torch.arange(1, 9).reshape(2, 4)
+    mask = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    model.generate(ids, attention_mask=mask, max_new_tokens=70, do_sample=False, pad_token_id=0)
+    assert len(judged) >= 2 and all(v.passed for v in judged), [v.detail for v in judged]
+    # Keys and values of every layer were among what was compared, whatever room their buffers had.
+    assert all(len(v.distances) >= 5 for v in judged), judged
+    assert rm.explain().to_dict()["models"][0]["reasons"] == []

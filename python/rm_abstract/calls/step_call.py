@@ -131,7 +131,7 @@ def _hide(value: Any, visible: torch.Tensor, start: int) -> Any:
     if isinstance(value, torch.Tensor):
         return _hidden(value, visible, start)
     if kv_cache.is_device(value):
-        return [_hidden(t, visible, start) for t in _held(value)]
+        return _content(value, visible)
     if kv_cache.is_pair(value):
         first, second = kv_cache.halves(value)
         return [*_hide(first, visible, start), *_held(second)]
@@ -140,6 +140,14 @@ def _hide(value: Any, visible: torch.Tensor, start: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_hide(v, visible, start) for v in value]
     return value
+
+
+def _content(cache: Any, visible: torch.Tensor) -> list[torch.Tensor]:
+    """Of a DeviceCache: its length, and what lies at the visible ones of its positions. Buffers of
+    another capacity hold the same."""
+    length, *buffers = _held(cache)
+    shown = visible[:, None, : int(length), None]
+    return [length, *(b[:, :, : shown.shape[2]].masked_fill(~shown, 0) for b in buffers)]
 
 
 def _hidden(tensor: torch.Tensor, visible: torch.Tensor, start: int) -> torch.Tensor:

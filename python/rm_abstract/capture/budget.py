@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 # Processor time of the capturing thread: for a capture with open sizes, then for one with the sizes
 # of the call. Where no size is open the second is the only one and has the time of both.
-FIRST_S = 4.0
+FIRST_S = 10.0
 SECOND_S = 5.0
-WAIT_S = 30.0  # for all of it, by the clock
+WAIT_S = 60.0  # for all of it, by the clock
 MODULES = 200  # a model of more has so much more time: torch.export's grows with the operators
 PATIENCE = 10  # times as long where the user asked for the capture itself and waits for it
 SAY_AFTER_S = 2.0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -28,6 +29,15 @@ class InWiderTypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._wide = dict(_HALVES)
         if working is torch.float32:
             self._wide[torch.float32] = torch.float64
+        self._attention = _Attention(self._widened)
+
+    def __enter__(self) -> Any:
+        self._attention.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._attention.__exit__(*exception)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -57,6 +67,21 @@ class InWiderTypes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, torch.Tensor) and value.dtype in self._wide:
             return value.to(self._wide[value.dtype])
         return value
+
+
+class _Attention(TorchFunctionMode):
+    """Widens what attention is given: it compares the types of queries and of keys that a cache
+    holds before any operator runs."""
+
+    def __init__(self, widened: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._widened = widened
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            args, kwargs = tree_map(self._widened, (args, kwargs))
+        return func(*args, **kwargs)
 
 
 def _is_written(argument: Any) -> bool:
