@@ -359,7 +359,7 @@ std::shared_ptr<void> Program::launch_into(const std::vector<TensorView>& inputs
   }
   if (kept->instance == nullptr || !state_->device->can_record() ||
       kept->instance->launched.load(std::memory_order_relaxed) < kLaunchedBefore ||
-      !RecordedRun::possible(*kept->instance)) {
+      !RecordedRun::whole(*kept->instance)) {
     throw Error(RM_FAILED_PRECONDITION,
                 "[program] expected sizes that ran and kernels that can be recorded, got others");
   }

@@ -20,13 +20,20 @@ std::vector<char> updated_inputs(const Instance& instance) {
   return out;
 }
 
+bool recordable(const plan::PlannedStep& p) {
+  return (p.kernel->row->kernel->traits & RM_KERNEL_CAPTURABLE) != 0;
+}
+
 }  // namespace
 
+bool RecordedRun::whole(const Instance& instance) {
+  return std::all_of(instance.plan->steps.begin(), instance.plan->steps.end(), recordable);
+}
+
 bool RecordedRun::possible(const Instance& instance) {
-  return std::all_of(instance.plan->steps.begin(), instance.plan->steps.end(),
-                     [](const plan::PlannedStep& p) {
-                       return (p.kernel->row->kernel->traits & RM_KERNEL_CAPTURABLE) != 0;
-                     });
+  const auto& steps = instance.plan->steps;
+  const auto count = std::count_if(steps.begin(), steps.end(), recordable);
+  return static_cast<size_t>(count) * 4 >= steps.size() * 3;
 }
 
 int64_t RecordedRun::bytes(const Instance& instance) {
@@ -72,7 +79,15 @@ RecordedRun::RecordedRun(const Instance& instance, const std::vector<TensorView>
     outputs_.push_back(in_place_ ? Staged{nullptr, (*outputs)[i], 0} : staged(instance.outputs[i]));
     context_->bind_output(i, in_place_ ? (*outputs)[i] : outputs_.back().memory);
   }
-  recording_ = device.record([&](rm_stream* stream) { context_->run(stream); });
+  const auto& steps = instance.plan->steps;
+  for (size_t first = 0, behind = 0; first < steps.size(); first = behind) {
+    const bool recorded = recordable(steps[first]);
+    while (behind < steps.size() && recordable(steps[behind]) == recorded) ++behind;
+    parts_.push_back({nullptr, first, behind});
+    if (!recorded) continue;
+    parts_.back().recording =
+        device.record([&](rm_stream* stream) { context_->run(stream, first, behind); });
+  }
 }
 
 std::vector<const void*> RecordedRun::updated(const Instance& instance,
@@ -101,7 +116,13 @@ void RecordedRun::run(const std::vector<TensorView>& inputs, const std::vector<v
     if (inputs_[i].memory == nullptr) continue;
     device_.copy(inputs_[i].memory, inputs[i].data, inputs_[i].bytes, stream);
   }
-  recording_->launch(stream);
+  for (const Part& part : parts_) {
+    if (part.recording != nullptr) {
+      part.recording->launch(stream);
+    } else {
+      context_->run(stream, part.first, part.behind);
+    }
+  }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (outputs_[i].memory == nullptr) continue;
     device_.copy(outputs[i], outputs_[i].memory, outputs_[i].bytes, stream);

@@ -1,4 +1,4 @@
-// A plan recorded once. On memory of its own: a run copies inputs in, launches once and copies outputs
+// A plan recorded once, in parts around the steps that cannot be. On memory of its own: a run copies inputs in, launches once and copies outputs
 // out; inputs that are updated in place are not copied, they are part of the recording. Or in place:
 // all inputs and outputs are, for callers whose tensors lie where they lay before.
 #pragma once
@@ -27,6 +27,8 @@ class RecordedRun {
                                           const std::vector<TensorView>& inputs);
 
   /// Whether every step of the plan may be recorded.
+  static bool whole(const Instance& instance);
+  /// Whether so many may that parts are worth it.
   static bool possible(const Instance& instance);
   /// The memory that a recording takes.
   static int64_t bytes(const Instance& instance);
@@ -34,7 +36,8 @@ class RecordedRun {
   /// Everything that is used where it lies lies where it was recorded.
   bool takes(const std::vector<TensorView>& inputs, const std::vector<void*>& outputs) const;
   bool in_place() const { return in_place_; }
-  /// `outputs`: memory of each output, null for one that is an input.
+  /// `outputs`: memory of each output, null for one that is an input. Throws the error of a step that
+  /// is launched by itself.
   void run(const std::vector<TensorView>& inputs, const std::vector<void*>& outputs,
            rm_stream* stream);
 
@@ -51,7 +54,11 @@ class RecordedRun {
   std::shared_ptr<void> memory_;
   std::vector<Staged> inputs_, outputs_;
   std::unique_ptr<runtime::ExecutionContext> context_;
-  std::unique_ptr<runtime::Recording> recording_;
+  struct Part {
+    std::unique_ptr<runtime::Recording> recording;  // null: these steps are launched
+    size_t first, behind;
+  };
+  std::vector<Part> parts_;
 };
 
 }  // namespace rm::engine

@@ -112,9 +112,9 @@ void ExecutionContext::bind_stream(rm_stream* stream) {
   for (rm_launch& launch : launches_) launch.stream = stream;
 }
 
-void ExecutionContext::run(rm_stream* stream) {
+void ExecutionContext::run(rm_stream* stream, size_t first, size_t behind) {
   bind_stream(stream);
-  for (size_t s = 0; s < launches_.size(); ++s) launch(s);
+  for (size_t s = first; s < behind; ++s) launch(s);
 }
 
 void ExecutionContext::run_timed(std::vector<int64_t>& step_ns, Device& device,

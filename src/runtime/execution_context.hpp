@@ -36,7 +36,9 @@ class ExecutionContext {
   void bind_output(size_t index, void* data) { bind(outputs_, index, data); }
   /// Launches all steps in order on `stream`, null on the host, where they have run when this
   /// returns. Throws the first kernel error (outputs are then undefined).
-  void run(rm_stream* stream = nullptr);
+  void run(rm_stream* stream = nullptr) { run(stream, 0, launches_.size()); }
+  /// The same for steps `first` up to the one before `behind`.
+  void run(rm_stream* stream, size_t first, size_t behind);
   /// run() with the clock read around every step; adds the nanoseconds of step i to step_ns[i].
   /// Waits for every step where `device` is none of the host's.
   void run_timed(std::vector<int64_t>& step_ns, Device& device = *host(),

@@ -87,6 +87,7 @@ def test_two_processes_are_one_with_the_whole_batch(
         assert each["whole"]["compiled"] == _STEPS - 2, each
         kernels = each["whole"]["programs"][0]["kernels"]
         assert kernels["torch/all_reduce_start_torch"] > 1
+        assert each["whole"]["programs"][0]["recordings"] >= 1  # in parts around them
     for name, value in first.items():
         assert torch.equal(value, second[name]), name
     model, optimizer = _start(0)

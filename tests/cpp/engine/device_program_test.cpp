@@ -229,6 +229,37 @@ TEST_CASE("a plan is recorded after two runs and replayed with every call's own 
   CHECK(device->held_bytes == 0);
 }
 
+TEST_CASE("a plan is recorded in parts around a step that cannot be") {
+  const char* kParts =
+      "rmir 1\ninput %0 \"x\" : f32[6,32]\nweight %1 \"a\" : f32[32,32]\n"
+      "weight %2 \"b\" : f32[32,32]\n%3 = linear(%0, %1) : f32[6,32]\n"
+      "%4 = softmax(%3) {axis=1, log=0} : f32[6,32]\n%5 = linear(%4, %2) : f32[6,32]\n"
+      "%6 = cumsum(%5) {axis=0} : f32[6,32]\n%7 = linear(%6, %1) : f32[6,32]\nreturn %7\n";
+  std::mt19937 rng(19);
+  const Case c = load(kParts, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  device->records = true;
+  {
+    Program program(c.graph, recorded_kernels(device, "softmax"), {}, engine::Packing::kFirst, device);
+    program.set_weights(c.weight_tensors());
+    for (int run = 0; run < 5; ++run) {
+      const HostTensor x = random_tensor(rng, ir::DType::kF32, {6, 32});
+      const Tensor given = placed(*device, x);
+      DeviceOutputs outputs(*device);
+      program.run({given.view}, outputs, false, native(1));
+      device->drain();
+      CHECK(max_difference(outputs.read(0), on_the_host(c, x)) < 1e-6);
+      CHECK(device->recordings == (run < 2 ? 0 : 2));
+      CHECK(device->replays == (run < 2 ? 0 : 2 * (static_cast<size_t>(run) - 1)));
+    }
+    DeviceOutputs outputs(*device);
+    const Tensor given = placed(*device, random_tensor(rng, ir::DType::kF32, {6, 32}));
+    CHECK_THROWS_AS(program.launch_into({given.view}, outputs, native(1)), Error);  // needs the whole
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
 TEST_CASE("a program that is never recorded has no memory but its arena") {
   std::mt19937 rng(17);
   const Case c = load(kModel, rng);

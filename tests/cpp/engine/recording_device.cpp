@@ -194,7 +194,7 @@ void wrap(std::index_sequence<I...>) {
 }  // namespace
 
 std::shared_ptr<const select::KernelTable> recorded_kernels(
-    const std::shared_ptr<RecordingDevice>& device) {
+    const std::shared_ptr<RecordingDevice>& device, std::string_view not_recorded) {
   Recorded& r = recorded();
   r.device = device;
   if (r.rows.empty()) {
@@ -205,7 +205,15 @@ std::shared_ptr<const select::KernelTable> recorded_kernels(
     wrap(std::make_index_sequence<kMostRows>{});
   }
   auto table = std::make_shared<select::KernelTable>();
-  for (const rm_kernel& row : r.rows) table->add("recording", &row, &r.info);
+  static std::deque<rm_kernel> others;  // as long as the tables
+  for (const rm_kernel& row : r.rows) {
+    const rm_kernel* added = &row;
+    if (std::string_view(row.op.data, row.op.size) == not_recorded) {
+      added = &others.emplace_back(row);
+      others.back().traits &= ~static_cast<uint32_t>(RM_KERNEL_CAPTURABLE);
+    }
+    table->add("recording", added, &r.info);
+  }
   return table;
 }
 

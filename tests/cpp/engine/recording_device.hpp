@@ -11,6 +11,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "runtime/device.hpp"
@@ -61,8 +62,9 @@ class RecordingDevice final : public runtime::Device,
   std::mt19937 rng_{7};
 };
 
-/// The CPU plugin's kernels as kernels of this device. One device at a time.
+/// The CPU plugin's kernels as kernels of this device. One device at a time. Those of the operator
+/// `not_recorded` cannot be part of a recording.
 std::shared_ptr<const select::KernelTable> recorded_kernels(
-    const std::shared_ptr<RecordingDevice>& device);
+    const std::shared_ptr<RecordingDevice>& device, std::string_view not_recorded = {});
 
 }  // namespace rm::engine_test
