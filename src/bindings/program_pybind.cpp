@@ -86,7 +86,8 @@ class PyProgram : public exchange::FrameworkProgram {
             const std::vector<std::string>& backends, const std::string& force_kernel,
             const std::string& packing, std::shared_ptr<runtime::SharedConstants> shared,
             std::vector<std::vector<int64_t>> repeated,
-            std::shared_ptr<selfcheck::SelfCheck> checks, size_t device, bool recorded)
+            std::shared_ptr<selfcheck::SelfCheck> checks, size_t device, bool recorded,
+            std::shared_ptr<runtime::Arenas> arenas)
       : FrameworkProgram(exchange::exchange_api(py::module_::import("torch").attr("Tensor")),
                          checked(text),
                          kernel_table(backends, device, std::move(checks),
@@ -94,6 +95,7 @@ class PyProgram : public exchange::FrameworkProgram {
                          force_kernel, packing_of(packing), device_of(backends, device)) {
     program_.repeat_outputs(std::move(repeated));
     if (!recorded) program_.never_record();
+    if (arenas != nullptr) program_.share_arenas(std::move(arenas));
     update_weights(weights, std::move(shared));
   }
 
@@ -355,6 +357,10 @@ void bind_program(py::module_& m) {
   m.def("add_group", &exchange::add_group, py::arg("average"),
         "The number by which nodes all_reduce_start and all_reduce_wait name this object, which sums "
         "over a group of processes: start(bucket, tensors), wait(bucket, tensors).");
+  py::class_<runtime::Arenas, std::shared_ptr<runtime::Arenas>>(
+      m, "Arenas", "Memory for the temporaries of all programs of one device that are given it.")
+      .def(py::init<>())
+      .def("free_bytes", &runtime::Arenas::free_bytes, "What no run uses.");
   py::class_<exchange::FrameworkProgram, std::shared_ptr<exchange::FrameworkProgram>>(
       m, "FrameworkProgram", "What the router needs of a program.");
   py::class_<PyProgram, exchange::FrameworkProgram, std::shared_ptr<PyProgram>>(
@@ -362,14 +368,17 @@ void bind_program(py::module_& m) {
       .def(py::init<const std::string&, const py::dict&, const std::vector<std::string>&,
                     const std::string&, const std::string&,
                     std::shared_ptr<runtime::SharedConstants>, std::vector<std::vector<int64_t>>,
-                    std::shared_ptr<selfcheck::SelfCheck>, size_t, bool>(),
+                    std::shared_ptr<selfcheck::SelfCheck>, size_t, bool,
+                    std::shared_ptr<runtime::Arenas>>(),
            py::arg("text"), py::arg("weights"), py::arg("backends"), py::arg("force_kernel") = "",
            py::arg("packing") = "first", py::arg("shared") = nullptr,
            py::arg("repeated") = std::vector<std::vector<int64_t>>{}, py::arg("checks") = nullptr,
            py::arg("device") = 0, py::arg("recorded") = true,
+           py::arg("arenas") = nullptr,
            "backends: the first one's device number `device` is the program's; inputs lie on it.\n"
            "checks: the judge of kernel rows; None trusts all of them.\n"
            "recorded: a device that can replays plans as one launch, from memory of their own.\n"
+           "arenas: memory for temporaries of several programs that run one after the other.\n"
            "repeated: by output, the axes along which it may come with stride 0.\n"
            "packing: 'first' copies weights into the kernels' layouts before the first call, "
            "'later' behind the second call of a shape, 'spare' only those that lie as [K,N], 'never' reads them where they lie.")

@@ -89,6 +89,11 @@ const runtime::Device& Program::device() const { return *state_->device; }
 
 void Program::repeat_outputs(std::vector<ir::Ints> axes) { state_->repeated = std::move(axes); }
 
+void Program::share_arenas(std::shared_ptr<runtime::Arenas> arenas) {
+  state_->arenas = std::move(arenas);
+  state_->shares_arenas = true;
+}
+
 void Program::never_record() { state_->records = false; }
 
 void Program::set_weights(const std::map<std::string, OwnedTensor>& weights,
@@ -144,13 +149,13 @@ Program::Run Program::start(const std::vector<TensorView>& inputs, void* stream)
         run.context = std::move(idle.back());
         idle.pop_back();
       }
-      run.arena = state_->arenas[run.stream].acquire(run.instance->plan->arena_bytes);
+      run.arena = state_->arenas->acquire(run.stream, run.instance->plan->arena_bytes);
     }
   }
   if (run.instance == nullptr) {
     run.instance = instance(inputs, run.stream);
     std::lock_guard lock(state_->mutex);
-    run.arena = state_->arenas[run.stream].acquire(run.instance->plan->arena_bytes);
+    run.arena = state_->arenas->acquire(run.stream, run.instance->plan->arena_bytes);
   }
   if (run.context == nullptr) {
     run.context = std::make_unique<runtime::ExecutionContext>(run.instance->plan,
@@ -168,8 +173,8 @@ void Program::finish(Run run) {
   std::vector<runtime::Arena> dropped;
   std::lock_guard lock(state_->mutex);
   run.instance->idle.push_back(std::move(run.context));
-  dropped = state_->arenas[run.stream].release(std::move(run.arena),
-                                               state_->instances.largest_arena());
+  dropped = state_->arenas->release(run.stream, std::move(run.arena),
+                                    state_->instances.largest_arena(), state_->shares_arenas);
 }
 
 void Program::accept_kernels(uint64_t set) {

@@ -81,6 +81,9 @@ class Program {
 
   /// Output `i` may come with stride 0 along the axes `axes[i]`; called before the first run.
   void repeat_outputs(std::vector<ir::Ints> axes);
+  /// Memory for temporaries comes from these, of other programs on the device too: for programs that
+  /// run one after the other. Called before the first run.
+  void share_arenas(std::shared_ptr<runtime::Arenas> arenas);
   /// Plans are launched step by step, never recorded: a recording has memory of its own for inputs and
   /// outputs, too much for a program of one operator. Called before the first run.
   void never_record();
@@ -108,7 +111,7 @@ class Program {
 
   const ir::Graph& graph() const;
   ProgramReport report() const;
-  /// Gives up the arenas that no run uses; their bytes. The next run makes one again.
+  /// Gives up the arenas that no run uses, those that it shares as well; their bytes. The next run makes one again.
   int64_t release_arenas();
   /// Waits until weights that were to be packed later are packed.
   void wait_for_packing() { background_.wait(); }

@@ -66,7 +66,7 @@ ProgramReport Program::report() const {
     store = state_->store;
     r.instances = static_cast<int64_t>(state_->instances.size());
     r.recordings = state_->recordings.use_count() - 1;
-    for (const auto& [stream, pool] : state_->arenas) r.free_arena_bytes += pool.free_bytes();
+    r.free_arena_bytes = state_->arenas->free_bytes();
     if (const Instance* newest = state_->instances.newest()) {
       const plan::Plan& plan = *newest->plan;
       for (const auto& p : plan.steps) {
@@ -89,12 +89,7 @@ ProgramReport Program::report() const {
 
 int64_t Program::release_arenas() {
   int64_t bytes = 0;
-  std::vector<runtime::Arena> dropped;  // freed without the lock
-  std::lock_guard lock(state_->mutex);
-  for (auto& [stream, pool] : state_->arenas) {
-    bytes += pool.free_bytes();
-    for (runtime::Arena& arena : pool.take_free()) dropped.push_back(std::move(arena));
-  }
+  for (const runtime::Arena& arena : state_->arenas->take_free()) bytes += arena.bytes;
   return bytes;
 }
 

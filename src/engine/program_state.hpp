@@ -22,14 +22,15 @@ struct Program::State {
   const runtime::DevicePtr device;
   std::vector<ir::Ints> repeated;
   bool records = true;  // plans, where the device can
+  // By stream: an arena may be taken again at once, behind the work that still uses it.
+  std::shared_ptr<runtime::Arenas> arenas = std::make_shared<runtime::Arenas>();
+  bool shares_arenas = false;
   select::PreparedCache kernels;
 
   mutable std::mutex mutex;  // guards what follows; never held while anything slow runs
   std::shared_ptr<runtime::ConstantStore> store =
       std::make_shared<runtime::ConstantStore>(nullptr, device);
   InstanceCache instances;
-  // By stream: an arena may be taken again at once, behind the work that still uses it.
-  std::map<rm_stream*, runtime::ArenaPool> arenas;
   std::atomic<bool> traced = false;  // `trace` has a value; read without the lock
   std::optional<StepTrace> trace;
   std::set<uint64_t> accepted_kernels;  // sets whose results were compared with the original's

@@ -62,4 +62,31 @@ int64_t ArenaPool::free_bytes() const {
   return total;
 }
 
+Arena Arenas::acquire(rm_stream* stream, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  return pools_[stream].acquire(bytes);
+}
+
+std::vector<Arena> Arenas::release(rm_stream* stream, Arena arena, int64_t largest, bool shared) {
+  std::lock_guard lock(mutex_);
+  largest_ = shared ? std::max(largest_, largest) : largest;
+  return pools_[stream].release(std::move(arena), largest_);
+}
+
+int64_t Arenas::free_bytes() const {
+  std::lock_guard lock(mutex_);
+  int64_t total = 0;
+  for (const auto& [stream, pool] : pools_) total += pool.free_bytes();
+  return total;
+}
+
+std::vector<Arena> Arenas::take_free() {
+  std::lock_guard lock(mutex_);
+  std::vector<Arena> all;
+  for (auto& [stream, pool] : pools_) {
+    for (Arena& arena : pool.take_free()) all.push_back(std::move(arena));
+  }
+  return all;
+}
+
 }  // namespace rm::runtime

@@ -162,6 +162,17 @@ def test_numbers_that_did_not_change_are_not_sent(
     assert numbers.at(backends.backend("cpu")) is numbers.host
 
 
+def test_programs_of_operators_share_their_temporaries(device: Elsewhere) -> None:
+    largest = 0
+    for rows in range(8, 72, 8):
+        x = rm.Tensor(torch.randn(rows, 512), requires_grad=True)
+        F.layer_norm(
+            x * 2.0, *(rm.Tensor(torch.ones(512), requires_grad=True),) * 2
+        ).sum().backward()
+        largest = max(largest, rows * 512 * 4)
+    assert 0 < device._arenas.free_bytes() <= 4 * largest  # not the sum over all of them
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("name", ["cuda", "cuda:1"])
 def test_without_a_gpu_the_backend_is_refused(name: str) -> None:

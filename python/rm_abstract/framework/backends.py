@@ -87,6 +87,7 @@ class CpuBackend(Backend):
 
     def __init__(self) -> None:
         self._checks = _core.SelfCheck(resolve({}).text("self_check"))
+        self._arenas = _core.Arenas()  # one: an eager script makes hundreds of programs
         self._load()
 
     def _load(self) -> None:
@@ -103,6 +104,7 @@ class CpuBackend(Backend):
             checks=self._checks,
             device=self.device.index or 0,
             recorded=program.whole,  # as a CUDA graph
+            arenas=self._arenas,
         )
         run: Run = compiled.run
         if not program.states:

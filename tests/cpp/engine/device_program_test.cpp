@@ -229,6 +229,46 @@ TEST_CASE("a plan is recorded after two runs and replayed with every call's own 
   CHECK(device->held_bytes == 0);
 }
 
+TEST_CASE("programs that share arenas have one for all of them on a stream") {
+  std::mt19937 rng(23);
+  const Case c = load(kModel, rng);
+  auto device = std::make_shared<RecordingDevice>();
+  {
+    auto arenas = std::make_shared<runtime::Arenas>();
+    std::vector<std::unique_ptr<Program>> programs;
+    for (int i = 0; i < 6; ++i) {
+      programs.push_back(std::make_unique<Program>(c.graph, recorded_kernels(device), std::string(),
+                                                   engine::Packing::kNever, device));
+      programs.back()->share_arenas(arenas);
+      programs.back()->set_weights(c.weight_tensors());
+    }
+    int64_t largest = 0;
+    for (int round = 0; round < 3; ++round) {  // launched behind each other, and none waited for
+      std::vector<HostTensor> inputs;
+      std::vector<Tensor> given;
+      std::vector<std::unique_ptr<DeviceOutputs>> outputs;
+      for (auto& program : programs) {
+        const auto rows = static_cast<int64_t>(2 + rng() % 60);
+        inputs.push_back(random_tensor(rng, ir::DType::kF32, {rows, 32}));
+        given.push_back(placed(*device, inputs.back()));
+        outputs.push_back(std::make_unique<DeviceOutputs>(*device));
+        program->run({given.back().view}, *outputs.back(), false, native(1));
+        largest = std::max(largest, program->report().arena_bytes);
+      }
+      device->drain();
+      for (size_t i = 0; i < programs.size(); ++i) {
+        CHECK(max_difference(outputs[i]->read(0), on_the_host(c, inputs[i])) < 1e-6);
+      }
+    }
+    CHECK(arenas->free_bytes() >= largest);
+    CHECK(arenas->free_bytes() <= std::max<int64_t>(4096, largest * 5 / 4 + 1));
+    CHECK(programs[0]->release_arenas() > 0);
+    CHECK(arenas->free_bytes() == 0);
+  }
+  CHECK(device->errors.empty());
+  CHECK(device->held_bytes == 0);
+}
+
 TEST_CASE("a plan is recorded in parts around a step that cannot be") {
   const char* kParts =
       "rmir 1\ninput %0 \"x\" : f32[6,32]\nweight %1 \"a\" : f32[32,32]\n"
