@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from rm_abstract.base.errors import Error
 from rm_abstract.framework.programs import Ints
 from rm_abstract.framework.random import Generator, default_generator
-from rm_abstract.framework.tensor import Tensor, apply, move, no_grad
+from rm_abstract.framework.tensor import Tensor, apply, axis_of, move, no_grad
 
 __all__ = [
     "abs",
@@ -167,7 +167,10 @@ def conv2d(
     dilation: int = 1,
     groups: int = 1,
 ) -> Tensor:
-    """[N,C,H,W], [K,C/groups,h,w], [K]? -> [N,K,H',W']."""
+    """[N,C,H,W], [K,C/groups,h,w], [K]? -> [N,K,H',W']. Raises ValueError for sizes that do not
+    fit."""
+    if padding < 0:
+        raise ValueError(f"[conv2d] expected a padding of at least 0, got {padding}")
     attrs = (
         ("dilation", Ints((dilation,) * 2)),
         ("groups", groups),
@@ -191,7 +194,7 @@ def max_pool2d(x: Tensor, size: int) -> Tensor:
 
 def _squares(x: Tensor, size: int) -> Tensor:
     n, c, h, w = x.shape
-    if h % size or w % size:
+    if size < 1 or h % size or w % size:
         raise ValueError(f"[pool] expected sides that {size} divides, got {h} and {w}")
     return x.reshape(n, c, h // size, size, w // size, size)
 
@@ -200,11 +203,11 @@ def _squares(x: Tensor, size: int) -> Tensor:
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return apply("softmax", (x,), (("axis", axis % x.ndim), ("log", 0)))
+    return apply("softmax", (x,), (("axis", axis_of(axis, x.ndim)), ("log", 0)))
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return apply("softmax", (x,), (("axis", axis % x.ndim), ("log", 1)))
+    return apply("softmax", (x,), (("axis", axis_of(axis, x.ndim)), ("log", 1)))
 
 
 def layer_norm(
@@ -281,13 +284,18 @@ def dropout(
 
 
 def concat(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors one behind the other along an axis that they have."""
-    return apply("concat", tuple(tensors), (("axis", axis % tensors[0].ndim),))
+    """Tensors one behind the other along an axis that they have. Raises ValueError for none."""
+    if not tensors:
+        raise ValueError("[concat] expected a tensor, got none")
+    return apply("concat", tuple(tensors), (("axis", axis_of(axis, tensors[0].ndim)),))
 
 
 def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    """Tensors of one shape along a new axis."""
-    axis %= tensors[0].ndim + 1
+    """Tensors of one shape along a new axis. Raises ValueError for several shapes, or none."""
+    shapes = {t.shape for t in tensors}
+    if len(shapes) != 1:
+        raise ValueError(f"[stack] expected tensors of one shape, got {sorted(shapes)}")
+    axis = axis_of(axis, tensors[0].ndim + 1)
     shape = tensors[0].shape
     wide = (*shape[:axis], 1, *shape[axis:])
     return concat([t.reshape(wide) for t in tensors], axis)  # type: ignore[arg-type]
@@ -316,7 +324,10 @@ def cross_entropy(
     """[*,C] and class numbers [*], or probabilities [*,C], [C]? -> the mean over all rows whose
     number is not ``ignore_index``, each as heavy as its class's ``weight``; NaN when there is none,
     as in torch. ``label_smoothing``: the part of the target that all classes share. Raises when a
-    number is outside 0 .. C-1."""
+    number is outside 0 .. C-1, and ValueError for other shapes."""
+    wanted = logits.shape if target.dtype.is_floating_point else logits.shape[:-1]
+    if not logits.ndim or target.shape != wanted:
+        raise ValueError(f"[cross_entropy] expected targets {wanted}, got {target.shape}")
     count = logits.shape[-1]
     rows = log_softmax(logits.reshape(-1, count))
     weighed = rows if weight is None else rows * weight

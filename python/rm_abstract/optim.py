@@ -29,6 +29,12 @@ class Optimizer:
         self.parameters = list(parameters)
         if not self.parameters:
             raise ValueError("[optim] expected a parameter, got none")
+        if not all(isinstance(p, Tensor) for p in self.parameters):
+            raise TypeError("[optim] expected tensors of rm_abstract as parameters")
+        if len({id(p) for p in self.parameters}) != len(self.parameters):
+            raise ValueError("[optim] expected each parameter once")
+        if not lr >= 0.0:
+            raise ValueError(f"[optim] expected a rate of at least 0, got {lr}")
         self.lr = lr
         self.steps = 0
         self._rule = tuple(rule.items())
@@ -50,6 +56,12 @@ class Optimizer:
         """One update of every parameter that has a gradient."""
         each_time(before=self._fill)
         by, numbers = executor(), self._numbers.at(executor().backend)
+        for p in self.parameters:  # before the first of them is updated
+            if p.grad is not None and (p.grad.shape, p.grad.dtype) != (p.shape, p.dtype):
+                raise ValueError(
+                    f"[optim] expected a gradient {p.shape} of {p.dtype}, got {p.grad.shape} of "
+                    f"{p.grad.dtype}"
+                )
         for parameter, state in zip(self.parameters, self.states, strict=True):
             if parameter.grad is not None:
                 program = programs.update(self._rule, parameter.data)
@@ -123,6 +135,8 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"[optim] expected betas of at least 0 and below 1, got {betas}")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         rule = {
             "algorithm": "adam",

@@ -1,9 +1,12 @@
 // Substitute the shape, split off constants, lower, select, plan, verify, pack.
 #include "engine/instance.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -24,6 +27,23 @@ double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+// Whether two elements lie in the same place, as in an expanded tensor. Axes are passed from the
+// shortest stride on; each has to step over all that those before it reach.
+bool overlaps_itself(const ir::Layout& layout) {
+  if (layout.is_empty()) return false;
+  std::vector<std::pair<int64_t, int64_t>> axes;
+  for (size_t d = 0; d < layout.dims.size(); ++d) {
+    if (layout.dims[d] > 1) axes.emplace_back(layout.strides[d], layout.dims[d]);
+  }
+  std::sort(axes.begin(), axes.end());
+  int64_t reach = 0;
+  for (const auto& [stride, size] : axes) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
+
 // Inputs and needed constants as the lowering sees them. `used` gets the constants by index.
 std::vector<plan::External> externals_of(const ir::Graph& graph, const ConstantAnalysis& analysis,
                                          const std::vector<ir::Layout>& inputs,
@@ -37,6 +57,10 @@ std::vector<plan::External> externals_of(const ir::Graph& graph, const ConstantA
     request.externals[static_cast<size_t>(v)] = &externals[static_cast<size_t>(v)];
   };
   for (size_t i = 0; i < inputs.size(); ++i) {
+    if (graph.value(graph.inputs()[i]).donated && overlaps_itself(inputs[i])) {
+      throw_invalid("[plan] expected memory of its own for each element of an input that is updated, got "
+                    "elements that share it; try a copy");
+    }
     declare(graph.inputs()[i], {plan::BufferKind::kInput, static_cast<int32_t>(i), inputs[i],
                                 extent_bytes(inputs[i]), graph.value(graph.inputs()[i]).donated});
   }

@@ -234,7 +234,8 @@ void Lowering::assign(const ir::Node& node) {
   }
 }
 
-// A value that is another state's memory has to be saved before any state is written.
+// A value that is another state's memory has to be saved before any state is written, and so has a
+// result that is a view of what a state held.
 void Lowering::assign_late() {
   for (Late& late : late_) {
     late.value = ref(late.result);
@@ -242,6 +243,16 @@ void Lowering::assign_late() {
     Ref saved = temporary(late.value.layout.dtype, late.value.layout.dims);
     emit("copy", {}, {late.value}, {saved});
     late.value = saved;
+  }
+  for (ir::ValueId result : request_.results) {
+    const Ref held = ref(result);
+    const bool written = std::any_of(late_.begin(), late_.end(), [&](const Late& late) {
+      return late.state.buffer == held.buffer;
+    });
+    if (!written || held.layout.is_empty()) continue;
+    Ref saved = temporary(held.layout.dtype, held.layout.dims);
+    emit("copy", {}, {held}, {saved});
+    define(result, saved);
   }
   for (const Late& late : late_) {
     Ref written = late.state;
@@ -286,7 +297,7 @@ void Lowering::claim_outputs() {
     Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
     bool whole = b.kind == BufferKind::kTemp && claims[r.buffer] == 1 && r.layout.offset == 0 &&
                  r.layout.is_contiguous() && r.layout.num_bytes() == b.bytes;
-    if (b.donated && claims[r.buffer] == 1 && !repeats && is_whole_input(r)) {
+    if (b.donated && claims[r.buffer] == 1 && !repeats && !r.layout.is_empty() && is_whole_input(r)) {
       list_.outputs.push_back(r);  // the caller's own memory, updated in place
       continue;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -113,6 +114,23 @@ def test_a_function_of_the_optimizer_that_was_replaced_is_called(
     pair.goes_on_as_eager("RM701")
     ours, eagers = (sum(o is s for s in seen) for o in pair.optimizers)
     assert ours == eagers >= 3
+
+
+@BEFORE
+@pytest.mark.parametrize("kind, name", [(torch.optim.Adam, "adam"), (torch.optim.SGD, "sgd")])
+def test_a_formula_that_was_replaced_is_called(
+    steps: int, kind: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(layers(), kind)
+    pair.run(steps)
+    module = sys.modules[f"torch.optim.{name}"]
+    plain = getattr(module, name)
+
+    def slower(*args: Any, **named: Any) -> Any:
+        return plain(*args, **{**named, "lr": named["lr"] * 0.5})
+
+    monkeypatch.setattr(module, name, slower)
+    pair.goes_on_as_eager("RM701")
 
 
 @BEFORE

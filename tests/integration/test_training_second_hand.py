@@ -203,3 +203,33 @@ def test_a_weight_that_is_a_negated_view_is_its_value_for_a_routed_model() -> No
             with rm.disabled():
                 wanted = model(x)
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_loss_that_closes_over_the_model_gives_its_parameters_gradients(norm: bool) -> None:
+    model = nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8) if norm else nn.Tanh(), nn.Linear(8, 3)
+    )
+    torch.manual_seed(0)
+    pair = Pair(model)
+
+    def loss(m: nn.Module) -> Any:
+        return lambda o, y: F.cross_entropy(o, y) + sum(p.pow(2).sum() for p in m.parameters())
+
+    step = rm.compile_step(model, loss(model), pair.optimizers[0], options={"fallback": "error"})
+    twin = loss(pair.models[1])
+    for _ in range(6):
+        x, y = pair.batch()
+        step(x, y)
+        pair.optimizers[1].zero_grad()
+        twin(pair.models[1](x), y).backward()
+        pair.optimizers[1].step()
+        pair.compare()
+    assert step.report()["compiled"] == 4
+
+
+@pytest.mark.parametrize("name", ["model", "loss_fn", "precision"])
+def test_what_a_step_was_made_of_cannot_be_set(name: str) -> None:
+    pair = Pair(layers())
+    with pytest.raises(AttributeError):
+        setattr(pair.step, name, None)

@@ -64,6 +64,7 @@ class Forward:
     constants: dict[str, torch.Tensor]
     written: list[str] = field(default_factory=list)  # buffers that the forward updates
     draws: int = 0  # of random numbers, from the weight ir_builder.RANDOM
+    closed: bool = False  # over parameters of the module: its code alone does not say which
 
 
 def capture_forward(
@@ -99,6 +100,7 @@ def capture_forward(
                 raise Decline("RM208", f"no end after {_SECONDS:.0f} s") from error
             raise export._export_error(module, error) from error
         _forget_tensors(program)
+        closed = _close_over_parameters(program, shadow)
         _check_gradients(program, trained)
         regions = any(map(_is_autocast, program.graph.nodes))
         if regions and stopped.seen:
@@ -110,10 +112,44 @@ def capture_forward(
                 program = program.run_decompositions({})  # regions become the casts that they made
             except Exception as error:  # an assertion of torch's own, for two names of one buffer
                 raise export._export_error(module, error) from error
+            _forget_tensors(program)
     imported = import_program(program, for_training=True)
     return Forward(
-        imported.text, imported.weights, imported.constants, imported.written, imported.draws
+        imported.text,
+        imported.weights,
+        imported.constants,
+        imported.written,
+        imported.draws,
+        closed,
     )
+
+
+def _close_over_parameters(program: ExportedProgram, module: torch.nn.Module) -> bool:
+    """Reads parameters that forward has from elsewhere, such as a loss that closes over the model,
+    where the module has them: torch took them for constants, which have no gradient.
+
+    Whether there were some.
+    """
+    names = {
+        (p.data_ptr(), p.shape, p.stride()): name
+        for name, p in module.named_parameters()
+        if p.numel()
+    }
+    places = {
+        str(spec.target): node
+        for spec, node in zip(
+            program.graph_signature.input_specs, program.graph.nodes, strict=False
+        )
+    }
+    found = False
+    for target, value in program.constants.items():
+        if target not in places or getattr(value, "layout", None) is not torch.strided:
+            continue
+        name = names.get((value.data_ptr(), value.shape, value.stride()))
+        if name in places and places[target].users:
+            places[target].replace_all_uses_with(places[name])
+            found = True
+    return found
 
 
 def _forget_tensors(program: ExportedProgram) -> None:

@@ -8,7 +8,9 @@ compiles the whole, so that eager steps and replays use the same kernels' rows.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ class Recorder:
         self.before: list[Callable[[], None]] = []  # at each replay
         self.after: list[Callable[[], None]] = []
         self.draws: dict[Any, int] = {}  # of random numbers, by generator
+        self.owners: dict[int, Tensor] = {}  # tensors that hold arrays from outside, by array's id
         self._inputs: dict[int, int] = {}  # id of an array -> its input's number and value
         self._symbols: list[Symbol] = []  # of the inputs
 
@@ -56,6 +59,12 @@ class Recorder:
             value = self._graph.input(programs.type_of(array))
             self._symbols.append(Symbol(value, array.dtype, tuple(array.shape)))
         return self.states.get(number, self._symbols[number])
+
+    def owned(self, inputs: Sequence[Any]) -> None:
+        """Remembers who held an array: another one may lie there at a replay."""
+        for x in inputs:
+            if isinstance(x, Tensor) and isinstance(x.data, torch.Tensor):
+                self.owners[id(x.data)] = x
 
     def execute(self, program: Program, arrays: list[Any]) -> list[Any]:
         symbols = [a if isinstance(a, Symbol) else self.input(a) for a in arrays]
@@ -112,6 +121,7 @@ class _Replay:
         symbols = [tensor.of(self._recorder.input(array)) for array in given]
         inside = list(arguments)
         for i, symbol in zip(self._places, symbols, strict=True):
+            symbol.requires_grad = arguments[i].requires_grad
             inside[i] = symbol
         with tensor.executing(self._recorder), tensor.watching_gradients() as touched:
             try:
@@ -128,12 +138,36 @@ class _Replay:
         ]
         self._count = len(outputs)
         self.program = self._recorder.finish(outputs)
-        self._kept = self._recorder.arrays[len(given) :]
-        self._states = {self._recorder.arrays[i].data_ptr() for i in self._recorder.states}
+        arrays = self._recorder.arrays
+        self._kept = arrays[len(given) :]
+        owners = self._recorder.owners
+        self._owned = [(owners[id(a)], a) for a in self._kept if id(a) in owners]
+        self._states = sorted(_span(arrays[i]) for i in self._recorder.states)
+        read = [a for i, a in enumerate(arrays) if i not in self._recorder.states]
+        if any(a[1] > b[0] for a, b in pairwise(self._states)) or self._updates(read[len(given) :]):
+            raise Error(
+                "[record] expected tensors that are updated to have memory of their own, got some "
+                "that share it; try copies",
+                code="RM709",
+            )
+
+    def fits(self) -> bool:
+        """Whether the tensors from outside hold the arrays that they held."""
+        return all(owner.data is array for owner, array in self._owned)
+
+    def _updates(self, arrays: Sequence[torch.Tensor]) -> bool:
+        """Whether the step writes to the memory of one of them."""
+        if not self._states:
+            return False
+        for start, end in map(_span, arrays):
+            before = bisect_left(self._states, (end, 0))  # states that begin in front of its end
+            if before and self._states[before - 1][1] > start:
+                return True
+        return False
 
     def __call__(self, arguments: tuple[Any, ...]) -> Any:
         arrays = [arguments[i].data for i in self._places]
-        if any(array.data_ptr() in self._states for array in arrays):
+        if self._updates(arrays):
             raise Error(
                 "[record] expected arguments that the step does not update; try to read a "
                 "parameter where it lies",
@@ -165,17 +199,29 @@ class Recorded:
         by = tensor.executor()
         if isinstance(by, Recorder):
             return self._function(*arguments)
-        key = (by.name, *map(_kind, arguments))
+        key = (by.name, tensor.remembers(), *map(_kind, arguments))
         replay = self._replays.get(key)
-        if replay is None:
+        if replay is None or not replay.fits():
             replay = self._replays[key] = _Replay(self._function, arguments, by.backend)
         return replay(arguments)
 
 
 def _kind(argument: Any) -> Hashable:
     if isinstance(argument, Tensor):
-        return (argument.data.shape, argument.dtype)
+        return (argument.data.shape, argument.dtype, argument.requires_grad)
+    if isinstance(argument, float):  # -0.0 equals 0.0, and NaN nothing
+        return (type(argument), argument.hex())
     return (type(argument), argument)
+
+
+def _span(array: torch.Tensor) -> tuple[int, int]:
+    """First byte and the one behind the last that the array touches; two times the same for one of
+    no elements."""
+    start = array.data_ptr()
+    if not array.numel():
+        return start, start
+    last = sum((n - 1) * s for n, s in zip(array.shape, array.stride(), strict=True))
+    return start, start + (last + 1) * array.element_size()
 
 
 def record(function: Callable[..., Any]) -> Recorded:
@@ -184,7 +230,8 @@ def record(function: Callable[..., Any]) -> Recorded:
     The function runs once a shape, without computing; every call, the first included, replays the
     compiled whole. Arguments are tensors, and values that can be keys of a dictionary; it returns
     tensors or None. Parameters and the optimiser's state are read and written where they lie.
-    Gradients exist inside the step only: ``grad`` is None afterwards.
+    Gradients exist inside the step only: ``grad`` is None afterwards. What the function reads of
+    Python beside its arguments, such as ``training`` of a module, stays what it was when it ran.
 
     Raises Error RM707 when the function asks for the numbers of a tensor (``if loss > 1``), RM709
     when it updates what is no tensor from outside or returns something else.

@@ -8,6 +8,8 @@ loss in reverse order and has every gradient program executed like any other ope
 from __future__ import annotations
 
 import math
+import numbers
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -126,6 +128,7 @@ class Tensor:
     """
 
     __slots__ = ("__weakref__", "creator", "data", "grad", "requires_grad")
+    __array_ufunc__ = None  # numbers and arrays of NumPy ask this class first
 
     def __init__(
         self, value: Any, *, dtype: torch.dtype | None = None, requires_grad: bool = False
@@ -134,7 +137,11 @@ class Tensor:
         what is not floating."""
         data = value.data if isinstance(value, Tensor) else torch.as_tensor(value)
         if isinstance(data, torch.Tensor):
-            data = executor().backend.place(data.detach())
+            data = data.detach().resolve_conj().resolve_neg()  # memory is to be the value
+            if data.is_inference():  # its changes could not be seen
+                with torch.inference_mode(False):
+                    data = data.clone()
+            data = executor().backend.place(data)
         self.data: Any = data if dtype is None else data.to(dtype)
         if requires_grad and not self.data.dtype.is_floating_point:
             raise TypeError(f"[Tensor] expected a floating type, got {self.data.dtype}")
@@ -157,6 +164,8 @@ class Tensor:
         return len(self.data.shape)
 
     def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("[len] expected an axis, got a scalar")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -256,10 +265,10 @@ class Tensor:
         return apply("matmul", (self, other))
 
     def __eq__(self, other: object) -> Any:
-        return apply("eq", (self, other))
+        return apply("eq", (self, other)) if _is_operand(other) else NotImplemented
 
     def __ne__(self, other: object) -> Any:
-        return apply("ne", (self, other))
+        return apply("ne", (self, other)) if _is_operand(other) else NotImplemented
 
     __hash__ = object.__hash__
 
@@ -282,20 +291,24 @@ class Tensor:
         return apply("cast", (self,), (("dtype", DTYPE_NAMES[dtype]),))
 
     def reshape(self, *shape: int) -> Tensor:
-        """The same elements in another shape; one size may be -1."""
+        """The same elements in another shape; one size may be -1. Raises ValueError for a shape of
+        another number of elements."""
         sizes = list(_flat(shape))
         if -1 in sizes:
             known = math.prod(s for s in sizes if s != -1)
-            sizes[sizes.index(-1)] = math.prod(self.shape) // max(known, 1)
+            if not known:
+                raise ValueError(f"[reshape] expected -1 to be one size, got {tuple(sizes)}")
+            sizes[sizes.index(-1)] = math.prod(self.shape) // known
         return apply("reshape", (self,), (("shape", tuple(sizes)),))
 
     def permute(self, *axes: int) -> Tensor:
-        order = Ints(a % self.ndim for a in _flat(axes))
+        order = Ints(axis_of(a, self.ndim) for a in _flat(axes))
         return apply("permute", (self,), (("axes", order),))
 
     def transpose(self, first: int, second: int) -> Tensor:
         """Two axes exchanged."""
         axes = list(range(self.ndim))
+        first, second = axis_of(first, self.ndim), axis_of(second, self.ndim)
         axes[first], axes[second] = axes[second], axes[first]
         return self.permute(*axes)
 
@@ -305,7 +318,11 @@ class Tensor:
         return self.permute(*reversed(range(self.ndim)))
 
     def expand(self, *shape: int) -> Tensor:
-        return apply("expand", (self,), (("shape", tuple(_flat(shape))),))
+        """Axes of one element, and new ones in front, repeat; -1 keeps a size."""
+        sizes = list(_flat(shape))
+        for i in range(1, min(self.ndim, len(sizes)) + 1):
+            sizes[-i] = self.shape[-i] if sizes[-i] == -1 else sizes[-i]
+        return apply("expand", (self,), (("shape", tuple(sizes)),))
 
     def sum(self, axis: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
         return self._reduced("sum", axis, keepdim)
@@ -326,7 +343,9 @@ class Tensor:
 
     def _reduced(self, kind: str, axis: int | Sequence[int] | None, keepdim: bool) -> Tensor:
         axes = range(self.ndim) if axis is None else _flat((axis,))
-        order = Ints(sorted(a % self.ndim for a in axes))
+        order = Ints(sorted(axis_of(a, self.ndim) for a in axes))
+        if len(set(order)) != len(order):
+            raise ValueError(f"[{kind}] expected each axis once, got {tuple(axes)}")
         attrs = (("axes", order), ("keepdim", int(keepdim)), ("kind", kind))
         return apply("reduce", (self,), attrs)
 
@@ -335,7 +354,10 @@ class Tensor:
         axes. Raises IndexError for what is outside, TypeError for any other key."""
         keys = list(key) if isinstance(key, tuple) else [key]
         missing = self.ndim - sum(k is not None and k is not Ellipsis for k in keys)
-        if Ellipsis not in [k for k in keys if not isinstance(k, Tensor)]:
+        held = sum(k is Ellipsis for k in keys)
+        if held > 1:
+            raise IndexError("[index] expected one ... at most")
+        if not held:
             keys.append(Ellipsis)
         at = next(i for i, k in enumerate(keys) if k is Ellipsis)
         keys[at : at + 1] = [slice(None)] * missing
@@ -362,7 +384,8 @@ class Tensor:
                     raise TypeError(f"[index] expected integers, got {k.dtype}")
                 chosen.append((len(shape), k))
                 shape.append(size)
-            elif isinstance(k, int):
+            elif hasattr(k, "__index__") and not isinstance(k, (bool, torch.Tensor)):
+                k = operator.index(k)
                 if not -size <= k < size:
                     raise IndexError(f"[index] expected an index below {size}, got {k}")
                 x = x._slice(axis, k % size, k % size + 1, 1)
@@ -383,6 +406,18 @@ class Tensor:
             return self
         attrs = (("axis", axis), ("start", (start,)), ("step", step), ("stop", (stop,)))
         return apply("slice", (self,), attrs)
+
+
+def _is_operand(x: object) -> bool:
+    """Whether tensors are compared with it element by element."""
+    return isinstance(x, (Tensor, torch.Tensor, numbers.Real))
+
+
+def axis_of(axis: int, ndim: int) -> int:
+    """The axis counted from the front. Raises IndexError for one that is not there."""
+    if not -ndim <= axis < ndim:
+        raise IndexError(f"[axis] expected one of {ndim} axes, got {axis}")
+    return axis % ndim
 
 
 def _flat(values: Any) -> Sequence[int]:
@@ -429,9 +464,26 @@ def _topological(last: Node) -> list[Node]:
     return order
 
 
+def remembers() -> bool:
+    """Whether results of this thread remember what made them."""
+    return _state.gradients
+
+
 def move(state: Tensor, value: Tensor, rate: float) -> None:
     """state := state + rate (value - state), in place."""
     executor().execute(programs.blend(state.data, rate), [state.data, value.data])
+
+
+_PLAIN = (float, int, bool, type(None))
+
+
+def _plain(name: str, x: Any) -> Any:
+    """A number of NumPy's as Python's, a torch tensor as the array of one. Raises TypeError."""
+    if isinstance(x, torch.Tensor):
+        return Tensor(x).data
+    if isinstance(x, numbers.Real):
+        return int(x) if isinstance(x, numbers.Integral) else float(x)
+    raise TypeError(f"[{name}] expected a Tensor or a number, got a {type(x).__name__}")
 
 
 def apply(name: str, inputs: Sequence[Any], attrs: Attrs = ()) -> Tensor:
@@ -443,7 +495,12 @@ def apply_all(name: str, inputs: Sequence[Any], attrs: Attrs = ()) -> list[Tenso
     """All results of one operator. Those of a floating type remember what made them when an operand
     has a gradient. Raises TypeError and ValueError for operands it does not take."""
     by = _state.executor or executor()
-    arrays = [x.data if isinstance(x, Tensor) else x for x in inputs]
+    arrays = [
+        x.data if isinstance(x, Tensor) else x if x.__class__ in _PLAIN else _plain(name, x)
+        for x in inputs
+    ]
+    if _state.watched is not None and hasattr(by, "owned"):
+        by.owned(inputs)
     program, results = by.op_call(name, arrays, attrs)
     made = [of(data) for data in results]
     if _state.gradients:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import operator
+import sys
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,13 @@ def _is_foreign(hook: Any) -> bool:
     return not (getattr(owner, "__module__", None) or "").startswith("rm_abstract.")
 
 
+def formula(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], str, Any]:
+    """(namespace, name, function) of what computes a step of SGD or Adam."""
+    name = "adam" if isinstance(optimizer, _ADAM) else "sgd"
+    space = vars(sys.modules[f"torch.optim.{name}"])
+    return space, name, space[name]
+
+
 @functools.lru_cache(maxsize=64)
 def _is_torchs(function: Any) -> bool:
     """Whether it, and all that it wraps, is a function of torch's own."""
@@ -80,6 +88,8 @@ def check(optimizer: torch.optim.Optimizer) -> None:
         or any(map(_is_foreign, _GLOBAL_POST_HOOKS.values()))
     ):
         raise Decline("RM701", "hooks of the optimizer's step")
+    if not _is_torchs(formula(optimizer)[2]):
+        raise Decline("RM701", "the function of the optimizer's formula was replaced")
     for name in _FUNCTIONS:
         own = vars(optimizer).get(name)
         scheduled = name == "step" and hasattr(own, "_wrapped_by_lr_sched")

@@ -52,7 +52,6 @@ class Routed:
             raise ValueError(
                 f"[{name}] expected precision 'auto', 'bf16' or 'fp16', got {precision!r}"
             )
-        self.model, self.loss_fn, self.precision = model, loss_fn, precision
         self.scaler = scaler  # torch.amp.GradScaler, or None: losses are not scaled
         self._scale = torch.empty(())  # f32, an input of programs whose loss is scaled
         self._place = Place(torch.device("cpu"))  # known at the first step
@@ -69,6 +68,20 @@ class Routed:
         self._pure = PureForward()
         self._reasons: dict[str, str] = {}
         self._counts = {"compiled": 0, "eager": 0}
+
+    # What programs are made of, and so nothing that could be set.
+
+    @property
+    def model(self) -> torch.nn.Module:
+        return self._module.model
+
+    @property
+    def loss_fn(self) -> Any:
+        return self._module.loss_fn
+
+    @property
+    def precision(self) -> str:
+        return self._module.precision
 
     # ---- making programs ---------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def settle(
             frozen,
             hooks,
             quiet,
-            modes.still(),
+            [*modes.still(), optimizers.formula(optimizer)],
         )
     except (KeyError, ValueError, _core.CoreError):
         return None

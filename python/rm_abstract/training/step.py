@@ -22,22 +22,20 @@ from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers, run_tensors
 from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
+from rm_abstract.training.eager_step import EagerSteps
 from rm_abstract.training.gradient_hooks import accumulation_hooks
 from rm_abstract.training.modes import check_modes
-from rm_abstract.training.place import device_type
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
 from rm_abstract.training.routed import (
-    Routed,
     check_apart,
     check_parameter,
     named,
-    original,
 )
 from rm_abstract.training.settled import due, settle
 from rm_abstract.training.stored import Stored
 
 
-class TrainingStep(Routed):
+class TrainingStep(EagerSteps):
     """See ``rm_abstract.compile_step``. For one thread at a time, as its optimizer is."""
 
     _settled: Any = None  # the step made last, remembered; None: the next one takes the long way
@@ -56,25 +54,21 @@ class TrainingStep(Routed):
         scaler: Any = None,
         accumulate: int = 1,
     ) -> None:
-        if scaler is None and precision == "fp16":
-            scaler = torch.amp.GradScaler(device_type(model.parameters()))
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        super().__init__("compile_step", model, loss_fn, settings, precision, scaler)
-        if clip_norm is not None and clip_value is not None:
-            raise ValueError("[compile_step] expected clip_norm or clip_value, got both")
+        super().__init__(
+            model,
+            loss_fn,
+            optimizer,
+            settings,
+            clip_norm,
+            precision,
+            clip_value,
+            scaler,
+            accumulate,
+        )
         if memory_budget is not None and memory_budget < 0:
             raise ValueError(f"[compile_step] expected a budget in bytes, got {memory_budget}")
-        if accumulate < 1:
-            raise ValueError(f"[compile_step] expected 1 micro-batch or more, got {accumulate}")
-        self.accumulate = accumulate  # micro-batches, and so calls, of one step
-        self.accumulated = 0  # whose gradients wait in the parameters' `.grad`
         self.memory_budget = memory_budget
-        self.optimizer = optimizer
-        self.clip_norm, self.clip_value = clip_norm, clip_value
-        self.grad_norm: torch.Tensor | None = None  # of the last step, when it clips to one
         self._has_gradients = False  # parameters, before this step
-        self._finite = True  # eager's last gradients, as its scaler saw them
         self._accumulation_hooks: list[Any] = []  # dicts of them, all empty
         self._rules: tuple[optimizers.Rule, ...] = ()
         self._hyper = run_tensors.HyperRows()
@@ -113,10 +107,6 @@ class TrainingStep(Routed):
         except Decline as decline:
             self._note(decline)
         return self._eager(inputs, targets)
-
-    def _is_last(self) -> bool:
-        """Whether the next micro-batch is the last of its step."""
-        return self.accumulated + 1 >= self.accumulate
 
     def _run(self, found: StepProgram, tensors: list[torch.Tensor]) -> torch.Tensor:
         donated, taken = self._donated(found)
@@ -204,66 +194,6 @@ class TrainingStep(Routed):
         for t, total in zip(found.trained, sums, strict=True):
             t.tensor.grad = total
         self.accumulated += 1
-
-    def _watched(self, batch: Hashable, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
-        """Eager's step, from which it is learned whether the forward only computes."""
-        effects = self._pure.watch(self._module, inputs, targets)
-        loss = self._eager(inputs, targets, effects)
-        if decline := self._pure.judge(effects, batch):
-            self._note(decline)
-        return loss
-
-    def _eager(self, inputs: Any, targets: tuple[Any, ...], around: Any = None) -> torch.Tensor:
-        """``around``: a context that the forward runs in."""
-        self._counts["eager"] += 1
-        last = self._is_last()
-        with original():
-            if self.accumulated == 0:
-                self.optimizer.zero_grad(set_to_none=True)
-            with around or nullcontext():
-                loss = self._loss_of(inputs, targets)
-            try:
-                part = loss if self.accumulate == 1 else loss / self.accumulate
-                (part if self.scaler is None else self.scaler.scale(part)).backward()
-                if last:
-                    self._eager_update()
-            except BaseException:  # some gradients may be there: the step starts over
-                self._drop()
-                raise
-        self.accumulated += 1
-        if last:
-            self._drop()
-        return loss.detach()
-
-    def _loss_of(self, inputs: Any, targets: tuple[Any, ...]) -> torch.Tensor:
-        return batches.loss_of(  # type: ignore[no-any-return]
-            self.model, self.loss_fn, inputs, targets, self.precision, self._place.kind
-        )
-
-    def _eager_update(self) -> None:
-        self._clip()
-        if self.scaler is None:
-            self.optimizer.step()
-            return
-        self.scaler.step(self.optimizer)
-        self._finite = optimizers.was_finite(self.optimizer, self.scaler)
-        self.scaler.update()
-
-    def _drop(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.accumulated = 0
-
-    def _clip(self) -> None:
-        """Eager's gradients."""
-        if self.clip_norm is None and self.clip_value is None:
-            return
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        held = [p for g in self.optimizer.param_groups for p in g["params"]]
-        if self.clip_norm is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(held, self.clip_norm)
-        elif self.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(held, self.clip_value)
 
     # ---- making programs ---------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class Stored:
             return found
         made = capture()
         self.sources["captured"] += 1
-        if not made.constants:  # tensors of this process are not stored
+        if not made.constants and not made.closed:  # tensors of this process are not stored
             data = json.dumps(vars(made)).encode()
             self._cache.publish(key, {"sections": {"record": data}, "producer": "training"})
         return made
