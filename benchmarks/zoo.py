@@ -69,6 +69,11 @@ SIZES = {
     **dict.fromkeys(("embedding_size", "head_dim", "rotary_dim"), 16),
     "vocab_size": 128,
 }
+_STAGES = {  # widths and heads that go together
+    key: None for key in ("hidden_size", "embed_dim", "num_attention_heads", "num_hidden_layers")
+}
+# Convolutions of the default spread let values vanish, to numbers that no two programs round alike.
+_SPREAD = {"initializer_range": 0.2}
 # What these architectures need besides, or instead (None: the configuration's own value stays).
 OPTIONS: dict[str, dict[str, Any]] = {
     "ConvNext": {"hidden_size": None, "num_hidden_layers": None},  # those of its stages
@@ -76,10 +81,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Falcon": {"head_dim": None},  # derived there
     "Funnel": {"num_hidden_layers": None, "block_sizes": [1, 1]},
     "GPTNeo": {"attention_types": [[["global", "local"], 1]]},
+    **dict.fromkeys(("MobileNetV1", "MobileViT", "MobileViTV2"), _SPREAD),
+    "MobileNetV2": {"initializer_range": 0.15},
     "Lilt": {"hidden_size": 96},  # a multiple of 6
     "SqueezeBert": {"embedding_size": 64},
-    "Swin": {"hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
-    "Swinv2": {"hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
+    **dict.fromkeys(("Swin", "Swinv2"), _STAGES),
     "Xmod": {"default_language": "en_XX"},
 }
 TRANSFORMERS = (

@@ -33,3 +33,27 @@ def test_windows_in_half_precision_are_moved_only() -> None:
     x = torch.randn(2, 4, 7, 5, dtype=torch.bfloat16)
     found = run(lambda x: functional.unfold(x, (3, 2), padding=1), x)
     assert torch.equal(found, functional.unfold(x, (3, 2), padding=1))
+
+
+RESIZED: dict[str, dict[str, Any]] = {
+    "larger": {"size": (13, 20)},
+    "smaller": {"size": (4, 3)},
+    "corners": {"size": (13, 5), "align_corners": True},
+    "one element": {"size": (1, 1), "align_corners": True},
+    "by factors": {"scale_factor": (1.7, 0.6)},
+    "as it is": {"size": (7, 9)},
+}
+
+
+@pytest.mark.parametrize("form", RESIZED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_bicubic_resizing_is_torchs(form: str, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 7, 9).to(dtype)
+
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return functional.interpolate(x, mode="bicubic", **RESIZED[form])
+
+    # torch rounds the weights of elements to bf16 as well.
+    wanted = resized(x.float()).bfloat16() if dtype == torch.bfloat16 else resized(x)
+    rounding = {"rtol": 2**-7, "atol": 1e-6} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(run(resized, x), wanted, **rounding)

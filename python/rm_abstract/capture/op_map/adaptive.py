@@ -1,5 +1,5 @@
-"""Adaptive pools and nearest resizing for any size: elements picked by computed places, one axis at
-a time."""
+"""Adaptive pools, nearest and cubic resizing for any size: elements picked by computed places, one
+axis at a time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from rm_abstract.capture.dims import Dim, floordiv, plus
 from rm_abstract.capture.ir_builder import Value
 from rm_abstract.capture.op_map.call import Call, Handler
+from rm_abstract.capture.op_map.functions import Maths
 
 
 def _most(size: Dim, count: int) -> Dim:
@@ -71,5 +72,53 @@ def nearest(axes: int, half: float) -> Handler:
             dims: list[Any] = [*y.dims[:axis], count, *y.dims[axis + 1 :]]
             y = b.op("index", [y, place], y.dtype, dims, axes=[axis])
         return y
+
+    return handler
+
+
+def _cubic_along(c: Call, x: Value, axis: int, count: Dim, factor: Any, corners: bool) -> Value:
+    """Element o is a sum of the four elements around its place, those outside being the edge's."""
+    b, size, kind = c.b, x.dims[axis], x.dtype
+    m = Maths(b, kind)
+    length, wanted = (b.cast(b.dim_value(d), kind) for d in (size, count))
+    steps = b.cast(b.iota(count), kind)
+    if corners:  # one element of a result is the first
+        at = m.mul(steps, m.div(m.sub(length, 1.0), m.maximum(m.sub(wanted, 1.0), 1.0)))
+    else:
+        step = m.operand(1.0 / factor) if factor else m.div(length, wanted)
+        at = m.sub(m.mul(m.add(steps, 0.5), step), 0.5)
+    low = m.floor(at)
+    t = m.sub(at, low)
+    taps = []
+    for tap in (-1, 0, 1, 2):
+        far = m.abs(m.sub(t, float(tap)))
+        near = m.add(m.mul(m.mul(m.sub(m.mul(1.25, far), 2.25), far), far), 1.0)
+        beyond = m.sub(m.mul(m.add(m.mul(m.sub(far, 5.0), far), 8.0), far), 4.0)
+        outer = tap in (-1, 2)  # farther than one
+        taps.append(b.reshape(m.mul(-0.75, beyond) if outer else near, [count, 1]))
+    weights = b.concat(taps, 1, [count, 4])
+    first = b.reshape(b.cast(low, "i64"), [count, 1])
+    place = b.binary("add", first, b.iota(4, start=-1))
+    place = b.binary("maximum", place, b.scalar("i64", 0))
+    place = b.binary("minimum", place, b.dim_value(plus(size, -1)))
+    dims = [*x.dims[:axis], count, 4, *x.dims[axis + 1 :]]
+    seen = b.op("index", [x, place], kind, dims, axes=[axis])
+    weights = b.reshape(weights, [count, 4, *([1] * (x.rank - 1 - axis))])
+    return b.reduce("sum", b.binary("mul", seen, weights), [axis + 1], False, kind)
+
+
+def cubic(names: tuple[str, ...] | None) -> Handler:
+    """Bicubic resizing; `names` of the factors where they are arguments of their own."""
+
+    def handler(c: Call) -> Value | None:
+        x = c.value("self" if names else "input")
+        factors = [c[name] for name in names] if names else c["scale_factors"] or [None, None]
+        if x.rank != 4 or not x.is_float or c.b.for_training:
+            return None
+        y = x if x.dtype == "f64" else c.b.cast(x, "f32")
+        for axis in (2, 3):
+            corners = bool(c["align_corners"])
+            y = _cubic_along(c, y, axis, c.dims[axis], factors[axis - 2], corners)
+        return c.finish(y)
 
     return handler

@@ -7,7 +7,7 @@ from typing import Any
 
 from rm_abstract.capture.dims import floordiv, product
 from rm_abstract.capture.ir_builder import Shape, Value
-from rm_abstract.capture.op_map.adaptive import adaptive, nearest
+from rm_abstract.capture.op_map.adaptive import adaptive, cubic, nearest
 from rm_abstract.capture.op_map.call import Call, Handler
 from rm_abstract.guards import torch_state
 
@@ -325,6 +325,8 @@ for _axes in (1, 2, 3):
         f"_upsample_nearest_exact{_axes}d.vec": nearest(_axes, 0.5),
         f"upsample_nearest{_axes}d.default": _resize_sized("nearest", _axes),
     }
+TABLE["upsample_bicubic2d.vec"] = cubic(None)
+TABLE["upsample_bicubic2d.default"] = cubic(("scales_h", "scales_w"))
 for _name, _axes in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
     TABLE[f"upsample_{_name}.vec"] = _resize_vec("linear", _axes)
     TABLE[f"upsample_{_name}.default"] = _resize_sized("linear", _axes)
