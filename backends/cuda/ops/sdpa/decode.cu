@@ -87,31 +87,35 @@ std::size_t partial_bytes(const SdpaArgs& a, Split split) {
 }
 
 /// The fewest blocks of a head that hold all its keys at once (sdpa_decode_few_sm90), twice as many
-/// where the card has room: a tile a warp. None where that takes more than a cluster, or so many
-/// blocks that the card takes them in turns.
+/// where the card has room: a tile a warp. Of eight warps, or of sixteen where a cluster of those does not
+/// hold them. None where that takes more than a cluster, or so many blocks that the card takes them in turns.
 struct Few {
   int blocks = 0, tiles = 0;  // of a block
 };
 
 template <class Fn>
-auto with_few_shape(std::int64_t dim, Fn&& fn) {
-  if (dim <= 64) return fn(DecodeFewShape<64, 8, 12>{});
-  if (dim <= 128) return fn(DecodeFewShape<128, 8, 12>{});
+auto with_few_shape(const SdpaArgs& a, Fn&& fn) {
+  using Small = DecodeFewShape<64, 8, 12>;
+  if (a.dim <= 64 && a.keys > Small::kTiles * Small::kKeys * kDecodeCluster) {
+    return fn(DecodeFewShape<64, 16, 32>{});
+  }
+  if (a.dim <= 64) return fn(Small{});
+  if (a.dim <= 128) return fn(DecodeFewShape<128, 8, 12>{});
   return fn(DecodeFewShape<256, 4, 6>{});
 }
 
 Few few_of(const SdpaArgs& a) {
   if (compute_capability() < 90) return {};
-  return with_few_shape(a.dim, [&](auto shape) -> Few {
+  return with_few_shape(a, [&](auto shape) -> Few {
     using Shape = decltype(shape);
+    // Clusters of blocks that fill a multiprocessor do not take all of them: they lie in parts of the card.
+    const std::int64_t sms = std::max(1, multiprocessors()),
+                       room = Shape::kBlocks == 1 ? sms / 2 : Shape::kBlocks * sms;
     const std::int64_t tiles = std::max<std::int64_t>(1, ceil_div(a.keys, Shape::kKeys)),
                        heads = std::max<std::int64_t>(1, std::int64_t{a.batch} * a.groups),
-                       sms = std::max(1, multiprocessors()),
                        fewest = ceil_div(tiles, Shape::kTiles),
-                       most = ceil_div(tiles, Shape::kTiles / 2);
-    if (shared_why_not(Shape::kMemory) || fewest > kDecodeCluster || heads * fewest > 2 * sms) {
-      return {};
-    }
+                       most = Shape::kBlocks == 1 ? fewest : ceil_div(tiles, Shape::kTiles / 2);
+    if (shared_why_not(Shape::kMemory) || fewest > kDecodeCluster || heads * fewest > room) return {};
     const std::int64_t blocks = std::clamp<std::int64_t>(
         sms / heads, fewest, std::min<std::int64_t>(most, kDecodeCluster));
     const std::int64_t span = ceil_div(tiles, blocks);
@@ -203,7 +207,7 @@ Status launch_decode(const Sdpa& p, Workspace workspace, Stream stream) {
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
     if (const Few few = few_of(a); few.blocks > 0) {
-      return with_few_shape(a.dim, [&](auto shape) {
+      return with_few_shape(a, [&](auto shape) {
         using Shape = decltype(shape);
         return launch_few_shape<Shape>(sdpa_decode_few<T, Shape>, a, few, p.overlap, false, stream);
       });
@@ -239,7 +243,7 @@ Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, bool stable_c
   return with_type(p, [&](auto type) {
     using T = typename decltype(type)::type;
     if (const Few few = few_of(a); few.blocks > 0) {
-      return with_few_shape(a.dim, [&](auto shape) {
+      return with_few_shape(a, [&](auto shape) {
         using Shape = decltype(shape);
         return launch_few_shape<Shape>(sdpa_decode_few_step<T, Shape>, a, few, p.overlap,
                                        stable_caches, stream, step);

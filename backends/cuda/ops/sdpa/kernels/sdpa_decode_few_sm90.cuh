@@ -1,7 +1,7 @@
 // sdpa_decode for caches of few keys, where the time from one kernel to the next counts, not the bytes.
 // A block holds all its keys at once (kTiles tiles of 16), which its number says and no length: it asks
 // for them before the stream's previous kernel has ended. It is small enough to come to a
-// multiprocessor beside a block of that kernel.
+// multiprocessor beside a block of that kernel. (Blocks of sixteen warps fill one.)
 // Where the caches are stable (SdpaStepArgs::stable: what is behind the launch has left them alone since
 // something that waited for all before it) the keys come into shared memory, else as far as the L2
 // cache. How many there are is guessed by the length of before, which the previous kernels may be
@@ -16,7 +16,7 @@ template <int kHeadDim, int kBlockWarps, int kMostTiles>
 struct DecodeFewShape : DecodeMemory<kHeadDim, kBlockWarps, kMostTiles * 2 * 16 * kHeadDim * 2> {
   static constexpr int kKeys = 16, kTiles = kMostTiles, kTile = kKeys * kHeadDim * 2;
   static constexpr int kRounds = (kTiles + kBlockWarps - 1) / kBlockWarps;  // tiles of a warp
-  static constexpr int kBlocks = 2;  // that a multiprocessor's registers hold
+  static constexpr int kBlocks = kBlockWarps > 8 ? 1 : 2;  // that a multiprocessor's registers hold
   using Sums = DecodeMemory<kHeadDim, kBlockWarps, kMostTiles * 2 * 16 * kHeadDim * 2>;
   static constexpr int kRows = (Sums::kMemory + 127) / 128 * 128;  // where DecodeFewRows lie
   static constexpr int kMemory = kRows + (kDecodeRows + 2) * kHeadDim * 2;
@@ -167,7 +167,6 @@ __device__ __forceinline__ void sdpa_decode_few_block(const SdpaArgs& p, const S
   static_assert(kRounds <= 2);  // what is waited for below
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ __align__(8) std::uint64_t received;
-  launch_dependents();
   const int b = blockIdx.y / p.groups, g = blockIdx.y % p.groups, rows = p.ratio * p.rows;
   const DecodeShare share(rows, kD, p.splits);
   decode_join_begin(p, share, rows, shared_address(&received));
@@ -192,10 +191,13 @@ __device__ __forceinline__ void sdpa_decode_few_block(const SdpaArgs& p, const S
   DecodeFewRows<T, Shape, Step> rows_of(p, f, b, g, rows, memory);
   DecodeQuery<T, kD> query;
   query.find(p, g, rows);
-  DecodeMask<T, kKeys> mask;  // of a warp's first tile
+  DecodeMask<T, kKeys> mask[kRounds];
+  // The next kernel's blocks ask for their weights as soon as they come: behind these keys.
+  launch_dependents();
   wait_for_previous();  // from here on everything that earlier work wrote is there
   rows_of.load();
-  mask.load(p, query, b, tiles.first(0), rows);
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) mask[i].load(p, query, b, tiles.first(i), rows);
   std::int64_t position = -1;
   if constexpr (kSdpaStep<Step>) position = position_of(f);
   const int keys = keys_of(p, b);  // the last: what depends on it waits for it
@@ -231,7 +233,7 @@ __device__ __forceinline__ void sdpa_decode_few_block(const SdpaArgs& p, const S
     }
     __syncwarp();
     const std::uint32_t at = shared_address(tiles.at(i));
-    query.attend(p, b, first, at, at + Shape::kTile, w, i == 0 ? &mask : nullptr);
+    query.attend(p, b, first, at, at + Shape::kTile, w, &mask[i]);
   }
   copy_groups_wait<0>();
   w.finish_totals();
