@@ -11,6 +11,7 @@ namespace rm::plan {
 namespace {
 
 constexpr size_t kMostWeights = 3;  // of `linears` and `quant_linears`
+constexpr int64_t kMostRows = 8;
 
 // ---- products -----------------------------------------------------------------------------------
 
@@ -38,6 +39,7 @@ std::array<int64_t, 3> grouping_of(const Step& step) {
   return {attr_int(step, "bits", 8), attr_int(step, "group", 32), attr_int(step, "pairs", 0)};
 }
 
+/// Of so few rows that reading the weight is what it costs.
 bool is_row_product(const Fusion& f, const Step& step) {
   const Form* form = form_of(step);
   if (form == nullptr) return false;
@@ -45,7 +47,7 @@ bool is_row_product(const Fusion& f, const Step& step) {
                         ? attr_int(step, "trans_b", 1) != 0 && attr_float(step, "alpha", 1.0) == 1.0
                         : attr_int(step, "pairs", 0) != 0 && !present(step, kZeroPoints);
   const ir::Layout& y = step.outputs[0].layout;
-  if (!fits || y.dims.empty() || y.num_elements() != y.dims.back()) return false;
+  if (!fits || y.dims.empty() || y.is_empty() || y.num_elements() > kMostRows * y.dims.back()) return false;
   for (size_t i = 1; i <= form->parts; ++i) {
     if (!f.is_constant(step.inputs[i]) || step.inputs[i].layout.dims.size() != 2) return false;
   }

@@ -184,14 +184,15 @@ Axes append_sdpa_axes(const Shape& s) {
   return a;
 }
 
-/// One row of x: an axis of rows for each weight.
+/// The rows of x stay as many as they are; an axis of rows for each weight.
 Axes linears_axes(Shape& s) {
   std::vector<Operand*> rows{&s.inputs[0], &s.inputs[2]};
   for (Operand& o : s.outputs) rows.push_back(&o);
   fold_rows(rows);
   Axes a;
   const LinearsPlaces places(s.op);
-  const int one = a.add(1, 0, false, true), k = a.add(s.inputs[0].layout.dims.back(), 'K', true);
+  const Ints& x = s.inputs[0].layout.dims;
+  const int one = a.add(x.size() == 2 ? x[0] : 1, 0, false, true), k = a.add(x.back(), 'K', true);
   int p = 0, g = 0;  // of quantised weights
   if (places.is_quantised()) {
     p = a.add(s.inputs[places.weight(0)].layout.dims[1], 'P', false, true);

@@ -33,19 +33,23 @@ struct Row {
   double scale = 1;
 };
 
-Row row_of(const Shape& shape, const std::vector<Filled>& inputs) {
+int64_t width_of(const HostTensor& x) { return x.type.dims.back().value(); }
+
+/// Row `m` of x.
+Row row_of(const Shape& shape, const std::vector<Filled>& inputs, int64_t m) {
   Row out;
   const HostTensor& x = *operand(inputs, 0);
+  const int64_t k = width_of(x);
   const HostTensor* norm = operand(inputs, 1);
   const double offset = attr_or<double>(shape, "weight_offset", 0);
   double squares = 0;
-  for (int64_t i = 0; i < x.size(); ++i) {
-    const double v = at(x, i);
+  for (int64_t i = 0; i < k; ++i) {
+    const double v = at(x, m * k + i);
     squares += v * v;
     out.x.push_back(static_cast<float>(norm == nullptr ? v : v * (at(*norm, i) + offset)));
   }
   if (norm != nullptr) {
-    const double mean = squares / static_cast<double>(x.size());
+    const double mean = squares / static_cast<double>(k);
     out.scale = 1 / std::sqrt(mean + attr_or<double>(shape, "eps", 1e-5));
   }
   return out;
@@ -106,12 +110,11 @@ std::vector<int64_t> all_of(const HostTensor& t) {
 
 std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
                           const std::vector<Filled>& before) {
-  const Row row = row_of(shape, inputs);
   const bool gated = attr_or<int64_t>(shape, "gated", 0) != 0;
   const int activation = activation_of(shape);
   const HostTensor* residual = operand(inputs, 2);
   const LinearsPlaces places(shape.op);
-  const auto product = [&](size_t i) {
+  const auto product = [&](const Row& row, size_t i) {
     const size_t w = places.weight(i);
     return places.is_quantised() ? products(row, *operand(inputs, w), *operand(inputs, w + 1), shape)
                                  : products(row, *operand(inputs, w));
@@ -119,13 +122,20 @@ std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
   std::vector<Part> out;
   for (size_t y = 0; y < before.size(); ++y) {
     const HostTensor* bias = operand(inputs, places.bias(y));
-    std::vector<double> values = product(y), second;
-    if (gated) second = product(1);
-    for (size_t j = 0; j < values.size(); ++j) {
-      if (bias != nullptr) values[j] += at(*bias, static_cast<int64_t>(j));
-      values[j] = ops::apply_float(activation, values[j], 0, 0);
-      if (gated) values[j] *= second[j];
-      if (residual != nullptr) values[j] += at(*residual, static_cast<int64_t>(j));
+    const HostTensor& x = *operand(inputs, 0);
+    std::vector<double> values;
+    for (int64_t m = 0; m * width_of(x) < x.size(); ++m) {
+      const Row row = row_of(shape, inputs, m);
+      std::vector<double> of_row = product(row, y), second;
+      if (gated) second = product(row, 1);
+      for (size_t j = 0; j < of_row.size(); ++j) {
+        double& v = of_row[j];
+        if (bias != nullptr) v += at(*bias, static_cast<int64_t>(j));
+        v = ops::apply_float(activation, v, 0, 0);
+        if (gated) v *= second[j];
+        if (residual != nullptr) v += at(*residual, static_cast<int64_t>(values.size() + j));
+      }
+      values.insert(values.end(), of_row.begin(), of_row.end());
     }
     HostTensor result = ops::from_doubles(before[y].values.type, values);
     std::vector<int64_t> all = all_of(result);

@@ -393,15 +393,17 @@ def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
     sizes = [make.size(3000) for _ in range(count)]
     sizes = [max(16, n // 16 * 16) for n in sizes] if make.maybe(0.7) else sizes
     sizes = [sizes[0]] * 2 if gated else sizes
-    x = make.operand("x", (1, k), t, dense=True)
+    rows = make.one_of(1, 1, 1, 2, 3, 5, 8) if bits == 16 else 1
+    x = make.operand("x", (rows, k), t, dense=True)
     norm = make.operand("norm", (k,), t, dense=True) if make.maybe(0.7) else None
     alone = count == 1 and make.maybe()
-    residual = make.operand("residual", (1, sizes[0]), t, dense=True) if alone else None
+    residual = make.operand("residual", (rows, sizes[0]), t, dense=True) if alone else None
     name, function = make.one_of(*_SOME) if gated or alone else ("none", lambda v: v)
     offset = make.one_of(0.0, 1.0)
     row = x.double()
     if norm is not None:
-        row = row * torch.rsqrt(row.square().mean() + 1e-5) * (norm.double() + offset)
+        squares = row.square().mean(-1, keepdim=True)
+        row = row * torch.rsqrt(squares + 1e-5) * (norm.double() + offset)
     inputs: list[torch.Tensor | None] = [x, norm, residual]
     constant, products, scale = [1], [], 1.0
     for i, n in enumerate(sizes):
@@ -421,15 +423,15 @@ def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
     if residual is not None:
         wanted[0] = wanted[0] + residual.double()
         scale += float(residual.abs().max())
-    y = [make.result(f"y{i}", (1, w.shape[1]), t, dense=True) for i, w in enumerate(wanted)]
+    y = [make.result(f"y{i}", (rows, w.shape[1]), t, dense=True) for i, w in enumerate(wanted)]
     attrs: dict[str, Any] = {"activation": name, "eps": 1e-5, "gated": int(gated),
                              "weight_offset": offset}  # fmt: skip
     if bits != 16:
         attrs |= {"bits": bits, "group": group, "pairs": 1}
     bound = tolerance(kind, k, 4) + 2.0**-14
     return m.problem(
-        make, f"{sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} {name} gated "
-        f"{gated} residual {alone}", inputs, list(y), attrs,
+        make, f"{rows} {sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} {name} "
+        f"gated {gated} residual {alone}", inputs, list(y), attrs,
         lambda: [Result(f"y{i}", a, b, bound, scale)
                  for i, (a, b) in enumerate(zip(y, wanted, strict=True))],
         constant=[i for i in constant if inputs[i] is not None],

@@ -186,20 +186,21 @@ def test_nan_and_inf_spread_through_the_tensor_cores(
     module: Callable[[str], ModuleType], bits: int, value: float, rows: int, seed: int
 ) -> None:
     m, rng = module("gemv"), np.random.default_rng(seed)
-    x = torch.ones(rows, 384, device="cuda").bfloat16()
-    x[rows // 2, 200] = value
-    # All blocks take fewer rows in one turn, and quantised weights are not cut into digits.
-    for n in (24, 4256) if rows == 1 else (24,):
+    # All blocks take fewer rows in one turn, and then x has no digits; nor have long rows.
+    for n, depth in ((24, 384), (4256, 384), (24, 8192)) if rows == 1 else ((24, 384),):
+        x = torch.ones(rows, depth, device="cuda").bfloat16()
+        x[rows // 2, 200] = value
         if bits == 16:
-            w, scales = torch.randn(n, 384, device="cuda").bfloat16(), None
+            w, scales = torch.randn(n, depth, device="cuda").bfloat16(), None
             full = w.double()
         else:
-            w, scales, full = quantised_weight(rng, n, 384, 128, bits, torch.bfloat16)
+            w, scales, full = quantised_weight(rng, n, depth, 128, bits, torch.bfloat16)
         scale = product_scale(x[:, :128], full[:, :128])
         y = torch.zeros(rows, n, device="cuda").bfloat16()
         for kernel in ("gemv_waves_sm90",) if bits == 16 else DIGITS if rows == 1 else ("",):
             m.forward(x, w, scales, y=y, kernel=kernel)
-            assert_close(y, x.double() @ full.T, 2.0**-8, scale, f"{kernel}, {rows} rows, {n}")
+            what = f"{kernel}, {rows} rows, {n} x {depth}"
+            assert_close(y, x.double() @ full.T, 2.0**-8, scale, what)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -213,15 +214,25 @@ def test_quantised_weights_meet_x_of_any_magnitude(
     10 bits above the others, and segments that are 20 bits apart, cost nothing that is seen."""
     m, rng, t = module("gemv"), np.random.default_rng(seed), DTYPES[dtype]
     torch.manual_seed(seed)
-    n, depth = 4256, 2048  # more rows than all blocks take in one turn, where there are no digits
-    w, scales, full = quantised_weight(rng, n, depth, 128, bits, t)
+    # More rows than all blocks take in one turn, where there are no digits; and long rows.
+    for n, depth in ((4256, 2048), (2048, 8192), (104, 4608)):
+        any_magnitude(
+            m, rng, t, n, depth, bits, kernel, tolerance(dtype, depth) + 8 * 2.0**-23, power
+        )
+
+
+def any_magnitude(
+    m: ModuleType, rng: np.random.Generator, t: torch.dtype, n: int, depth: int, bits: int,
+    kernel: str, bound: float, power: int,
+) -> None:  # fmt: skip
+    largest = 0.1 if depth <= 2048 else 0.02  # float16 holds what long rows give
+    w, scales, full = quantised_weight(rng, n, depth, 128, bits, t, largest)
     x = torch.randn(1, depth, device="cuda") * 2.0**power
     x[0, 5::512] *= 1000 if power < 1 else 50
-    x[0, 256:512] = x[0, 256:512] * 2.0 ** (-20 if dtype == "bfloat16" else -6)
+    x[0, 256:512] = x[0, 256:512] * 2.0 ** (-20 if t == torch.bfloat16 else -6)
     x[0, 1024:1152] = 0
     x = x.to(t)
     got = torch.zeros(1, n, device="cuda").to(t)
-    bound = tolerance(dtype, depth) + 8 * 2.0**-23
     m.forward(x, w, scales, y=got, kernel=kernel)
     assert_close(got, x.double() @ full.T, bound, product_scale(x, full), "all")
     x[0, 5::512] = 0  # what the large values hid

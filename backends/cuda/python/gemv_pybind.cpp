@@ -105,8 +105,8 @@ PYBIND11_MODULE(_ops_gemv, m) {
         py::arg("activation") = "none", py::arg("gated") = false,
         py::arg("stable_weights") = false, py::arg("overlap") = false, py::arg("stream") = 0,
         py::arg("kernel") = "",
-        "Up to three weights [N, K] against one row x [1, K], normalised first by its root mean "
-        "square where\n`norm` [K] is given: y[i] = activation(x w[i]^T + bias[i]), plus the "
+        "Up to three weights [N, K] against x [M, K], its rows normalised first by their root mean "
+        "squares where\n`norm` [K] is given: y[i] = activation(x w[i]^T + bias[i]), plus the "
         "residual of one weight. gated:\ny[0] = activation(x w[0]^T) * (x w[1]^T). Weights without "
         "gaps between rows, of x's dtype, or all\nint8 or all int4 with `scales` as forward has "
         "them, of one group. Raises as forward.");

@@ -1,5 +1,5 @@
-// linears and quant_linears by gemv's groups: several weights against one row, which may be normalised
-// on its way.
+// linears and quant_linears by gemv's groups: several weights against a few rows, which may be normalised
+// on their way.
 #include "_shim/dispatch_shim.hpp"
 #include "gemv/api.hpp"
 #include "rows/product.hpp"
@@ -17,6 +17,7 @@ struct LinearsOp {
   static constexpr rm_edge kEdges[] = {{'N', 0, 1088}, {'K', 0, kQuantised ? 512 : 128}};
   // operands: x, norm, residual, then w (its integers and scales) and bias each
   static constexpr size_t kFirst = 3, kEach = kQuantised ? 3 : 2, kMost = 3;
+  static constexpr int64_t kMostRows = kQuantised ? 1 : 8;
   /// Plans use the first of the kind alone: where it does not serve, single products do better than
   /// the last, which is for operands that turn out to lie on odd addresses.
   static auto rows() { return cuda_ops::gemv_group_rows().subspan(kQuantised ? 1 : 0, 1); }
@@ -33,8 +34,9 @@ struct LinearsOp {
     given.activation = activation_of(p.attr_string("activation", "none"));
     given.eps = static_cast<float>(p.attr_float("eps", 1e-5));
     given.weight_offset = static_cast<float>(p.attr_float("weight_offset", 0.0));
-    add(row(p.input(0)), 0, false);
+    add(rows_of(p.input(0), kMostRows), 0, false);
     const int64_t k = tensors[0].tensor.shape[1];
+    const int64_t rows = tensors[0].tensor.shape[0];
     given.count = 0;
     for (size_t i = 0; i < kMost; ++i) {
       const size_t at = kFirst + kEach * i;
@@ -51,10 +53,10 @@ struct LinearsOp {
         w[i] = weight(p, at);
       }
       if (p.has_input(at + kEach - 1)) bias[i] = weight(p, at + kEach - 1);
-      if (!given.gated || i == 0) y[i] = add(row(p.output(i)), i, true);
+      if (!given.gated || i == 0) y[i] = add(rows_of(p.output(i), rows), i, true);
     }
     if (p.has_input(1)) norm = weight(p, 1);
-    if (p.has_input(2)) residual = add(row(p.input(2)), 2, false);
+    if (p.has_input(2)) residual = add(rows_of(p.input(2), rows), 2, false);
   }
 
   Problem problem(const Tensor* t) const {
@@ -80,8 +82,9 @@ struct LinearsOp {
     tensors.push_back({t, index, result});
     return static_cast<int>(tensors.size()) - 1;
   }
-  static Tensor row(Tensor t) {
-    if (!cuda_ops::fold_rows(t) || t.shape[0] != 1) throw NotForModule("not one row");
+  static Tensor rows_of(Tensor t, int64_t most) {
+    if (!cuda_ops::fold_rows(t) || t.shape[0] < 1 || t.shape[0] > most) throw NotForModule("more rows");
+    if (t.shape[0] > 1 && t.stride[0] != t.shape[1]) throw NotForModule("rows have gaps");
     t.stride[0] = t.shape[1];
     return t;
   }

@@ -42,6 +42,7 @@ struct State {
 struct Allowed {
   size_t weights = 3;
   bool norm = true, gate = true, attention = true, updates = true;
+  int64_t rows = 8;
 };
 Allowed allowed;
 
@@ -70,6 +71,7 @@ size_t each(const State& s) { return s.numbers.count("bits") != 0 ? 3 : 2; }
 
 int takes_linears(const rm_problem* p, const rm_device_info*, rm_str*) {
   const State s = state_of(*p);
+  if (s.in[0].size() > allowed.rows * s.in[0].dims.back()) return 0;
   const size_t weights = (s.in.size() - 3) / each(s);
   if (s.numbers.at("gated") != 0 && !allowed.gate) return 0;
   return weights <= allowed.weights && (allowed.norm || !s.in[1].present);
@@ -134,13 +136,14 @@ rm_status* quant_linear(const rm_launch* l) {
   return nullptr;
 }
 
-rm_status* linears(const rm_launch* l) {
-  const State& s = *reinterpret_cast<const State*>(l->state);
+/// Row `m`.
+void linears_row(const rm_launch* l, const State& s, int64_t m) {
   const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
   std::vector<double> x;
   double squares = 0;
-  for (int64_t k = 0; k < s.in[0].size(); ++k) {
-    x.push_back(in(0)[k]);
+  const int64_t width = s.in[0].dims.back();
+  for (int64_t k = 0; k < width; ++k) {
+    x.push_back(in(0)[m * width + k]);
     squares += x.back() * x.back();
   }
   if (s.in[1].present) {
@@ -161,13 +164,19 @@ rm_status* linears(const rm_launch* l) {
   }
   const auto act = [&](double v) { return s.activation == "silu" ? v / (1 + std::exp(-v)) : v; };
   for (size_t o = 0; o < s.out.size(); ++o) {
+    const size_t row = static_cast<size_t>(m) * y[o].size();
     for (size_t n = 0; n < y[o].size(); ++n) {
       double v = act(y[o][n]);
       if (s.numbers.at("gated") != 0) v *= y[1][n];
-      if (s.in[2].present) v += in(2)[n];
-      static_cast<float*>(l->outputs[o])[n] = static_cast<float>(v);
+      if (s.in[2].present) v += in(2)[row + n];
+      static_cast<float*>(l->outputs[o])[row + n] = static_cast<float>(v);
     }
   }
+}
+
+rm_status* linears(const rm_launch* l) {
+  const State& s = *reinterpret_cast<const State*>(l->state);
+  for (int64_t m = 0; m < s.in[0].size() / s.in[0].dims.back(); ++m) linears_row(l, s, m);
   return nullptr;
 }
 
@@ -419,15 +428,19 @@ TEST_CASE("attention is told whether something else of the plan writes the cache
   CHECK(last_stable == 0);
 }
 
-TEST_CASE("products of several rows stay apart, their attention becomes one step") {
+TEST_CASE("products of up to eight rows become one step where the device takes so many") {
   std::mt19937 rng(2);
-  allowed = {};
-  for (const std::string& mask : {std::string(kRangeOnly), with_padding(3)}) {
-    const auto kernels = compare(3, mask, rng);
-    CHECK(count(kernels, "test/linears") == 0);
-    CHECK(count(kernels, "test/append_sdpa") == 1);
-    CHECK(count(kernels, "rms_norm") == 2);
+  for (const auto& [rows, taken, steps] : {std::tuple{3, 8, 2}, {8, 8, 2}, {9, 16, 0}, {3, 1, 0}}) {
+    allowed = {};
+    allowed.rows = taken;
+    for (const std::string& mask : {std::string(kRangeOnly), with_padding(rows)}) {
+      const auto kernels = compare(rows, mask, rng);
+      CHECK(count(kernels, "test/linears") == steps);
+      CHECK(count(kernels, "test/append_sdpa") == 1);
+      CHECK(count(kernels, "rms_norm") == 2 - steps);
+    }
   }
+  allowed = {};
 }
 
 TEST_CASE("what no kernel takes is fused in part or stays as it was") {
@@ -567,9 +580,11 @@ TEST_CASE("quantised products of one row are fused as others are, where their gr
 TEST_CASE("quantised products of several rows stay apart") {
   std::mt19937 rng(6);
   allowed = {};
+  allowed.rows = 1;
   auto kernels = compare_quantised(2, 4, "return %24, %18, %19\n", rng);
   CHECK(kernels["test/quant_linears"] == 0);
   CHECK(kernels["test/quant_linear"] == 6);
+  allowed = {};
 }
 
 namespace {

@@ -65,28 +65,32 @@ rm_status* run_linears(const rm_launch* l) {
   const bool gated = std::get<int64_t>(running->attrs.at("gated")) != 0;
   const View x = input(l, 0);
   const int64_t k = x.layout.dims.back();
-  double squares = 0;
-  for (int64_t i = 0; i < k; ++i) squares += x.get({0, i}) * x.get({0, i});
-  const double root = std::sqrt(squares / static_cast<double>(k) + attr("eps"));
+  const auto root_of = [&](int64_t m) {
+    double squares = 0;
+    for (int64_t i = 0; i < k; ++i) squares += x.get({m, i}) * x.get({m, i});
+    return std::sqrt(squares / static_cast<double>(k) + attr("eps"));
+  };
   const size_t each = running->op == "linears" ? 2 : 3;  // operands of a weight, the bias is the last
-  const auto times = [&](size_t weight, int64_t row) {
+  const auto times = [&](int64_t m, size_t weight, int64_t row) {
     const View norm = input(l, 1);
     double sum = 0;
     for (int64_t i = 0; i < k; ++i) {
-      sum += x.get({0, i}) * (norm.get({i}) + attr("weight_offset")) * weight_at(l, 3 + each * weight, row, i);
+      sum += x.get({m, i}) * (norm.get({i}) + attr("weight_offset")) * weight_at(l, 3 + each * weight, row, i);
     }
-    sum /= root;
+    sum /= root_of(m);
     const size_t bias = 2 + each * (weight + 1);
     return l->inputs[bias] == nullptr ? sum : sum + input(l, bias).get({row});
   };
   for (size_t y = 0; y < running->outputs.size(); ++y) {
     const int64_t n = running->inputs[3 + each * y].layout.dims[0];
-    for (int64_t j = 0; j < n; ++j) {
-      double v = times(y, j);
-      if (gated) v = v / (1 + std::exp(-v)) * times(1, j);
-      if (l->inputs[2] != nullptr) v += input(l, 2).get({0, j});
-      if (wrong_output == static_cast<int>(y) && j == n - 1) v += 0.25 * (1 + std::abs(v));
-      output(l, y).set({0, j}, v);
+    const int64_t rows = x.layout.dims[0];
+    for (int64_t at = 0; at < rows * n; ++at) {
+      const int64_t m = at / n, j = at % n;
+      double v = times(m, y, j);
+      if (gated) v = v / (1 + std::exp(-v)) * times(m, 1, j);
+      if (l->inputs[2] != nullptr) v += input(l, 2).get({m, j});
+      if (wrong_output == static_cast<int>(y) && at == rows * n - 1) v += 0.25 * (1 + std::abs(v));
+      output(l, y).set({m, j}, v);
     }
   }
   return nullptr;

@@ -255,6 +255,8 @@ void add_fused(std::vector<Shape>& out) {
                      {dense(t, {1, 4864})}, gated});
       out.push_back({"linears", {dense(t, {1, k}), norm, dense(t, {1, 300}), weight(300, k), none},
                      {dense(t, {1, 300})}, offset});
+      out.push_back({"linears", {dense(t, {3, 1, k}), norm, dense(t, {3, 1, 300}), weight(300, k), none},
+                     {dense(t, {3, 1, 300})}, offset});
     }
     for (int64_t d : {64, 128, 256}) {
       for (bool masked : {false, true}) {

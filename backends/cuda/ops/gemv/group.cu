@@ -9,6 +9,7 @@ namespace {
 
 constexpr int kMostWeights = 3;
 constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
+constexpr std::int64_t kMostRows = 72 * 1024;  // bytes of a turn
 constexpr std::int64_t kTurnRows = 16;  // the most rows of a turn: all turns fit parts of so many
 
 std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[0]; }
@@ -25,12 +26,12 @@ double weight_bytes(const GemvGroup& p) {
          (bits ? bits : 8 * size_of(p.x.dtype)) / 8;
 }
 
-template <class T, int kPairs>
+template <class T, int kPairs, int kSegments>
 Status launch(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
-  constexpr int kRows = gemv_waves_rows(8, kPairs);
-  auto* kernel = gemv_group_waves<T, kPairs>;
-  a.steps = static_cast<int>(ceil_div(a.row_bytes, 512));
-  a.stages_at = 128 + 2 * kGemvWavesWarps * kRows * 32;
+  constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
+  auto* kernel = gemv_group_waves<T, kPairs, kSegments>;
+  a.steps = static_cast<int>(ceil_div(a.row_bytes, 64 * kSegments));
+  a.stages_at = 128 + 2 * kGemvWavesWarps * kRows * 32 + kGemvWavesSquares;
   a.stage_bytes = kRows * a.row_bytes;
   const std::int64_t tiles = ceil_div(a.n, kRows);
   const std::int64_t blocks = std::min<std::int64_t>(tiles, 2 * std::max(1, multiprocessors()));
@@ -58,12 +59,24 @@ Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream strea
   const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
   const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
   const int rows = (large ? kGemvWavesSmall : 64 * 1024) / a.row_bytes;
+  if (a.m > 4) {
+    return 16 * a.row_bytes <= kMostRows ? launch<T, 1, 1>(a, g, overlap, stream)
+                                         : launch<T, 0, 1>(a, g, overlap, stream);
+  }
+  if (a.m > 2) {
+    return rows >= 16 ? launch<T, 2, 2>(a, g, overlap, stream) : launch<T, 1, 2>(a, g, overlap, stream);
+  }
+  if (a.m > 1) {
+    return rows >= 16  ? launch<T, 4, 4>(a, g, overlap, stream)
+           : rows >= 8 ? launch<T, 2, 4>(a, g, overlap, stream)
+                       : launch<T, 1, 4>(a, g, overlap, stream);
+  }
   const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
   if (once) return launch_once<T>(a, g, overlap, stream);
-  return rows >= 16  ? launch<T, 8>(a, g, overlap, stream)
-         : rows >= 8 ? launch<T, 4>(a, g, overlap, stream)
-         : rows >= 4 ? launch<T, 2>(a, g, overlap, stream)
-                     : launch<T, 1>(a, g, overlap, stream);
+  return rows >= 16  ? launch<T, 8, 8>(a, g, overlap, stream)
+         : rows >= 8 ? launch<T, 4, 8>(a, g, overlap, stream)
+         : rows >= 4 ? launch<T, 2, 8>(a, g, overlap, stream)
+                     : launch<T, 1, 8>(a, g, overlap, stream);
 }
 
 const char* waves_why_not(const GemvGroup& p) {
@@ -72,6 +85,9 @@ const char* waves_why_not(const GemvGroup& p) {
   if (weight_bits(p.w[0]) != 0) return "w is quantised";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
+  const std::int64_t m = p.x.shape[0];
+  if (m > 8) return "more than 8 rows of x";
+  if (m > 1 && 2 * k * (m > 2 ? 8 : 4) > kMostRows) return "a block's rows of w do not fit 72 KiB";
   for (int i = 0; i < p.count; ++i) {
     const std::int64_t n = rows_of_weight(p, i);
     if (n == 0) return "a weight has no rows";
@@ -95,7 +111,7 @@ Status launch_waves(const GemvGroup& p, Workspace, Stream stream) {
 Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
   const GemvArgs a = gemv_args(p);
   const GemvQuantGroupArgs q = gemv_group_args(p);
-  const std::int64_t rows = p.gated ? rows_of_weight(p, 0) : all_rows(p);
+  const std::int64_t rows = (p.gated ? rows_of_weight(p, 0) : all_rows(p)) * p.x.shape[0];
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 8), 1 << 20));
   dispatch_float(p.x.dtype, [&](auto type) {
     gemv_group_naive<typename decltype(type)::type><<<blocks, 256, 0, stream>>>(a, q, rows);
@@ -117,9 +133,10 @@ Status wrong(const char* what) {
   return invalid(text_of({"[gemv_group] expected ", what, ", got another"}));
 }
 
-bool is_row(const Tensor& t, const Tensor& x, std::int64_t n) {
-  return t.rank == 2 && t.dtype == x.dtype && t.shape[0] == 1 && t.shape[1] == n &&
-         (n <= 1 || t.stride[1] == 1);
+/// As many rows as x has, without gaps.
+bool are_rows(const Tensor& t, const Tensor& x, std::int64_t n) {
+  return t.rank == 2 && t.dtype == x.dtype && t.shape[0] == x.shape[0] && t.shape[1] == n &&
+         (n <= 1 || t.stride[1] == 1) && (t.shape[0] <= 1 || t.stride[0] == n);
 }
 
 bool is_vector(const Tensor& t, const Tensor& x, std::int64_t n) {
@@ -149,8 +166,8 @@ const char* gemv_group_x_why_not(const GemvGroup& p) {
 
 GemvArgs gemv_args(const GemvGroup& p) {
   GemvArgs a{};
-  a.x = p.x.data, a.m = 1, a.n = static_cast<int>(all_rows(p));
-  a.k = static_cast<int>(p.x.shape[1]), a.bits = weight_bits(p.w[0]);
+  a.x = p.x.data, a.m = static_cast<int>(p.x.shape[0]), a.n = static_cast<int>(all_rows(p));
+  a.k = static_cast<int>(p.x.shape[1]), a.x_pitch = p.x.shape[1], a.bits = weight_bits(p.w[0]);
   a.group = static_cast<int>(gemv_group(p));
   a.w_pitch = p.w[0].shape[1] * size_of(p.w[0].dtype), a.together = 1;
   return a;
@@ -180,8 +197,8 @@ std::span<const KernelRow<GemvGroup>> gemv_group_rows() { return kRows; }
 Status legal(const GemvGroup& p) {
   if (p.count < 1 || p.count > kMostWeights) return wrong("one to three weights");
   if (!is_float(p.x.dtype) || p.x.rank != 2 || p.x.shape[1] > 0x7fffffff ||
-      !is_row(p.x, p.x, p.x.shape[1])) {
-    return wrong("x [1, K] of float32, bfloat16 or float16");
+      p.x.shape[0] < 1 || p.x.shape[0] > 1 << 20 || !are_rows(p.x, p.x, p.x.shape[1])) {
+    return wrong("x [M, K] of float32, bfloat16 or float16, without gaps");
   }
   const std::int64_t k = p.x.shape[1];
   if (p.norm && !is_vector(*p.norm, p.x, k)) return wrong("the norm's weight dense [K]");
@@ -211,10 +228,10 @@ Status legal(const GemvGroup& p) {
     operands[read++] = {"scales", p.scales[i]};
     operands[read++] = {"bias", p.bias[i]};
     if (p.gated && i > 0) continue;
-    if (!is_row(p.y[i], p.x, w.shape[0])) return wrong("y [1, N] of x's dtype");
+    if (!are_rows(p.y[i], p.x, w.shape[0])) return wrong("y [M, N] of x's dtype, without gaps");
     results[made++] = {"y", &p.y[i]};
   }
-  if (p.residual && !is_row(*p.residual, p.x, rows_of_weight(p, 0))) {
+  if (p.residual && !are_rows(*p.residual, p.x, rows_of_weight(p, 0))) {
     return wrong("a residual like y");
   }
   return check_memory("gemv_group", std::span<const Operand>(results, made),

@@ -2,6 +2,7 @@
 #include <bit>
 
 #include "gemv/common.hpp"
+#include "gemv/kernels/gemv_quant_long_sm90.cuh"
 #include "gemv/kernels/gemv_quant_once_sm90.cuh"
 
 namespace rm::cuda_ops {
@@ -70,16 +71,33 @@ Status launch(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   auto* kernel = kernel_of<T, kBits, kEights, kWarps>(q);
   cut_stage(a, kRows);
   a.stages_at = 128 + aligned(kWarps * gemv_quant_sums(kRows));
-  // nibbles of long rows: a third stage costs more asking than it brings
-  const int most = kBits == 4 && a.row_bytes >= 4096 ? 2 : kGemvQuantStages;
   const std::int64_t tiles = ceil_div(a.n, kRows);
   const std::int64_t blocks =
       std::min<std::int64_t>(tiles, kBlocks * std::max(1, multiprocessors()));
+  // Of two blocks a multiprocessor: x waits behind what third stages ask for. Nibbles of long rows: a third
+  // one costs more asking than it brings.
+  const int most = kBlocks > 1 || (kBits == 4 && a.row_bytes >= 4096) ? 2 : kGemvQuantStages;
   a.stages = static_cast<int>(std::min<std::int64_t>(most, ceil_div(tiles, blocks)));
   while (a.stages > 0 && a.stages_at + a.stages * a.stage_bytes > kMemory) --a.stages;
   if (a.stages == 0) return unsupported("[gemv] gemv_quant_sm90: its rows do not fit");
   return launch_blocks(kernel, blocks, kWarps, a.stages_at + a.stages * a.stage_bytes, kMemory, a, q,
                        overlap, stream);
+}
+
+/// As fits_once, for longer rows of one weight.
+bool fits_once_long(const GemvArgs& a) {
+  return a.k > kGemvLongMost / 2 && a.k <= kGemvLongMost &&
+         a.n <= 2 * kGemvLongRows * multiprocessors();
+}
+
+template <class T, int kBits>
+Status launch_long(GemvArgs& a, bool overlap, Stream stream) {
+  cut_stage(a, kGemvLongRows);
+  a.stages_at = 128 + aligned(kGemvLongWarps * gemv_quant_sums(kGemvLongRows));
+  // lanes read columns behind the last row, too
+  const int bytes = a.stages_at + a.stage_bytes + (kGemvLongMost - a.k) * kBits / 8;
+  return launch_blocks(gemv_quant_long<T, kBits>, ceil_div(a.n, kGemvLongRows), kGemvLongWarps, bytes,
+                       kGemvHalfMemory, a, GemvAlone{}, overlap, stream);
 }
 
 /// Stages of 32 KiB. Sixteen warps and one block a multiprocessor, stages of 56 KiB (a group's of up
@@ -91,6 +109,11 @@ Status launch_of(GemvArgs& a, const Group& q, bool overlap, Stream stream) {
   a.group_shift = a.group == a.k ? 30 : std::countr_zero(static_cast<unsigned>(a.group));
   const bool wide = a.k > (a.bits == 8 ? 4096 : gemv_quant_most(8)),
              two = 16 * a.row_bytes <= 32 * 1024;
+  if constexpr (!kGemvGroup<Group>) {
+    if (fits_once_long(a)) {
+      return a.bits == 8 ? launch_long<T, 8>(a, overlap, stream) : launch_long<T, 4>(a, overlap, stream);
+    }
+  }
   if (fits_once(a)) {
     return a.bits == 8 ? launch_once<T, 8>(a, q, overlap, stream)
                        : launch_once<T, 4>(a, q, overlap, stream);
@@ -135,6 +158,7 @@ const char* gemv_group_quant_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (bits == 0) return "w is not quantised";
+  if (p.x.shape[0] != 1) return "more than one row of x";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k > gemv_quant_most(16)) return "x does not fit the registers";
   if (k * bits % 128 != 0) return "rows of w are not whole 16-byte vectors";

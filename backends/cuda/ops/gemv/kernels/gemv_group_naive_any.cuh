@@ -10,10 +10,12 @@ template <class T>
 __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const GemvQuantGroupArgs& q,
                                                    std::int64_t i) {
   const GemvGroupArgs& g = q.group;
+  const std::int64_t each = g.gated ? p.n / 2 : p.n, m = p.m == 1 ? 0 : i / each;  // elements of a row
+  i -= m * each;
   const int part = g.gated ? 0 : (i >= g.first[1] ? 1 : 0) + (i >= g.first[2] ? 1 : 0);
   const std::int64_t n = g.gated ? i : i - g.first[part];
   const std::int64_t pitch = (part < 2 ? min(g.first[part + 1], p.n) : p.n) - g.first[part];
-  const T* x = static_cast<const T*>(p.x);
+  const T* x = static_cast<const T*>(p.x) + m * p.x_pitch;
   const auto weight = [&](int of, int k) {
     return gemv_weight<T>(p, static_cast<const char*>(g.w[of]) + n * p.w_pitch,
                           static_cast<const T*>(q.scales[of]) + n, pitch, k);
@@ -37,8 +39,8 @@ __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const Gemv
   if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
   v = activate<sizeof(T) == 2>(g.activation, v, 0.0f);
   if (g.gated) v *= u;
-  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
-  static_cast<T*>(g.y[part])[n] = from_float<T>(v);
+  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n + m * pitch]);
+  static_cast<T*>(g.y[part])[n + m * pitch] = from_float<T>(v);
 }
 
 template <class T>

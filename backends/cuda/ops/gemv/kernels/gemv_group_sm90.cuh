@@ -14,6 +14,29 @@ struct GemvAlone {};
 template <class Group>
 inline constexpr bool kGemvGroup = !std::is_same_v<Group, GemvAlone>;
 
+/// The residual of the element that a thread stores of a turn whose rows have kSegments sums each and whose
+/// rows of x are 8 / kSegments: asked for before the sums are there, for it comes from the L2 cache.
+template <class T, int kSegments>
+__device__ __forceinline__ float gemv_residual(const GemvArgs& p, int row0, int rows) {
+  const int i = threadIdx.x, n = row0 + i / 8, m = i % 8 / kSegments;
+  if (p.plain || p.epilogue.residual == nullptr || i % kSegments != 0 || i >= rows * 8 || n >= p.n ||
+      m >= p.m) {
+    return 0.0f;
+  }
+  const auto* at = static_cast<const std::uint16_t*>(p.epilogue.residual) +
+                   m * p.epilogue.residual_pitch + n;
+  const std::uint16_t bits = __ldcg(at);
+  return to_float(*reinterpret_cast<const T*>(&bits));
+}
+/// An element from its product and its residual.
+template <class T>
+__device__ __forceinline__ float gemv_value(const GemvArgs& p, float v, int m, int n, float residual) {
+  if (p.plain) return v;
+  EpilogueArgs e = p.epilogue;
+  e.residual = nullptr;
+  return epilogue_value<T>(e, v, 0, m, n) + residual;
+}
+
 /// The part of a group that a turn's rows belong to: no turn has rows of two.
 __device__ __forceinline__ int gemv_part(const GemvGroupArgs& g, int row0) {
   return (row0 >= g.first[1] ? 1 : 0) + (row0 >= g.first[2] ? 1 : 0);
@@ -46,29 +69,41 @@ __device__ __forceinline__ float* gemv_squares(unsigned char* memory) {
   return reinterpret_cast<float*>(memory + 64);
 }
 
+/// a times b, in pairs.
+template <class T>
+__device__ __forceinline__ std::uint32_t gemv_times(std::uint32_t a, std::uint32_t b) {
+  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  const Pair out = __hmul2(*reinterpret_cast<const Pair*>(&a), *reinterpret_cast<const Pair*>(&b));
+  return *reinterpret_cast<const std::uint32_t*>(&out);
+}
+
 /// 16 bytes of x times those of the norm's weight; adds the squares of x.
 template <class T>
 __device__ __forceinline__ uint4 gemv_normed(const GemvGroupArgs& g, uint4 x, uint4 weight,
                                              float& squares) {
   float a[kVec<T>], w[kVec<T>];
   load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&x), a);
+#pragma unroll
+  for (int i = 0; i < kVec<T>; ++i) squares += a[i] * a[i];
+  if (g.weight_offset == 0.0f) {  // the same, in fewer instructions: x is there now
+    return {gemv_times<T>(x.x, weight.x), gemv_times<T>(x.y, weight.y), gemv_times<T>(x.z, weight.z),
+            gemv_times<T>(x.w, weight.w)};
+  }
   load_vec<T, kVec<T>>(reinterpret_cast<const T*>(&weight), w);
 #pragma unroll
-  for (int i = 0; i < kVec<T>; ++i) {
-    squares += a[i] * a[i];
-    a[i] *= w[i] + g.weight_offset;
-  }
+  for (int i = 0; i < kVec<T>; ++i) a[i] *= w[i] + g.weight_offset;
   uint4 out;
   store_vec<T, kVec<T>>(reinterpret_cast<T*>(&out), a);
   return out;
 }
 
-/// The elements of a turn's rows. all: every warp's sums, `pitch` apart, eight a row.
-template <class T, int kRows, int kWarps>
+/// The elements of a turn's rows. all: every warp's sums, `pitch` apart, eight a row: those of kSegments
+/// pieces of each row of x. squares: of a row of x those of every warp.
+template <class T, int kRows, int kWarps, int kSegments = 8>
 __device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvGroupArgs& g,
                                                   const float* squares, const float* all, int pitch,
                                                   int row0, int have) {
-  const int i = threadIdx.x;
+  const int i = threadIdx.x, m = i % 8 / kSegments;
   if (i >= kRows * 8 && i >= 32) return;
   const bool gated = g.gated != 0;
   const int rows = gated ? kRows / 2 : kRows;
@@ -78,15 +113,15 @@ __device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvG
     if (gated) u += all[k * pitch + rows * 8 + i];
   }
 #pragma unroll
-  for (int k = 1; k < 8; k <<= 1) {
+  for (int k = 1; k < kSegments; k <<= 1) {
     v += __shfl_xor_sync(0xffffffffu, v, k);
     u += __shfl_xor_sync(0xffffffffu, u, k);
   }
-  if (i % 8 != 0 || i / 8 >= (gated ? have / 2 : have)) return;
+  if (i % kSegments != 0 || i / 8 >= (gated ? have / 2 : have) || m >= p.m) return;
   if (g.norm != nullptr) {
     float sum = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kWarps; ++k) sum += squares[k];
+    for (int k = 0; k < kWarps; ++k) sum += squares[m * kWarps + k];
     const float inverse = rsqrtf(sum / static_cast<float>(p.k) + g.eps);
     v *= inverse, u *= inverse;
   }
@@ -95,8 +130,9 @@ __device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvG
   if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
   v = activate<true>(g.activation, v, 0.0f);
   if (gated) v *= u;
-  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[n]);
-  static_cast<T*>(g.y[part])[n] = from_float<T>(v);
+  const std::int64_t at = n + m * std::int64_t{gated ? p.n / 2 : gemv_part_rows(p, g, part)};
+  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[at]);
+  static_cast<T*>(g.y[part])[at] = from_float<T>(v);
 }
 
 }  // namespace rm::cuda_ops

@@ -58,28 +58,34 @@ __device__ __forceinline__ void gemv_quant_once_block(const GemvArgs& p, const G
   for (int e = 0; e < 2; ++e) {
     scales[e] = *reinterpret_cast<const Pack<T, 8>*>(stage + p.scales_at + (group * 2 + e) * 16);
   }
-  wait_for_previous();  // x is written by the kernel before
-  uint4 x[1] = {{0, 0, 0, 0}};
-  if (inside) x[0] = __ldcg(static_cast<const uint4*>(p.x) + at / 8);
-  if constexpr (kGemvGroup<Group>) {
-    if (q.group.norm != nullptr) {
-      float squares = 0.0f;
-      if (inside) x[0] = gemv_normed<T>(q.group, x[0], weight, squares);
-      squares = warp_reduce<Sum>(squares);
-      if (lane == 0) gemv_squares(memory)[warp] = squares;
+  float sum[kPairs][4] = {}, residual = 0.0f;
+  int once = p.m;  // m is 1
+  // A loop, for the compiler moves arithmetic to its use, behind any wait, but not into a loop.
+#pragma unroll 1
+  do {
+    wait_for_previous();  // x is written by the kernel before
+    if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, 8>(p, row0, kRows);
+    uint4 x[1] = {{0, 0, 0, 0}};
+    if (inside) x[0] = __ldcg(static_cast<const uint4*>(p.x) + at / 8);
+    if constexpr (kGemvGroup<Group>) {
+      if (q.group.norm != nullptr) {
+        float squares = 0.0f;
+        if (inside) x[0] = gemv_normed<T>(q.group, x[0], weight, squares);
+        squares = warp_reduce<Sum>(squares);
+        if (lane == 0) gemv_squares(memory)[warp] = squares;
+      }
     }
-  }
-  std::uint32_t xs[4];
-  gemv_x<kBits>(x, xs);
-  float sum[kPairs][4] = {};
+    std::uint32_t xs[4];
+    gemv_x<kBits>(x, xs);
 #pragma unroll
-  for (int half = 0; half < 4; half += 2) {
+    for (int half = 0; half < 4; half += 2) {
 #pragma unroll
-    for (int r = 0; r < kPairs; ++r) {
-      const std::uint32_t(&a)[4] = w[2 * r], (&b)[4] = w[2 * r + 1];
-      mma_16816<T>(sum[r], a[half], b[half], a[half + 1], b[half + 1], xs[half], xs[half + 1]);
+      for (int r = 0; r < kPairs; ++r) {
+        const std::uint32_t(&a)[4] = w[2 * r], (&b)[4] = w[2 * r + 1];
+        mma_16816<T>(sum[r], a[half], b[half], a[half + 1], b[half + 1], xs[half], xs[half + 1]);
+      }
     }
-  }
+  } while (--once > 0);
   // [row][segment], by the lanes whose column is their segment
   unsigned char* all = memory + 128;
   auto* to = reinterpret_cast<float*>(all + warp * kSums) + segment;
@@ -97,7 +103,7 @@ __device__ __forceinline__ void gemv_quant_once_block(const GemvArgs& p, const G
                                         reinterpret_cast<const float*>(all), kSums / 4, row0,
                                         min(kRows, p.n - row0));
   } else {
-    gemv_quant_finish<T, kRows, kWarps>(p, all, row0);
+    gemv_quant_finish<T, kRows, kWarps>(p, all, row0, residual);
   }
 }
 

@@ -222,7 +222,7 @@ __device__ __forceinline__ void gemv_quant_sum(const GemvArgs& p, const unsigned
 /// The elements of a turn's rows, from all warps' sums.
 template <class T, int kRows, int kWarps>
 __device__ __forceinline__ void gemv_quant_finish(const GemvArgs& p, const unsigned char* all,
-                                                  int row0) {
+                                                  int row0, float residual) {
   const int i = threadIdx.x, n = row0 + i / 8;
   if (i >= kRows * 8) return;
   float v = 0.0f;
@@ -233,7 +233,7 @@ __device__ __forceinline__ void gemv_quant_finish(const GemvArgs& p, const unsig
 #pragma unroll
   for (int k = 1; k < 8; k <<= 1) v += __shfl_xor_sync(0xffffffffu, v, k);
   if (i % 8 != 0 || n >= p.n) return;
-  if (!p.plain) v = epilogue_value<T>(p.epilogue, v, 0, 0, n);
+  v = gemv_value<T>(p, v, 0, n, residual);
   static_cast<T*>(p.y)[n] = from_float<T>(v);
 }
 
@@ -296,6 +296,8 @@ __device__ __forceinline__ void gemv_quant_block(const GemvArgs& p, const Group&
   int stage = 0, parity = 0;
   for (int turn = 0;; ++turn) {
     float sum[gemv_quant_eights(kEights)][2] = {};
+    float residual = 0.0f;
+    if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, 8>(p, row0, kRows);
     barrier_wait(base + 8 * stage, parity);
     gemv_quant_sum<T, kBits, kEights, kWarps>(p, memory + p.stages_at + stage * p.stage_bytes, row0,
                                               held, sum);
@@ -314,7 +316,7 @@ __device__ __forceinline__ void gemv_quant_block(const GemvArgs& p, const Group&
                                           reinterpret_cast<const float*>(buffer), kSums / 4, row0,
                                           min(kRows, p.n - row0));
     } else {
-      gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0);
+      gemv_quant_finish<T, kRows, kWarps>(p, buffer, row0, residual);
     }
     row0 += step;
     if (row0 >= p.n) break;

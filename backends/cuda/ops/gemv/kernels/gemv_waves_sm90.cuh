@@ -112,7 +112,7 @@ __device__ __forceinline__ void gemv_waves_store(
 /// The elements of a turn's rows, from all warps' sums.
 template <class T, int kRows, int kSegments>
 __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float* all, int row0,
-                                                  int have) {
+                                                  int have, float residual) {
   const int i = threadIdx.x, n = row0 + i / 8, m = i % 8 / kSegments;
   if (i >= kRows * 8 && i >= 32) return;
   float v = 0.0f;
@@ -120,9 +120,12 @@ __device__ __forceinline__ void gemv_waves_finish(const GemvArgs& p, const float
 #pragma unroll
   for (int k = 1; k < kSegments; k <<= 1) v += __shfl_xor_sync(0xffffffffu, v, k);
   if (i % kSegments != 0 || i / 8 >= have || m >= p.m) return;
-  if (!p.plain) v = epilogue_value<T>(p.epilogue, v, 0, m, n);
+  v = gemv_value<T>(p, v, m, n, residual);
   static_cast<T*>(p.y)[m * p.y_pitch + n] = from_float<T>(v);
 }
+
+/// Sums of squares of all rows of x, a warp's each: in front of the stages.
+inline constexpr int kGemvWavesSquares = 8 * kGemvWavesWarps * 4;
 
 template <class T, int kPairs, int kSegments, class Group>
 __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group& g) {
@@ -148,16 +151,22 @@ __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group&
   uint4 xs[kHeld];
   int stage = 0, parity = 0;
   float squares = 0.0f;
+  auto* all_squares = reinterpret_cast<float*>(memory + p.stages_at - kGemvWavesSquares);
   for (int turn = 0;; ++turn) {
     float sum[gemv_waves_pairs(kPairs)][gemv_waves_chains(kPairs)][4] = {};
+    float residual = 0.0f;
+    if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, kSegments>(p, row0, kRows);
     gemv_waves_sum<T, kPairs, kSegments>(p, g, squares, memory + p.stages_at + stage * p.stage_bytes,
                                          base + 8 * stage, parity, turn == 0, xs, sum);
     auto* all = reinterpret_cast<float*>(memory + 128) + turn % 2 * kGemvWavesWarps * kRows * 8;
     gemv_waves_store<kPairs, kSegments>(all + warp * kRows * 8, sum);
     if constexpr (kGemvGroup<Group>) {
       if (turn == 0 && g.norm != nullptr) {
-        const float total = warp_reduce<Sum>(squares);
-        if (threadIdx.x % 32 == 0) gemv_squares(memory)[warp] = total;
+        // lanes of one row of x
+#pragma unroll
+        for (int k = 1; k < 4 * kSegments; k <<= 1) squares += __shfl_xor_sync(0xffffffffu, squares, k);
+        const int lane = threadIdx.x % 32;
+        if (lane % (4 * kSegments) == 0) all_squares[lane / (4 * kSegments) * kGemvWavesWarps + warp] = squares;
       }
     }
     __syncthreads();
@@ -165,10 +174,10 @@ __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group&
     if (warp == stage && leads && ahead < p.n) ask(stage, ahead);
     const int have = min(kRows, p.n - row0);
     if constexpr (kGemvGroup<Group>) {
-      gemv_group_finish<T, kRows, kGemvWavesWarps>(p, g, gemv_squares(memory), all, kRows * 8, row0,
-                                                   have);
+      gemv_group_finish<T, kRows, kGemvWavesWarps, kSegments>(p, g, all_squares, all, kRows * 8, row0,
+                                                              have);
     } else {
-      gemv_waves_finish<T, kRows, kSegments>(p, all, row0, have);
+      gemv_waves_finish<T, kRows, kSegments>(p, all, row0, have, residual);
     }
     row0 += step;
     if (row0 >= p.n) return;
@@ -186,11 +195,11 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
 #endif
 }
 
-template <class T, int kPairs>
+template <class T, int kPairs, int kSegments>
 __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
     gemv_group_waves(const __grid_constant__ GemvArgs p, const __grid_constant__ GemvGroupArgs g) {
 #if __CUDA_ARCH__ >= 900
-  gemv_waves_block<T, kPairs, 8>(p, g);
+  gemv_waves_block<T, kPairs, kSegments>(p, g);
 #else
   __trap();  // why_not keeps older architectures away
 #endif
@@ -227,28 +236,34 @@ __device__ __forceinline__ void gemv_once_block(const GemvArgs& p, const Group& 
       weight = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(g.norm) + at));
     }
   }
-  wait_for_previous();  // x is written by the kernel before
-  uint4 x{0, 0, 0, 0};
-  if (inside) x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at));
-  if constexpr (kGemvGroup<Group>) {
-    if (g.norm != nullptr) {
-      float squares = 0.0f;
-      if (inside) x = gemv_normed<T>(g, x, weight, squares);
-      const float total = warp_reduce<Sum>(squares);
-      if (lane == 0) gemv_squares(memory)[warp] = total;
-    }
-  }
   float sum[kPairs][1][4] = {};
+  float residual = 0.0f;
+  int once = p.m;  // m is 1; a loop, as in gemv_quant_once_sm90.cuh
+#pragma unroll 1
+  do {
+    wait_for_previous();  // x is written by the kernel before
+    if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, 8>(p, row0, kRows);
+    uint4 x{0, 0, 0, 0};
+    if (inside) x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at));
+    if constexpr (kGemvGroup<Group>) {
+      if (g.norm != nullptr) {
+        float squares = 0.0f;
+        if (inside) x = gemv_normed<T>(g, x, weight, squares);
+        const float total = warp_reduce<Sum>(squares);
+        if (lane == 0) gemv_squares(memory)[warp] = total;
+      }
+    }
 #pragma unroll
-  for (int r = 0; r < kPairs; ++r) {
-    const uint4 a = w[2 * r], b = w[2 * r + 1];
-    mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, x.x, x.y);
-  }
+    for (int r = 0; r < kPairs; ++r) {
+      const uint4 a = w[2 * r], b = w[2 * r + 1];
+      mma_16816<T>(sum[r][0], a.x, b.x, a.y, b.y, x.x, x.y);
+    }
 #pragma unroll
-  for (int r = 0; r < kPairs; ++r) {
-    const uint4 a = w[2 * r], b = w[2 * r + 1];
-    mma_16816<T>(sum[r][0], a.z, b.z, a.w, b.w, x.z, x.w);
-  }
+    for (int r = 0; r < kPairs; ++r) {
+      const uint4 a = w[2 * r], b = w[2 * r + 1];
+      mma_16816<T>(sum[r][0], a.z, b.z, a.w, b.w, x.z, x.w);
+    }
+  } while (--once > 0);
   auto* all = reinterpret_cast<float*>(memory + 128);
   gemv_waves_store<kPairs, 8>(all + warp * kRows * 8, sum);
   __syncthreads();
@@ -256,7 +271,7 @@ __device__ __forceinline__ void gemv_once_block(const GemvArgs& p, const Group& 
     gemv_group_finish<T, kRows, kGemvWavesWarps>(p, g, gemv_squares(memory), all, kRows * 8, row0,
                                                    have);
   } else {
-    gemv_waves_finish<T, kRows, 8>(p, all, row0, have);
+    gemv_waves_finish<T, kRows, 8>(p, all, row0, have, residual);
   }
 }
 
