@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,9 +27,18 @@ from rm_abstract.base.tracing import tracing
 from rm_abstract.calls.call import FlatCall, ForwardParameters, call_module, flatten_call
 from rm_abstract.calls.step_call import mask_tensors
 from rm_abstract.calls.tensors import call_tensors, held_tensors
-from rm_abstract.capture import aliases, budget, inplace, layouts, written_views
+from rm_abstract.capture import (
+    aliases,
+    budget,
+    inplace,
+    layer_list,
+    layouts,
+    repeated_layers,
+    written_views,
+)
+from rm_abstract.capture.captured import Captured
 from rm_abstract.capture.errors import CaptureError, capture_error
-from rm_abstract.capture.importer import KeptOp, import_program, is_inplace
+from rm_abstract.capture.importer import import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.capture.recurrent import RecurrentLayers
 from rm_abstract.guards import torch_state
@@ -37,21 +46,6 @@ from rm_abstract.guards.traced_copy import copied
 from rm_abstract.kv import kv_cache, state_cache
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-@dataclass
-class Captured:
-    """A captured call. `inputs` of the IR are the tensors of the call in order, caches unfolded."""
-
-    ir: str
-    input_dims: list[list[str]]
-    weights: list[str]  # names in the user's module
-    constants: dict[str, torch.Tensor]  # large tensors made inside forward
-    output: Structure
-    caches: list[Structure]  # caches to commit although the output does not return them
-    kept: list[KeptOp]
-    capture_ms: float
-    repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
 
 
 @dataclass
@@ -175,10 +169,45 @@ def capture_flat(
     call: FlatCall,
     parameters: ForwardParameters,
     patience: float = 1,
+    whole: bool = False,
 ) -> Captured:
-    """`capture` for a call that was taken apart already; `patience` multiplies its time limits."""
+    """`capture` for a call that was taken apart already; `patience` multiplies its time limits.
+
+    Of many layers that are alike the first are traced, unless the ``whole`` model is asked for.
+    """
     started = time.perf_counter()
-    wrapper = _Flattened(copied(module), call, parameters.positional)
+    layers = None if whole else layer_list.find(module)
+    short = layers.shortened(call) if layers is not None else None
+    if layers is not None and short is not None:
+        try:
+            few = _captured(module, short, parameters, patience, layers)
+        except (CaptureError, Decline):
+            few = None  # a forward that wants all of them
+        found = few and repeated_layers.extended(few, layers, _first_buffer(short))
+        if found is not None:
+            found.capture_ms = (time.perf_counter() - started) * 1e3
+            return found
+    return _captured(module, call, parameters, patience, None)
+
+
+def _first_buffer(call: FlatCall) -> int | None:
+    """Which input is the first buffer of the call's device cache."""
+    return min(_donated(call), default=None)
+
+
+def _captured(
+    module: torch.nn.Module,
+    call: FlatCall,
+    parameters: ForwardParameters,
+    patience: float,
+    layers: layer_list.LayerList | None,
+) -> Captured:
+    """One capture, of the module or of what is left of it with the first of the layers."""
+    started = time.perf_counter()
+    traced = copied(module)
+    if layers is not None:
+        layers.shorten(traced)
+    wrapper = _Flattened(traced, call, parameters.positional)
     wrapper.training = module.training
     tensors = call_tensors(call)
     with tracing(), _without_code():
@@ -207,6 +236,7 @@ def capture_flat(
         caches=list(recorder.touched.values()),
         kept=imported.kept,
         capture_ms=(time.perf_counter() - started) * 1e3,
+        extended=layers is not None,
         repeated=[] if recorder.touched else _repeated(program),
     )
 

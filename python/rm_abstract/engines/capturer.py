@@ -21,7 +21,7 @@ from rm_abstract.engines.variant import Record
 from rm_abstract.guards import sources
 
 if TYPE_CHECKING:
-    from rm_abstract.capture.export import Captured
+    from rm_abstract.capture.captured import Captured
 
 # Reasons for which a capture fails that hold for the same code in every process.
 _LASTING = frozenset({"RM201", "RM203", "RM207", "RM208"})
@@ -33,10 +33,13 @@ class Capturer:
     def __init__(self, module: EngineModule) -> None:
         self._module = module
 
-    def record(self, call: FlatCall, pattern: Pattern) -> Record:
-        """Captures a call. Raises CaptureError or Decline when that is not possible."""
+    def record(self, call: FlatCall, pattern: Pattern, whole: bool) -> Record:
+        """Captures a call. Raises CaptureError or Decline when that is not possible.
+
+        Of layers that are alike the first are traced, unless the ``whole`` model is asked for.
+        """
         self._ask_dynamo(call)
-        captured = self._captured(call, call_key(call, pattern))
+        captured = self._captured(call, call_key(call, pattern), whole)
         try:
             ir = _core.ir.canonical(captured.ir)
         except _core.CoreError as error:
@@ -51,6 +54,7 @@ class Capturer:
             constants=captured.constants,
             repeated=captured.repeated,
             torch_state=call.torch_state,
+            extended=captured.extended,
         )
 
     def raise_refusal(self, key: str, shapes: Sequence[Sequence[int]]) -> None:
@@ -61,7 +65,7 @@ class Capturer:
             message += " (found by an earlier capture; RM_CACHE_MODE=refresh tries again)"
             raise CaptureError(message, code=code)
 
-    def _captured(self, call: FlatCall, key: str) -> Captured:
+    def _captured(self, call: FlatCall, key: str, whole: bool) -> Captured:
         module, artefacts = self._module.get(), self._module.artefacts
         shapes = [t.shape for t in call_tensors(call)]
         self.raise_refusal(key, shapes)
@@ -71,7 +75,7 @@ class Capturer:
         try:
             asked = self._module.context.settings.fallback_for("capture") == "error"
             patience = budget.PATIENCE if asked else 1
-            return capture_flat(module, call, self._module.parameters, patience)
+            return capture_flat(module, call, self._module.parameters, patience, whole)
         except CaptureError as error:
             if error.code in _LASTING and not error.passing:
                 artefacts.store_refusal(module, key, shapes, error.code, str(error))

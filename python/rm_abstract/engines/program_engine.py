@@ -173,25 +173,32 @@ class ProgramEngine:
         variant.record.capture_ms = 0.0
         return variant
 
-    def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
-        """Captures and compiles this call, and stores both. Raises Deferred where that happens in
-        the background."""
+    def make_variant(
+        self, call: FlatCall, pattern: Pattern, past: Sequence[bool], whole: bool = False
+    ) -> Variant:
+        """Captures and compiles this call, and stores both; a record with layers that were not
+        traced when it has `passed`. Raises Deferred where that happens in the background."""
         started = time.perf_counter()
         key = call_key(call, pattern)
         if self._defers:
             self._in_background().defer(call, pattern, key)
-        record = self._capturer.record(call, pattern)
+        record = self._capturer.record(call, pattern, whole)
         variant = self._compile(record, call, past, started)
-        self.artefacts.store_record(self.module(), key, record)
+        if not record.extended:
+            self.artefacts.store_record(self.module(), key, record)
         bypass = self.artefacts.bypass or ("large constants" if record.constants else "")
         if bypass:
             variant.report.cache = f"bypass: {bypass}"
         variant.report.cache = variant.report.cache or "miss"
         return variant
 
+    def passed(self, variant: Variant, call: FlatCall, pattern: Pattern) -> None:
+        if variant.record.extended:
+            self.artefacts.store_record(self.module(), call_key(call, pattern), variant.record)
+
     def store(self, call: FlatCall, pattern: Pattern) -> None:
         """Captures and compiles this call for other processes; nothing here can run it."""
-        record = self._capturer.record(call, pattern)
+        record = self._capturer.record(call, pattern, whole=True)  # nothing compares it here
         if record.constants:
             raise Decline("RM211", "its program holds large constants, which the cache does not")
         self.artefacts.program(record.ir)

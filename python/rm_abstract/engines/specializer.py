@@ -45,8 +45,13 @@ class Specializer(Protocol):
     ) -> Variant | None:
         """From the cache, without capturing."""
 
-    def make_variant(self, call: FlatCall, pattern: Pattern, past: Sequence[bool]) -> Variant:
-        """Captures and compiles this call."""
+    def make_variant(
+        self, call: FlatCall, pattern: Pattern, past: Sequence[bool], whole: bool = False
+    ) -> Variant:
+        """Captures and compiles this call; with ``whole``, every layer of the model is traced."""
+
+    def passed(self, variant: Variant, call: FlatCall, pattern: Pattern) -> None:
+        """The gate has compared a new variant, made from this call, with the original."""
 
     def versions_of(self, variant: Variant) -> WeightVersions:
         """Differs from an earlier one when a weight of the variant was replaced or written."""

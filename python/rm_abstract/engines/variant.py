@@ -49,6 +49,7 @@ class Record:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     repeated: list[list[int]] = field(default_factory=list)  # by output: axes of stride 0
     torch_state: dict[str, Any] = field(default_factory=dict)  # what forward read of it
+    extended: bool = False  # layers were written that were not traced: stored when it has passed
 
     @functools.cached_property
     def signature(self) -> Any:
