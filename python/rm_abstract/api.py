@@ -281,7 +281,8 @@ def compile_step(
     ``torch.manual_seed``. Parameters and optimiser state stay the tensors they are and are updated
     in place; gradients (``.grad``) are None after a step. A model on an NVIDIA GPU is trained
     there, with the optimizer's counters on the host (neither ``fused`` nor ``capturable``); only a
-    ``scaler`` makes a step wait for the GPU, as torch's own does. What cannot be compiled (SGD,
+    ``scaler`` makes a step wait for the GPU, as torch's own does. Of batches of a new structure the
+    first step is eager's and watched, the second is compared; what cannot be compiled (SGD,
     Adam and AdamW; float32: products in float64 have no fast kernels) runs eager, with the reason
     in ``step.report()``; with ``options`` {"fallback": "error"} it raises Error instead.
     """
