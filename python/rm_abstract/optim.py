@@ -1,8 +1,8 @@
 """Optimisers: rules of the core (src/autograd/optimizers.cpp) applied to parameters and states in
 place. They know numbers, not layers.
 
-Rates, decays and bias corrections are one small tensor that is filled before every step, also
-before a replay, so ``optimizer.lr = ...`` takes effect in both.
+Rates, decays and bias corrections are one small tensor for all parameters that took as many steps.
+It is filled before every step and every replay, so ``optimizer.lr = ...`` takes effect in both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.base.errors import Error
 from rm_abstract.framework import programs, saving
 from rm_abstract.framework.backends import Numbers
 from rm_abstract.framework.recording import each_time
@@ -36,12 +37,17 @@ class Optimizer:
         if not lr >= 0.0:
             raise ValueError(f"[optim] expected a rate of at least 0, got {lr}")
         self.lr = lr
-        self.steps = 0
+        self.counts = [0] * len(self.parameters)  # steps that each parameter took
         self._rule = tuple(rule.items())
         names = _core.autograd.states(rule)
         self.states = [{n: torch.zeros_like(p.data) for n in names} for p in self.parameters]
-        count = len(_core.autograd.columns(rule["algorithm"]))
-        self._numbers = Numbers(torch.zeros(count, dtype=torch.float64))
+        self._width = len(_core.autograd.columns(rule["algorithm"]))
+        self._numbers: list[Numbers] = []  # of as many groups as a step had
+
+    @property
+    def steps(self) -> int:
+        """Those of the parameter that took most."""
+        return max(self.counts)
 
     def numbers(self, step: int) -> list[float]:
         """The row of the rule for this step, the first is 1, in the order of its columns."""
@@ -54,43 +60,60 @@ class Optimizer:
 
     def step(self) -> None:
         """One update of every parameter that has a gradient."""
-        each_time(before=self._fill)
-        by, numbers = executor(), self._numbers.at(executor().backend)
-        for p in self.parameters:  # before the first of them is updated
+        groups: dict[int, list[int]] = {}  # places of parameters, by the steps that they took
+        for i, p in enumerate(self.parameters):  # before the first of them is updated
+            if p.grad is not None:
+                groups.setdefault(self.counts[i], []).append(i)
             if p.grad is not None and (p.grad.shape, p.grad.dtype) != (p.shape, p.dtype):
                 raise ValueError(
                     f"[optim] expected a gradient {p.shape} of {p.dtype}, got {p.grad.shape} of "
                     f"{p.grad.dtype}"
                 )
-        for parameter, state in zip(self.parameters, self.states, strict=True):
-            if parameter.grad is not None:
-                program = programs.update(self._rule, parameter.data)
-                arrays = [parameter.data, *state.values(), parameter.grad.data, numbers]
-                by.execute(program, arrays)
-        each_time(after=self._count)
+        members, by = list(groups.values()), executor()
+        while len(self._numbers) < len(members):
+            self._numbers.append(Numbers(torch.zeros(self._width, dtype=torch.float64)))
+        each_time(before=lambda: self._fill(members))
+        for group, numbers in zip(members, self._numbers, strict=False):
+            there = numbers.at(by.backend)
+            for i in group:
+                p = self.parameters[i]
+                assert p.grad is not None
+                program = programs.update(self._rule, p.data)
+                by.execute(program, [p.data, *self.states[i].values(), p.grad.data, there])
+        each_time(after=lambda: self._count(members))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """``steps``, ``lr``, and the states by parameter, which share memory with the own."""
         held = {f"{i}.{n}": t for i, row in enumerate(self.states) for n, t in row.items()}
         lr = torch.tensor(self.lr, dtype=torch.float64)
-        return {"steps": torch.tensor(self.steps), "lr": lr, **held}
+        return {"steps": torch.tensor(self.counts), "lr": lr, **held}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes what another `state_dict` gave, all or nothing. Raises ValueError when names or
         shapes differ."""
         own = self.state_dict()
         given = saving.matching("load_state_dict", own, state)
-        self.steps, self.lr = int(given.pop("steps")), float(given.pop("lr"))
+        self.counts, self.lr = given.pop("steps").tolist(), float(given.pop("lr"))
         for name, value in given.items():
             own[name].copy_(value)
 
-    def _fill(self) -> None:
-        numbers = self.numbers(self.steps + 1)
-        self._numbers.host.copy_(torch.tensor(numbers, dtype=torch.float64))
-        self._numbers.send(executor().backend)
+    def _fill(self, members: list[list[int]]) -> None:
+        for group, numbers in zip(members, self._numbers, strict=False):
+            counts = {self.counts[i] for i in group}
+            if len(counts) > 1:
+                raise Error(
+                    "[optim] expected parameters that take part in a recorded step as they did "
+                    f"when it was recorded, got some that took {min(counts)} and others "
+                    f"{max(counts)} steps; try rm_abstract.record anew",
+                    code="RM709",
+                )
+            row = self.numbers(counts.pop() + 1)
+            numbers.host.copy_(torch.tensor(row, dtype=torch.float64))
+            numbers.send(executor().backend)
 
-    def _count(self) -> None:
-        self.steps += 1
+    def _count(self, members: list[list[int]]) -> None:
+        for i in (i for group in members for i in group):
+            self.counts[i] += 1
 
 
 class SGD(Optimizer):

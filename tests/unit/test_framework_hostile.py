@@ -130,6 +130,56 @@ def test_a_gradient_that_does_not_fit_leaves_all_parameters_as_they_were() -> No
     assert torch.equal(p.torch(), torch.tensor([1.0, 2.0])) and optimizer.steps == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [("Adam", {}), ("AdamW", {}), ("SGD", {"momentum": 0.9, "dampening": 0.5})],
+)
+def test_a_parameter_that_is_trained_later_takes_its_first_step_then(kind: str, how: Any) -> None:
+    ours = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    theirs = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    a = getattr(optim, kind)(ours, lr=0.1, **how)
+    b = getattr(torch.optim, kind)(theirs, lr=0.1, **how)
+    late = getattr(optim, kind)(ours, lr=0.1, **how)
+
+    def loss(tensors: list[Any], both: bool) -> Any:
+        first = (tensors[0] * tensors[0]).sum()
+        return first + (tensors[1] * tensors[1]).sum() if both else first
+
+    for i in range(6):
+        for optimizer, tensors in ((a, ours), (b, theirs)):
+            optimizer.zero_grad()
+            loss(tensors, i > 2).backward()
+            optimizer.step()
+        if i == 4:
+            late.load_state_dict(a.state_dict())
+            a = late
+    assert a.counts == [6, 3] and a.steps == 6
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p.torch(), q.detach())
+
+
+def test_a_recorded_step_whose_parameters_went_apart_is_an_error() -> None:
+    p, q = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizer = optim.Adam([p, q], 0.1)
+
+    def train(x: rm.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = (p * q * x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    recorded, x = rm.record(train), rm.Tensor(torch.ones(2))
+    recorded(x)
+    optimizer.zero_grad()
+    (p * x).sum().backward()
+    optimizer.step()
+    before = p.torch().clone()
+    with pytest.raises(rm.Error, match="took 1 and others 2"):
+        recorded(x)
+    assert torch.equal(p.torch(), before) and optimizer.counts == [2, 1]
+
+
 # ---- recorded steps ------------------------------------------------------------------------------
 
 
