@@ -130,6 +130,13 @@ class Scaled(Layer):
         return super().forward(x) / (self.number + 1)
 
 
+class Fourth(Layer):
+    """Every fourth one computes something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.relu() if self.number % 4 == 3 else x)
+
+
 class Wide(Layer):
     """The last one holds something else."""
 
@@ -148,9 +155,17 @@ class Wide(Layer):
         (Doubles, [True, False]),  # the comparison with the original finds it
         (Collects, [True, False]),
         (lambda: Deep(Scaled), [True, False]),
+        (lambda: Deep(Fourth), [True, False]),
         (lambda: Deep(Wide), [False]),
     ],
-    ids=["alike", "the loop counts", "every result is read", "reads its number", "holds another"],
+    ids=[
+        "alike",
+        "the loop counts",
+        "every result is read",
+        "reads its number",
+        "every fourth is another",
+        "holds another",
+    ],
 )
 def test_what_is_served_is_right(
     make: Callable[[], Any], traces: list[bool], traced: list[bool]

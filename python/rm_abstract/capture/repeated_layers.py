@@ -152,15 +152,22 @@ class _Writer:
             raise _Irregular
         self._starts = starts
         self._moves = [self._moving(one + at) for at in range(self._period)]
+        uses = [at for at in range(two, three) if self._uses(2, at)]
+        for at in range(two, max(uses)):  # layer 3 as well, as far as its end is in sight
+            if _VALUE.sub("%", text.nodes[at]) != _VALUE.sub("%", text.nodes[at + self._period]):
+                raise _Irregular
         for at in range(three, len(text.nodes)):
             for key in text.operands(at):
                 self._in_rest(key)
 
     def _first_use(self, layer: int) -> int:
         for at in range(len(self.text.nodes)):
-            if any(self._layer_of(key) == layer for key in self.text.operands(at)):
+            if self._uses(layer, at):
                 return at
         raise _Irregular
+
+    def _uses(self, layer: int, at: int) -> bool:
+        return any(self._layer_of(key) == layer for key in self.text.operands(at))
 
     def _layer_of(self, key: _Key) -> int | None:
         """The layer that a weight or a buffer of a cache belongs to."""
