@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import rm_abstract as rm
+from rm_abstract.training import check
 
 STRICT = {"fallback": "error"}
 _STEPS = 20
@@ -276,9 +278,39 @@ def test_other_draws_than_the_programs_are_noticed(monkeypatch: pytest.MonkeyPat
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = rm.compile_step(model, F.cross_entropy, optimizer)
     with pytest.warns(rm.RoutingWarning, match="RM705"):
-        for _ in range(2):  # the first one is watched
+        for _ in range(3):  # the first one is watched, and one that differs is no proof
             step(torch.randn(8, 16), torch.randint(0, 4, (8,)))
     assert step.report()["compiled"] == 0
+
+
+@pytest.mark.parametrize("kind", ["step", "loss"])
+@pytest.mark.parametrize(("differing", "compiled"), [((1,), 3), ((1, 2), 0), ((1, 3), 0)])
+def test_a_program_is_refused_at_the_second_batch_that_differs(
+    kind: str, differing: tuple[int, ...], compiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value at the corner of a ReLU may fall on either side of it."""
+    name = "differs" if kind == "step" else "gradients_differ"
+    genuine, calls = getattr(check, name), itertools.count(1)
+
+    def sometimes(*arguments: Any) -> str:
+        return "a bias" if next(calls) in differing else genuine(*arguments)
+
+    monkeypatch.setattr(check, name, sometimes)
+    torch.manual_seed(0)
+    model = _mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = (
+        rm.compile_step(model, F.cross_entropy, optimizer)
+        if kind == "step"
+        else rm.compile_loss(model, F.cross_entropy)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rm.RoutingWarning)
+        for _ in range(7):  # one watched, one that differs, two that agree, three compiled
+            made(torch.randn(8, 16), torch.randint(0, 4, (8,)))
+    report = made.report()
+    assert report["compiled"] == compiled, report
+    assert ("RM705" in report["reasons"]) == (compiled == 0)
 
 
 def _mlp() -> nn.Module:

@@ -23,7 +23,7 @@ from rm_abstract.base import config
 from rm_abstract.training import average, check
 from rm_abstract.training.parallel import ParallelStep
 
-_SIZE, _STEPS = 2, 5
+_SIZE, _STEPS = 2, 7
 average.FIRST_BUCKET_BYTES, average.BUCKET_BYTES = 200, 600  # four of them
 
 
@@ -182,7 +182,7 @@ def test_two_processes_are_one_with_the_whole_batch(tmp_path: Path, name: str) -
     heads = 3 if way == 3 else 1
     (first, losses, norm, report), (second, others, _, other) = _run(tmp_path, way)
     assert (report["whole"]["compiled"], other["whole"]["compiled"]) == whole
-    assert report["compiled"] >= _STEPS - 4 and report["compiled"] + report["eager"] == _STEPS
+    assert report["compiled"] >= _STEPS - 5 and report["compiled"] + report["eager"] == _STEPS
     for key, value in first.items():
         if name == "one apart":  # torch's update and the program's, of the same averages
             torch.testing.assert_close(value, second[key], rtol=1e-5, atol=1e-7)

@@ -9,6 +9,7 @@ own moments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,6 +20,30 @@ _LOSS = {torch.float32: 1e-4, torch.float64: 1e-9}
 # Of programs with values of half types, in which eager rounds at other places than we do.
 _HALF_TOLERANCE, _HALF_LOSS = 0.1, 2e-2
 _SMALL = 1e-2  # a tensor whose changes are below this part of the largest counts as that large
+
+
+@dataclass
+class Trial:
+    """What the batches so far showed of a program.
+
+    A unit whose input is rounding noise may be on either side of a ReLU's corner: one batch in
+    which a gradient differs is no proof. A program is refused at the second such batch, and behind
+    the first it has to agree in two others.
+    """
+
+    differences: int = 0
+    agreements: int = 0
+
+    def refuses(self) -> bool:
+        """Counts a batch that differed; True where no other one is looked at."""
+        self.differences += 1
+        self.agreements = 0
+        return self.differences > 1
+
+    def trusts(self) -> bool:
+        """Counts a batch that agreed; True where it was enough of them."""
+        self.agreements += 1
+        return self.agreements > self.differences
 
 
 def differs(

@@ -149,11 +149,12 @@ class CompiledLoss(Routed):
             [self._names()[id(p)][0] for p in wanted],
             found.half,
         ) or check.buffers_differ(copies, buffers, found.written, found.half)
-        if difference:
+        if difference and found.trial.refuses():
             self._refused[key] = Decline("RM705", difference)
             del self._programs[key]
             self._note(self._refused[key])
-        found.checked = not difference and bool(loss == loss)  # NaN shows nothing
+        elif not difference and bool(loss == loss):  # NaN shows nothing
+            found.checked = found.trial.trusts()
         return loss
 
     def _watch(self, signature: Hashable) -> None:

@@ -158,6 +158,8 @@ class ParallelStep(TrainingStep):
             found.half,
         )
         if difference and all(bool(g.isfinite().all()) for r in self._average.local for g in r):
+            if not found.trial.refuses():
+                raise _Made(loss)
             self._refused[key] = Decline("RM705", difference)
             del self._programs[key]
             raise self._refused[key]

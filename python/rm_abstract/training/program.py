@@ -12,6 +12,7 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.capture.training import Forward
+from rm_abstract.training.check import Trial
 from rm_abstract.training.optimizers import Rule, state_names
 from rm_abstract.training.place import Place
 from rm_abstract.training.stored import Stored
@@ -57,6 +58,7 @@ class StepProgram:
     runs: int = 0
     long_ways: int = 0  # runs that Python made since the step was settled
     checked: bool = False
+    trial: Trial = field(default_factory=Trial)  # until it is
     gradients_of_frozen: list[bool] | None = None  # whether weights that are only read want one
     memory: list[int] = field(default_factory=list)  # addresses it was checked for
     spans: list[tuple[int, int]] = field(default_factory=list)  # of their bytes, sorted
