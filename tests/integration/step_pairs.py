@@ -36,8 +36,9 @@ class Pair:
         x = torch.randn(5, 8, generator=self.draw)
         return x, torch.randint(0, 3, (5,), generator=self.draw)
 
-    def both(self) -> None:
-        x, y = self.batch()
+    def both(self, *given: torch.Tensor) -> None:
+        """A step of each, on this batch or on a new one."""
+        x, y = given or self.batch()
         got, wanted = self.step(x, y), self.eager(x, y)
         torch.testing.assert_close(got.detach(), wanted, rtol=1e-5, atol=1e-6)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import step_pairs
 import torch
 import torch.nn.functional as F
+from step_pairs import layers
 from torch import nn
 
 import rm_abstract as rm
@@ -20,36 +21,17 @@ def closed_session() -> Iterator[None]:
     rm.shutdown()  # whichever file runs next in this process
 
 
-class Pair:
-    """A model that is stepped by a compiled step, and its twin that is stepped in eager."""
+class Pair(step_pairs.Pair):
+    """Whose parameters of the names that begin with ``frozen`` are not trained at first."""
 
     def __init__(self, model: nn.Module, frozen: str = "", **sgd: Any) -> None:
         for name, p in model.named_parameters():
             p.requires_grad_(not frozen or not name.startswith(frozen))
-        self.models = model, copy.deepcopy(model)
-        self.optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, **sgd) for m in self.models]
-        self.step = rm.compile_step(self.models[0], F.cross_entropy, self.optimizers[0])
-        self.draw = torch.Generator().manual_seed(1)
-
-    def eager(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        self.optimizers[1].zero_grad()
-        loss = F.cross_entropy(self.models[1](x), y)
-        loss.backward()
-        self.optimizers[1].step()
-        self.optimizers[1].zero_grad()
-        return loss.detach()
-
-    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.randn(5, 8, generator=self.draw)
-        return x, torch.randint(0, 3, (5,), generator=self.draw)
-
-    def both(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        got, wanted = self.step(x, y), self.eager(x, y)
-        torch.testing.assert_close(got.detach(), wanted, rtol=1e-5, atol=1e-6)
+        super().__init__(model, lr=0.1, **sgd)
 
     def settle(self, steps: int = 8) -> None:
         for _ in range(steps):
-            self.both(*self.batch())
+            self.both()
         assert self.step._settled is not None  # or this tests nothing
 
     def compare(self) -> None:
@@ -58,11 +40,6 @@ class Pair:
             torch.testing.assert_close(
                 tensor.resolve_neg(), theirs[name].resolve_neg(), rtol=1e-4, atol=1e-6
             )
-
-
-def layers() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
 @pytest.mark.parametrize("steps", [2, 8, 20])

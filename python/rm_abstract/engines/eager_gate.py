@@ -79,7 +79,6 @@ class EagerGate:
         original in wider types decides which of the two is nearer to what the model means.
         """
         variant, call, bits = shown.variant, shown.call, 16
-        spare = snapshot(call.spec, tuple(call.leaves))
         try:
             exact = self._unrounded(variant, call)
             if exact is not None:
@@ -89,11 +88,12 @@ class EagerGate:
                 if not verdict.passed:
                     return verdict
                 shown, bits = replace(shown, expected=(output, _caches(trial))), 8
+            spare = snapshot(call.spec, tuple(call.leaves)) if bits == 16 else None
             output = variant.run(shown.tensors, call.leaves)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error
         verdict = self.verdict(shown, output, bits)
-        if verdict.rounding and bits != 8:
+        if verdict.rounding and spare is not None:
             return self._judged(shown, output, spare, verdict)
         return verdict
 

@@ -149,12 +149,7 @@ class CompiledLoss(Routed):
             [self._names()[id(p)][0] for p in wanted],
             found.half,
         ) or check.buffers_differ(copies, buffers, found.written, found.half)
-        if difference and found.trial.refuses():
-            self._refused[key] = Decline("RM705", difference)
-            del self._programs[key]
-            self._note(self._refused[key])
-        elif not difference and bool(loss == loss):  # NaN shows nothing
-            found.checked = found.trial.trusts()
+        self._judge(found, key, difference, loss)
         return loss
 
     def _watch(self, signature: Hashable) -> None:

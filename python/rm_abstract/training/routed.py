@@ -210,6 +210,17 @@ class Routed:
 
     # ---- what happened -------------------------------------------------------------------------
 
+    def _judge(
+        self, found: StepProgram, key: Hashable, difference: str, loss: torch.Tensor
+    ) -> None:
+        """What a batch that eager and the program computed says of the program."""
+        if difference and found.trial.refuses():
+            self._refused[key] = Decline("RM705", difference)
+            del self._programs[key]
+            self._note(self._refused[key])
+        elif not difference and bool(loss == loss):  # NaN shows nothing
+            found.checked = found.trial.trusts()
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Programs, and what they were compared with, are of this process and of these tensors."""
         raise Error(

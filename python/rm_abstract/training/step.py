@@ -354,16 +354,6 @@ class TrainingStep(EagerSteps):
         self._random[1] += found.draws
         return loss
 
-    def _judge(
-        self, found: StepProgram, key: Hashable, difference: str, loss: torch.Tensor
-    ) -> None:
-        if difference and found.trial.refuses():
-            self._refused[key] = Decline("RM705", difference)
-            del self._programs[key]
-            self._note(self._refused[key])
-        elif not difference and bool(loss == loss):  # NaN shows nothing
-            found.checked = found.trial.trusts()
-
     def _parameters(self) -> list[Tied]:
         """The optimiser's parameters that require gradients, under their names in the capture."""
         names = self._names()
