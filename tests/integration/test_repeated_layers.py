@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -186,6 +187,138 @@ def test_what_is_served_is_right(
         assert traced == traces  # the second session finds what the first one stored
 
 
+class Mixed(Layer):
+    """Attention without weights under a mask that it is given."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.softmax(x @ x.mT / 4 + mask, -1) @ x)
+
+
+class Windows(Deep):
+    """Layers from the ninth on see eight positions, which is all of them in a short call."""
+
+    def __init__(self) -> None:
+        super().__init__(Mixed)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        places = torch.arange(x.shape[1])
+        back = places[:, None] - places
+        near = torch.where((back >= 0) & (back < 8), 0.0, -1e9)
+        every = torch.where(back >= 0, 0.0, -1e9)
+        for n, layer in enumerate(self.layers):
+            x = layer(x, near if n >= 8 else every)
+        return self.head(x)
+
+
+class Ends(Deep):
+    def forward(self, x: torch.Tensor) -> Any:
+        for n, layer in enumerate(self.layers):
+            if n == 8 and x.shape[1] > 8:
+                break
+            x = layer(x)
+        return self.head(x)
+
+
+class Between(Deep):
+    def forward(self, x: torch.Tensor) -> Any:
+        for n, layer in enumerate(self.layers):
+            x = layer(x)
+            if n == 8 and x.shape[1] > 8:
+                x = x * 2
+        return self.head(x)
+
+
+class Late(Layer):
+    """From the tenth on layers double what is long."""
+
+    def late(self) -> bool:
+        return self.number >= 9
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * 2 if self.late() and x.shape[1] > 8 else x)
+
+
+class Listed(Late):
+    KINDS = ("near",) * 9 + ("far",) * 3
+
+    def late(self) -> bool:
+        return self.KINDS[self.number] == "far"
+
+
+class Sized(Late):
+    """One has a size that is its number, the others none."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.size = number if number == 9 else 0
+
+    def late(self) -> bool:
+        return self.size > 0
+
+
+class Counts(Late):
+    """Layers count on an object that they share."""
+
+    def __init__(self, number: int, shared: Any) -> None:
+        super().__init__(number)
+        self.shared = shared
+
+    def late(self) -> bool:
+        self.shared.depth = self.shared.depth % 12 + 1
+        return bool(self.shared.depth > 9)
+
+
+class Told(Late):
+    """Layers count on an object that they are given."""
+
+    def forward(self, x: torch.Tensor, told: Any) -> torch.Tensor:  # type: ignore[override]
+        told.depth += 1
+        return Layer.forward(self, x * 2 if told.depth > 9 and x.shape[1] > 8 else x)
+
+
+class Tells(Deep):
+    def __init__(self) -> None:
+        super().__init__(Told)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        told = SimpleNamespace(depth=0)
+        for layer in self.layers:
+            x = layer(x, told)
+        return self.head(x)
+
+
+def _counting() -> Deep:
+    shared = SimpleNamespace(depth=0)
+    return Deep(lambda n: Counts(n, shared))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Windows,
+        Ends,
+        Between,
+        Tells,
+        _counting,
+        *(lambda layer=layer: Deep(layer) for layer in (Late, Listed, Sized)),
+    ],
+    ids=["mask", "early exit", "between", "told", "shared", "number", "list", "size"],
+)
+def test_what_only_long_calls_show_is_right(make: Callable[[], Any]) -> None:
+    """The first call is short, and its comparison with the original finds nothing."""
+    torch.manual_seed(0)
+    model = make().eval()
+    rm.init("cpu", compile_options={"when_slower": "compiled"})
+    ours = rm.accelerate(model)
+    for length in (5, 6, 12, 20, 7):
+        x = torch.randn(2, length, 16)
+        with rm.disabled():
+            expected = model(x)
+        torch.testing.assert_close(ours(x), expected, rtol=1e-4, atol=1e-5)
+    entries = rm.explain().to_dict()["models"][0]["entries"]
+    assert sum(int(e["calls"]) for e in entries) >= 2
+
+
 def test_a_weight_that_two_layers_share_is_traced_as_it_is(traced: list[bool]) -> None:
     torch.manual_seed(0)
     model = Deep().eval()
@@ -204,4 +337,4 @@ def test_few_layers_are_traced(traced: list[bool]) -> None:
     model = Deep()
     model.layers = model.layers[: layer_list.FEWEST - 1]
     assert layer_list.find(model) is None
-    assert layer_list.find(Deep()) == layer_list.LayerList("layers", 12)
+    assert layer_list.find(Deep()) == layer_list.LayerList("layers", 12, {"": {"number"}})

@@ -41,6 +41,7 @@ from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import import_program, is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.capture.recurrent import RecurrentLayers
+from rm_abstract.capture.untraced_layers import UntracedLayers
 from rm_abstract.guards import torch_state
 from rm_abstract.guards.traced_copy import copied
 from rm_abstract.kv import kv_cache, state_cache
@@ -68,8 +69,11 @@ class _Flattened(torch.nn.Module):
         self._positional = positional
         self.relations = relations(call)
         self.trace = _Trace()
+        self.untraced: UntracedLayers | None = None
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.untraced is not None:
+            self.untraced.begin()
         check: Any = torch._check
         for a, i, b, j, past in self.relations:
             extra = tensors[past[0]].shape[past[1]] if past else 0
@@ -205,13 +209,14 @@ def _captured(
     """One capture, of the module or of what is left of it with the first of the layers."""
     started = time.perf_counter()
     traced = copied(module)
-    if layers is not None:
-        layers.shorten(traced)
     wrapper = _Flattened(traced, call, parameters.positional)
+    wrapper.untraced = layers.shorten(traced) if layers is not None else None
     wrapper.training = module.training
     tensors = call_tensors(call)
     with tracing(), _without_code():
         program = _export(wrapper, tensors, call, patience)
+        if wrapper.untraced is not None and not wrapper.untraced.ok:
+            raise capture_error("RM201", "expected layers that are alike", "all of them")
         inplace.replace(program)
         written_views.replace(program)
         if is_inplace(program):

@@ -15,25 +15,28 @@ from typing import Any
 import torch
 
 from rm_abstract.calls.call import FlatCall
+from rm_abstract.capture.untraced_layers import UntracedLayers
 from rm_abstract.kv import kv_cache
 
 TRACED = 4  # the first, two whose windows are compared, and the one the rest of the model follows
 FEWEST = 8  # of a list that is worth it
-_PARTS = ("_parameters", "_buffers", "_modules")
+_PARTS = {"_parameters", "_buffers", "_modules"}
 
 
 @dataclass(frozen=True)
 class LayerList:
-    """`name` of the list in the model, and how many layers are in it."""
+    """`name` of the list in the model, how many layers are in it, and by name in a layer the
+    attributes that are its number."""
 
     name: str
     count: int
+    numbers: Mapping[str, set[str]]
 
-    def shorten(self, model: torch.nn.Module) -> None:
-        """Takes all but the first layers out of a model that nobody else has."""
+    def shorten(self, model: torch.nn.Module) -> UntracedLayers:
+        """Lets all but the first layers compute nothing, in a model that nobody else has."""
         layers = model.get_submodule(self.name)
-        for number in range(TRACED, self.count):
-            del layers._modules[str(number)]
+        assert isinstance(layers, torch.nn.ModuleList)
+        return UntracedLayers(layers, TRACED, self.numbers)
 
     def shortened(self, call: FlatCall) -> FlatCall | None:
         """The call with a cache of as many layers; None where it has another one."""
@@ -44,6 +47,8 @@ class LayerList:
                     return None
                 if leaf.residence is not None:
                     return None  # its buffers are in another process
+                if len({layer.sliding_window for layer in leaf.layers}) > 1:
+                    return None
                 leaf = copy.copy(leaf)
                 leaf.layers = leaf.layers[:TRACED]
             leaves.append(leaf)
@@ -57,34 +62,51 @@ def find(model: torch.nn.Module) -> LayerList | None:
     found: LayerList | None = None
     for name, module in model.named_modules():
         if type(module) is torch.nn.ModuleList and len(module) >= FEWEST:
-            if (found is None or len(module) > found.count) and _all_alike(module):
-                found = LayerList(name, len(module))
+            if found is None or len(module) > found.count:
+                numbers = _numbers(module)
+                if numbers is not None:
+                    found = LayerList(name, len(module), numbers)
     return found
 
 
-def _all_alike(layers: torch.nn.ModuleList) -> bool:
+def _numbers(layers: torch.nn.ModuleList) -> dict[str, set[str]] | None:
+    """Attributes that are a layer's number; None for layers that differ in more than that."""
     parts = [list(layer.named_modules()) for layer in layers]
     first = parts[0]
     held = [id(t) for layer in layers for t in (*layer.parameters(), *layer.buffers())]
     if len(set(held)) != len(held):  # weights that two of them share
-        return False
-    for number, others in enumerate(parts[1:], 1):
-        if [n for n, _ in others] != [n for n, _ in first]:
-            return False
-        if not all(_alike(a, b, number) for (_, a), (_, b) in zip(first, others, strict=True)):
-            return False
-    return True
+        return None
+    if any([n for n, _ in others] != [n for n, _ in first] for others in parts):
+        return None
+    numbers: dict[str, set[str]] = {}
+    for at, (name, _) in enumerate(first):
+        found = _numbers_of([others[at][1] for others in parts])
+        if found is None:
+            return None
+        if found:
+            numbers[name] = found
+    return numbers
 
 
-def _alike(a: torch.nn.Module, b: torch.nn.Module, number: int) -> bool:
-    """Whether a module of the first layer and its counterpart differ in weights and number only."""
-    if type(a) is not type(b) or vars(a).keys() != vars(b).keys():
-        return False
-    for own, other in ((a._parameters, b._parameters), (a._buffers, b._buffers)):
-        if not _same_tensors(own, other):
-            return False
-    rest = [name for name in vars(a) if name not in _PARTS]
-    return all(_same(vars(a)[name], vars(b)[name], number) for name in rest)
+def _numbers_of(counterparts: list[torch.nn.Module]) -> set[str] | None:
+    """`_numbers` of the module of each layer at one place."""
+    first = counterparts[0]
+    numbers = {
+        name
+        for name, value in vars(first).items()
+        if type(value) is int and vars(counterparts[1]).get(name) == value + 1
+    }
+    for number, other in enumerate(counterparts[1:], 1):
+        if type(first) is not type(other) or vars(first).keys() != vars(other).keys():
+            return None
+        for own, its in ((first._parameters, other._parameters), (first._buffers, other._buffers)):
+            if not _same_tensors(own, its):
+                return None
+        for name in vars(first).keys() - _PARTS:
+            own, its = vars(first)[name], vars(other)[name]
+            if not (_same(own + number, its) if name in numbers else _same(own, its)):
+                return None
+    return numbers
 
 
 def _same_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -96,19 +118,17 @@ def _same_tensors(own: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return {n: described(t) for n, t in own.items()} == {n: described(t) for n, t in other.items()}
 
 
-def _same(a: Any, b: Any, number: int) -> bool:
+def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if type(a) is int:
-        return bool(a == b or b - a == number)  # layers know their number
-    if isinstance(a, (float, str, torch.dtype, torch.device)):
+    if isinstance(a, (int, float, str, torch.dtype, torch.device)):
         return bool(a == b)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_same(x, y, number) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, (dict, set, frozenset)) and not a and not b:
         return True
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[k], b[k], number) for k in a)
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
     return False  # an object of its own: what forward does with it is not known
