@@ -81,8 +81,7 @@ class Place:
     @property
     def gradient_operators(self) -> list[str]:
         """Those that gradients are better made of here than of the operators they consist of."""
-        norms = ["layer_norm_backward", "rms_norm_backward"]
-        return [*norms, "sdpa_backward"] if self.on_gpu else norms
+        return ["layer_norm_backward", "rms_norm_backward", "sdpa_backward"]
 
     @property
     def on_gpu(self) -> bool:

@@ -43,6 +43,12 @@ std::map<char, std::vector<Make>> axes_of(const std::string& op) {
             {'T', {[](int64_t n) { return sdpa(1, n, 40); }, [](int64_t n) { return sdpa(9, n, 40); }}},
             {'E', {[](int64_t n) { return sdpa(1, 70, n); }, [](int64_t n) { return sdpa(9, 70, n); }}}};
   }
+  if (op == "sdpa_backward") {
+    return {{'S', {[](int64_t n) { return sdpa_backward(n, 70, 40); }}},
+            {'T', {[](int64_t n) { return sdpa_backward(9, n, 40); }}},
+            {'D', {[](int64_t n) { return sdpa_backward(9, 70, n); }}},
+            {'E', {[](int64_t n) { return sdpa_backward(9, 70, n); }}}};
+  }
   if (op == "quant_linear") {
     std::map<char, std::vector<Make>> out;
     for (int64_t bits : {4, 8}) {

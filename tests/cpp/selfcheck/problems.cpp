@@ -71,6 +71,14 @@ Shape sdpa(int64_t s, int64_t t, int64_t e, DType dtype) {
           {{"scale", 0.125}, {"is_causal", int64_t{s > 1}}}};
 }
 
+Shape sdpa_backward(int64_t s, int64_t t, int64_t d, DType dtype) {
+  const Operand q = dense(dtype, {1, 2, s, d}), k = dense(dtype, {1, 1, t, d});
+  return {"sdpa_backward",
+          {q, k, k, absent(), absent(), q, dense(DType::kF32, {1, 2, s}), q},
+          {q, k, k},
+          {{"scale", 0.125}, {"is_causal", int64_t{s > 1}}}};
+}
+
 Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile) {
   const int64_t p = (k + 63) / 64 * 64 * bits / 8, g = (k + 31) / 32;
   return {"quant_linear",

@@ -1,14 +1,18 @@
-// Rows of sdpa_backward by their definition, in f64: correct for every shape and stride, not made for
-// speed. Training steps on the CPU have products and softmax instead.
+// Rows of sdpa_backward: blocks of registers and caches (backward.cpp) for what training steps have, and
+// the definition in f64 for every shape, stride and type, not made for speed.
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "common/parallel.hpp"
 #include "common/plain_vec.hpp"
 #include "common/row.hpp"
+#include "ops/sdpa/backward.hpp"
+#include "ops/sdpa/read_shape.hpp"
 #include "ops/sdpa/rows.hpp"
 
 namespace rm::cpu {
+RM_CPU_TABLE(SdpaBackwardTable, sdpa_backward_table)
 namespace {
 
 enum Input : size_t { kQ, kK, kV, kMask, kLast, kY, kLse, kDy, kInputs };
@@ -30,6 +34,8 @@ void write(const Rows& x, int64_t b, int64_t h, int64_t s, int64_t d, double val
   put(value, reinterpret_cast<T*>(const_cast<char*>(x.at)) + b * x.stride[0] + h * x.stride[1] +
                  s * x.stride[2] + d * x.stride[3]);
 }
+
+bool is_minus_infinity(double x) { return std::isinf(x) && x < 0; }
 
 double dot(const double* a, const double* b, int64_t n) {
   double sum = 0;
@@ -158,10 +164,10 @@ class SdpaBackward {
         const double mean = dot(dy, y, e_);
         const int64_t end = std::min(causal_ ? s + 1 : t_, std::min(t_, last < t_ ? last + 1 : t_));
         for (int64_t t = 0; t < end; ++t) {
-          double score = dot(q, k + t * d_, d_) * scale_;
-          if (mask_ != DType::invalid) score += mask_at(in[kMask], b, h, s, t);
-          // A row that sees no key has shares of none.
-          const double w = std::isinf(lse) && lse < 0 ? 0.0 : std::exp(score - lse);
+          const double added = mask_ != DType::invalid ? mask_at(in[kMask], b, h, s, t) : 0.0;
+          // A row that sees no key has shares of none; what lies at a closed one may be no number.
+          if (is_minus_infinity(added) || is_minus_infinity(lse)) continue;
+          const double w = std::exp(dot(q, k + t * d_, d_) * scale_ + added - lse);
           if (w == 0) continue;
           const double ds = w * (dot(dy, v + t * e_, e_) - mean) * scale_;
           add_scaled(dq, ds, k + t * d_, d_);
@@ -185,8 +191,94 @@ class SdpaBackward {
   int threads_ = 1;
 };
 
+/// A group of heads is one thread's: its sums over queries have one order.
+class BlockedSdpaBackward {
+ public:
+  static constexpr const char* kOp = "sdpa_backward";
+  static constexpr const char* kAlgorithm = "blocked";
+
+  static const char* reject(const Problem& p) {
+    if (const char* why = SdpaBackward::reject(p)) return why;
+    if (p.input(kQ).dtype == DType::f64) return "blocked: f32, bf16 and f16 only";
+    if (p.input(kLse).dtype != DType::f32) return "blocked: the log-sum-exp is not f32";
+    for (size_t i = 0; i < 3; ++i) {
+      if (p.output(i).dtype != p.input(kQ).dtype) return "mixed types";
+    }
+    return nullptr;
+  }
+  static double cost_ns(const Problem& p) { return 1000 + flops(p) / 50; }
+  static std::vector<rm_edge> edges(Isa isa) {
+    const SdpaBackwardTable& k = *RM_CPU_PICK(isa, sdpa_backward_table);
+    return {{'S', 0, k.rows},      {'S', 0, k.row_block}, {'T', 0, k.rows},   {'T', 0, k.columns},
+            {'T', 0, k.key_block}, {'D', 0, k.columns},   {'E', 0, k.columns}};
+  }
+
+  BlockedSdpaBackward(const Problem& p, Isa isa)
+      : kernels_(*RM_CPU_PICK(isa, sdpa_backward_table)), flops_(flops(p)) {
+    shape_.forward = read_sdpa_shape(p, p.input(kY));
+    take_strides(p.input(kLse), shape_.lse);
+    take_strides(p.input(kDy), shape_.dy);
+    take_strides(p.output(0), shape_.dq);
+    take_strides(p.output(1), shape_.dk);
+    take_strides(p.output(2), shape_.dv);
+    has_mask_ = p.has_input(kMask), has_last_ = p.has_input(kLast);
+    tasks_ = shape_.forward.batch * shape_.forward.groups;
+    threads_ = static_cast<int>(std::clamp<int64_t>(tasks_, 1, thread_limit()));
+    scratch_ = kernels_.scratch_bytes(shape_);
+  }
+
+  uint64_t workspace_bytes() const { return scratch_ * static_cast<uint64_t>(threads_); }
+
+  rm_status* launch(const rm_launch& l) const {
+    const SdpaData forward{l.inputs[kQ], l.inputs[kK], l.inputs[kV],
+                           has_mask_ ? l.inputs[kMask] : nullptr, const_cast<void*>(l.inputs[kY]),
+                           const_cast<void*>(l.inputs[kLse])};
+    SdpaBackwardData data{forward, l.inputs[kDy], l.outputs[0], l.outputs[1], l.outputs[2],
+                          shape_.forward.t};
+    if (has_last_) {
+      data.keys = std::clamp<int64_t>(*static_cast<const int64_t*>(l.inputs[kLast]) + 1, 0, data.keys);
+    }
+    const int64_t groups = shape_.forward.groups;
+    parallel_tasks(tasks_, threads_for(flops_ / 40, tasks_, threads_), [&](int64_t i, int thread) {
+      kernels_.run(shape_, data, i / groups, i % groups,
+                   static_cast<char*>(l.workspace) + scratch_ * static_cast<uint64_t>(thread));
+    });
+    return nullptr;
+  }
+
+ private:
+  static double flops(const Problem& p) {
+    const View q = p.input(kQ);
+    const double keys = static_cast<double>(p.input(kK).dim(2)) *
+                        (p.attr_int("is_causal", 0) != 0 ? 0.6 : 1.0);
+    const auto depth = static_cast<double>(3 * q.dim(3) + 2 * p.input(kV).dim(3) + 16);
+    return 2 * static_cast<double>(q.dim(0) * q.dim(1) * q.dim(2)) * keys * depth;
+  }
+
+  SdpaBackwardShape shape_{};
+  const SdpaBackwardTable& kernels_;
+  double flops_;
+  int64_t tasks_;
+  uint64_t scratch_;
+  bool has_mask_, has_last_;
+  int threads_;
+};
+
 }  // namespace
 
-std::span<const rm_kernel> sdpa_backward_rows() { return plain_rows<SdpaBackward>(); }
+std::span<const rm_kernel> sdpa_backward_rows() {
+  static const std::vector<rm_kernel> rows = [] {
+    std::vector<rm_kernel> out;
+    // The definition alone serves every problem of the schema.
+    for (rm_kernel row : isa_rows<BlockedSdpaBackward>()) {
+      row.traits &= ~static_cast<uint32_t>(RM_KERNEL_FALLBACK);
+      out.push_back(row);
+    }
+    const std::span<const rm_kernel> plain = plain_rows<SdpaBackward>();
+    out.insert(out.end(), plain.begin(), plain.end());
+    return out;
+  }();
+  return rows;
+}
 
 }  // namespace rm::cpu

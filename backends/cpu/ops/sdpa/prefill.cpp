@@ -1,93 +1,14 @@
 // Attention of many queries: blocks of kBlock keys, K transposed into panels, an online softmax
 // between two register-blocked products, everything in f32.  One call serves some rows of one head.
 // Bound by FMA throughput from S and T of about 64 on; below that by packing.
-#include "common/transpose.hpp"
+#include "ops/sdpa/products.hpp"
 #include "ops/sdpa/soften.hpp"
 
 namespace rm::cpu::RM_ISA {
 namespace {
 
-constexpr int64_t kBlock = 256;                    // keys a block: K and V panels stay in L2
-constexpr int64_t kPanel = 2 * kWidth;             // columns a microkernel makes
-constexpr int kRows = RM_ISA_LEVEL >= 2 ? 12 : 6;  // rows a microkernel makes
-constexpr int64_t kRowBlock = 4 * kRows;           // rows between softmax and the second product
-
-RM_INLINE int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-/// c[M][kPanel] (+)= a[M][depth] * b[depth][kPanel].
-template <int M>
-void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c,
-             int64_t ldc, bool accumulate) {
-  vf acc[M][2];
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-    acc[m][0] = accumulate ? vload(c + m * ldc) : vf{};
-    acc[m][1] = accumulate ? vload(c + m * ldc + kWidth) : vf{};
-  }
-  for (int64_t i = 0; i < depth; ++i) {
-    const vf b0 = vload(b + i * ldb), b1 = vload(b + i * ldb + kWidth);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) {
-      const float s = a[m * lda + i];
-      acc[m][0] += s * b0;
-      acc[m][1] += s * b1;
-    }
-  }
-#pragma GCC unroll 16
-  for (int m = 0; m < M; ++m) {
-    vstore(c + m * ldc, acc[m][0]);
-    vstore(c + m * ldc + kWidth, acc[m][1]);
-  }
-}
-
-using Product = void (*)(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t,
-                         bool);
-constexpr Product kProducts[] = {
-    nullptr,    product<1>, product<2>, product<3>,  product<4>,  product<5>, product<6>,
-#if RM_ISA_LEVEL >= 2
-    product<7>, product<8>, product<9>, product<10>, product<11>, product<12>
-#endif
-};
-
-/// rows x columns (a multiple of kPanel) of c, panel by panel so that one panel of b stays in L1.
-/// Panel p of b begins at b + p * panel_stride.
-RM_INLINE void multiply(const float* a, int64_t lda, const float* b, int64_t ldb,
-                        int64_t panel_stride, int64_t rows, int64_t columns, int64_t depth,
-                        float* c, int64_t ldc, bool accumulate) {
-  for (int64_t p = 0; p * kPanel < columns; ++p) {
-    for (int64_t i = 0; i < rows; i += kRows) {
-      kProducts[imin(kRows, rows - i)](a + i * lda, lda, b + p * panel_stride, ldb, depth,
-                                       c + i * ldc + p * kPanel, ldc, accumulate);
-    }
-  }
-}
-
-/// Keys [0, n) of k as panels [panel][d][kPanel]; columns past n are zero.
-template <class T>
-void pack_keys(const T* k, int64_t row, int64_t column, int64_t n, int64_t d, float* out) {
-  for (int64_t j0 = 0; j0 < n; j0 += kWidth) {
-    float* panel = out + j0 / kPanel * kPanel * d + j0 % kPanel;
-    const int64_t keys = imin(kWidth, n - j0);
-    int64_t i = 0;
-    if (column == 1 && keys == kWidth) {
-      for (; i + kWidth <= d; i += kWidth) {
-        vf r[kWidth];
-        for (int j = 0; j < kWidth; ++j) r[j] = vload(k + (j0 + j) * row + i);
-        transpose_square<vi>(r);
-        for (int j = 0; j < kWidth; ++j) vstore(panel + (i + j) * kPanel, r[j]);
-      }
-    }
-    for (; i < d; ++i) {
-      for (int64_t j = 0; j < kWidth; ++j) {
-        panel[i * kPanel + j] = j < keys ? widen(k[(j0 + j) * row + i * column]) : 0.0f;
-      }
-    }
-  }
-  if (round_up(n, kPanel) - round_up(n, kWidth) == kWidth) {
-    float* panel = out + n / kPanel * kPanel * d + kWidth;
-    for (int64_t i = 0; i < d; ++i) vstore(panel + i * kPanel, vf{});
-  }
-}
+constexpr int64_t kBlock = 256;           // keys a block: K and V panels stay in L2
+constexpr int64_t kRowBlock = 4 * kRows;  // rows between softmax and the second product
 
 struct Scratch {
   float *keys, *values, *queries, *scores, *acc, *most, *sum, *addend;

@@ -1,12 +1,10 @@
 // Picks prefill, decode or the f64 form of sdpa at prepare time and splits the work over threads.
 #include "ops/sdpa/rows.hpp"
 
-#include <cmath>
-
 #include "common/parallel.hpp"
 #include "common/row.hpp"
 #include "ops/sdpa/attended.hpp"
-#include "ops/sdpa/shape.hpp"
+#include "ops/sdpa/read_shape.hpp"
 
 namespace rm::cpu {
 RM_CPU_TABLE(SdpaPrefill, sdpa_prefill)
@@ -22,36 +20,7 @@ constexpr int64_t kDecodeQueries = 4;  // up to here packing K costs more than i
 constexpr int64_t kDecodeKeys =
     256;  // keys a decode piece: fixed, so results do not depend on threads
 
-void take(const View& v, int64_t* stride) {
-  for (int i = 0; i < 4; ++i) stride[i] = v.stride[i];
-}
-
-SdpaShape read_shape(const Problem& p) {
-  const View q = p.input(0), k = p.input(1), v = p.input(2), o = p.output(0);
-  SdpaShape s{};
-  s.batch = q.dim(0);
-  s.heads = q.dim(1);
-  s.groups = k.dim(1);
-  s.s = q.dim(2);
-  s.t = k.dim(2);
-  s.d = q.dim(3);
-  s.e = v.dim(3);
-  take(q, s.q);
-  take(k, s.k);
-  take(v, s.v);
-  take(o, s.o);
-  s.type = q.dtype;
-  s.mask = DType::invalid;
-  if (p.has_input(3)) {
-    const View m = p.input(3);
-    s.mask = m.dtype;
-    take(m, s.m);
-  }
-  s.scale64 = p.attr_float("scale", s.d ? 1.0 / std::sqrt(static_cast<double>(s.d)) : 1.0);
-  s.scale = static_cast<float>(s.scale64);
-  s.causal = p.attr_int("is_causal", 0) != 0;
-  return s;
-}
+SdpaShape read_shape(const Problem& p) { return read_sdpa_shape(p, p.output(0)); }
 
 double flops(const SdpaShape& s) {
   const double keys = static_cast<double>(s.t) * (s.causal ? 0.55 : 1.0);
