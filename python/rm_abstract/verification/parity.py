@@ -17,7 +17,7 @@ import torch
 from rm_abstract.capture import output_classes
 from rm_abstract.kv import kv_cache
 
-GATE_VERSION = 4  # raise it with every change of what passes: older verdicts are not used then
+GATE_VERSION = 5  # raise it with every change of what passes: older verdicts are not used then
 
 # Largest error relative to the largest magnitude of a tensor. f32: sums of a few thousand products
 # in another order stay below 1e-5 a layer; half formats: a few units in the last place a layer.
@@ -45,17 +45,25 @@ COARSE_COSINE = 1 - 5e-3
 # Where both differ from each other by more, the original in wider types decides (`judge`): ours may
 # be so many times as far from it as the original is, which itself may be so many tolerances away.
 # Random networks of 96 layers in bf16: ours was at 0.79 to 0.93 times the original's distance; of 3
-# to 5 layers that double differences: 0.48 to 1.13 (docs/decisions/0209).
+# to 5 layers that double differences: 0.48 to 1.13 (docs/decisions/0209, 0217).
 _AS_FAR = 1.25
-_FARTHEST = 4.0
+_FARTHEST = 2.0
+# One feature that is a hundred times as large as the others is the scale and the direction of its
+# tensor. So the direction is also compared with everything cut off at so many times the median, a
+# few times as loosely: what the large one rounds away reaches the others.
+_CUT = 4.0
+_CUT_TURN = 4.0
+_FEWEST_OF_CUT = 64
 _HUGE = 1e30  # mask fillers such as finfo.min: compared as themselves, not part of the scale
 
 
 class Distance(NamedTuple):
-    """Of two tensors: the largest difference by the largest magnitude, 1 minus the cosine."""
+    """Of two tensors: the largest difference by the largest magnitude, 1 minus the cosine, and the
+    same where values beyond a few medians are cut off."""
 
     error: float
     turn: float
+    cut_turn: float = 0.0
 
 
 @dataclass
@@ -81,11 +89,17 @@ def working_precision(tensors: Iterable[torch.Tensor]) -> torch.dtype:
 
 
 class Limits(NamedTuple):
-    """What may differ: relative to the largest magnitude, in direction; below `tiny` is nothing."""
+    """What may differ: relative to the largest magnitude, in direction, in direction of what is cut
+    off; below `tiny` is nothing."""
 
     tolerance: float
     cosine: float
+    cut_turn: float
     tiny: float
+
+    def hold(self, distance: Distance) -> bool:
+        error, turn, cut_turn = distance
+        return error <= self.tolerance and turn <= 1 - self.cosine and cut_turn <= self.cut_turn
 
 
 def limits_of(precision: torch.dtype, activation_bits: int = 0) -> Limits:
@@ -95,7 +109,9 @@ def limits_of(precision: torch.dtype, activation_bits: int = 0) -> Limits:
         tolerance, cosine = max(tolerance, ROUNDED_TOLERANCE), min(cosine, ROUNDED_COSINE)
     elif activation_bits == 8:
         tolerance, cosine = max(tolerance, COARSE_TOLERANCE), min(cosine, COARSE_COSINE)
-    return Limits(tolerance, cosine, torch.finfo(precision).tiny)
+    # Of activations of 8 bits a small value beside a large one has none left.
+    cut_turn = math.inf if activation_bits == 8 else _CUT_TURN * (1 - cosine)
+    return Limits(tolerance, cosine, cut_turn, torch.finfo(precision).tiny)
 
 
 def compare(
@@ -120,18 +136,20 @@ def judge(
     original gives in wider types, ``exact``, as ``expected`` is. Integers are not compared again.
     """
     usual = limits_of(precision, activation_bits)
-    unlimited = Limits(math.inf, -math.inf, usual.tiny)
+    unlimited = Limits(math.inf, -math.inf, math.inf, usual.tiny)
     alike = _Walk(lambda path: unlimited).along(expected, actual)
     original = _Walk(lambda path: unlimited, of_one_type=False).along(exact, expected)
     if not (alike.passed and original.passed):
         return original if alike.passed else alike
+    ours = _Walk(lambda path: unlimited, of_one_type=False).along(exact, actual)
 
     def limits_at(path: str) -> Limits:
-        error, turn = original.distances[path]
-        if error > _FARTHEST * usual.tolerance:
-            return usual  # what was meant is not known from the original
-        tolerance = max(usual.tolerance, _AS_FAR * error)
-        return Limits(tolerance, min(usual.cosine, 1 - _AS_FAR * turn), usual.tiny)
+        error, turn, cut_turn = original.distances[path]
+        if error > _FARTHEST * usual.tolerance or usual.hold(ours.distances[path]):
+            return usual  # what was meant is not known from the original, or nobody needs to know
+        # All three: a fault in many places is far below the largest of the original's roundings.
+        square = _AS_FAR**2  # as 1 minus a cosine is half the square of a distance
+        return Limits(_AS_FAR * error, 1 - square * turn, square * cut_turn, usual.tiny)
 
     return _Walk(limits_at, of_one_type=False).along(exact, actual)
 
@@ -219,9 +237,11 @@ class _Walk:
         difference = float((x - y).abs().max())
         # Values all below the smallest normal of the type carry no relative information.
         error = difference / max(scale, limits.tiny)
-        norms = float(x.norm()) * float(y.norm())
-        cosine = float(x @ y) / norms if norms > 0 else 1.0
-        verdict.distances[path] = Distance(error, 1 - cosine)
+        turn = _turn(x, y)
+        end = _CUT * float(x.abs().median())
+        cut = limits.tiny < end < scale and x.numel() >= _FEWEST_OF_CUT
+        cut_turn = _turn(x.clamp(-end, end), y.clamp(-end, end)) if cut else 0.0
+        verdict.distances[path] = Distance(error, turn, cut_turn)
         verdict.max_error = max(verdict.max_error, error)
         if error > limits.tolerance:
             verdict.fail(
@@ -229,8 +249,20 @@ class _Walk:
                 f"{limits.tolerance:.0e}",
                 rounding=True,
             )
-        elif cosine < limits.cosine:
-            verdict.fail(f"{path} has cosine {cosine:.7f} to the original", rounding=True)
+        elif turn > 1 - limits.cosine:
+            verdict.fail(f"{path} has cosine {1 - turn:.7f} to the original", rounding=True)
+        elif cut_turn > limits.cut_turn:
+            verdict.fail(
+                f"{path} has cosine {1 - cut_turn:.7f} to the original where values beyond "
+                f"{end:.3g} are cut off",
+                rounding=True,
+            )
+
+
+def _turn(x: torch.Tensor, y: torch.Tensor) -> float:
+    """1 minus the cosine."""
+    norms = float(x.norm()) * float(y.norm())
+    return 1 - float(x @ y) / norms if norms > 0 else 0.0
 
 
 def _layer_kinds(cache: Any) -> set[str]:
