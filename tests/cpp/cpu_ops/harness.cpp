@@ -407,8 +407,9 @@ bool supports(const rm_kernel& row, const Call& call) {
   return row.supports(&built.problem, nullptr, &why) != 0;
 }
 
-Outcome run(const rm_kernel& row, const Call& call) {
-  const BuiltProblem built(call);
+Outcome run(const rm_kernel& row, const Call& call, uint64_t constants) {
+  BuiltProblem built(call);
+  built.problem.constant_inputs = constants;
   rm_kernel_state* state = nullptr;
   Outcome prepared = take(row.prepare(&built.problem, nullptr, 0, &state));
   if (prepared.code != RM_OK) return prepared;
@@ -420,6 +421,21 @@ Outcome run(const rm_kernel& row, const Call& call) {
   std::vector<void*> outputs;
   for (const Tensor* t : call.inputs) inputs.push_back(t ? t->data() : nullptr);
   for (Tensor* t : call.outputs) outputs.push_back(t ? t->data() : nullptr);
+  std::vector<std::unique_ptr<char, decltype(&std::free)>> packed;
+  for (size_t i = 0; i < inputs.size() && row.packing; ++i) {
+    rm_packing packing{};
+    if (constants >> i & 1) row.packing(state, i, &packing);
+    if (packing.bytes == 0) continue;
+    const uint64_t alignment = std::max<uint64_t>(packing.alignment, 64);
+    packed.emplace_back(static_cast<char*>(std::aligned_alloc(
+                            alignment, (packing.bytes + alignment - 1) / alignment * alignment)),
+                        &std::free);
+    rm_tensor source = built.tensors[i];
+    source.data = const_cast<void*>(inputs[i]);
+    const Outcome out = take(row.prepack(state, i, &source, packed.back().get()));
+    if (out.code != RM_OK) return out;
+    inputs[i] = packed.back().get();
+  }
   rm_launch launch{sizeof(rm_launch), state,           inputs.data(),
                    outputs.data(),    workspace.get(), nullptr};
   Outcome out = take(row.launch(&launch));
@@ -430,7 +446,8 @@ Outcome run(const rm_kernel& row, const Call& call) {
   return out;
 }
 
-void on_every_row(const Call& call, const std::function<void(const std::string&)>& check) {
+void on_every_row(const Call& call, const std::function<void(const std::string&)>& check,
+                  uint64_t constants) {
   int taken = 0;
   for (const rm_kernel* row : rows(call.op)) {
     if (!supports(*row, call)) continue;
@@ -440,7 +457,7 @@ void on_every_row(const Call& call, const std::function<void(const std::string&)
     for (Tensor* t : call.outputs) {
       if (t) t->fill([](int64_t) { return 77; });
     }
-    const Outcome out = run(*row, call);
+    const Outcome out = run(*row, call, constants);
     CAPTURE(out.message);
     REQUIRE(out.code == RM_OK);
     check(name);

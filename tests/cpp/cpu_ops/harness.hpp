@@ -104,12 +104,14 @@ bool supports(const rm_kernel& row, const Call& call);
 /// Whether a call of the plugin failed. Frees the status, which belongs to the host.
 bool refused(rm_status* status);
 
-/// prepare, launch, release; checks the guards of every output.
-Outcome run(const rm_kernel& row, const Call& call);
+/// prepare, launch, release; checks the guards of every output. `constants` has a bit for each
+/// input that is one: the row gets it in its own layout where it has one.
+Outcome run(const rm_kernel& row, const Call& call, uint64_t constants = 0);
 
 /// Runs `check` after every row of the operator that takes the call; the outputs are refilled with
 /// a marker before each. Fails when no row takes it.
-void on_every_row(const Call& call, const std::function<void(const std::string& row)>& check);
+void on_every_row(const Call& call, const std::function<void(const std::string& row)>& check,
+                  uint64_t constants = 0);
 
 /// |got - want| <= relative * |want| + absolute, NaN equals NaN, Inf equals the same Inf.
 bool close(double got, double want, double relative, double absolute);

@@ -1,5 +1,6 @@
 // conv, pool, resize and group_norm against the operators' references, in every layout.
 #include <doctest/doctest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <limits>
@@ -62,7 +63,7 @@ Tensor image(Type t, const Dims& shape, int layout, std::mt19937& rng) {
   return Tensor::strided(t, shape, order);
 }
 
-void check_rows(const Call& call, double slack) {
+void check_rows(const Call& call, double slack, uint64_t constants = 0) {
   Tensor& y = *call.outputs[0];
   const std::vector<double> want = reference(call, y.shape());
   on_every_row(call, [&](const std::string& row) {
@@ -77,7 +78,7 @@ void check_rows(const Call& call, double slack) {
       }
     }
     CHECK(bad == 0);
-  });
+  }, constants);
 }
 
 struct Conv {
@@ -112,7 +113,7 @@ int64_t places(const Conv& c, size_t axis) {
 }
 
 void check_conv(const Conv& c, Type t, int layout, int options, const char* activation,
-                std::mt19937& rng) {
+                std::mt19937& rng, uint64_t constants = 0) {
   Dims w{c.transposed ? c.x[1] : c.to, c.transposed ? c.to / c.groups : c.x[1] / c.groups};
   w.insert(w.end(), c.k.begin(), c.k.end());
   Dims result{c.x[0], c.to};
@@ -130,10 +131,67 @@ void check_conv(const Conv& c, Type t, int layout, int options, const char* acti
     call.attrs.push_back(integer("transposed", 1));
     call.attrs.push_back(integers("output_padding", c.output_padding));
   }
-  check_rows(call, t == Type::f64 ? 1e-11 : 1e-4);
+  check_rows(call, t == Type::f64 ? 1e-11 : 1e-4, constants);
 }
 
+/// Around the edges of packed convolutions: tiles (14, 6 and 4 rows), panels (32, 16 and 8
+/// channels), blocks of channels (192, 256 and 384), lines that tiles do and do not fill.
+const std::vector<Conv> kProducts = {
+    {{1, 200, 5, 15}, {3, 3}, 33, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}},     // two blocks of channels
+    {{2, 24, 9, 31}, {3, 3}, 70, 1, {2, 2}, {1, 1, 1, 1}, {1, 1}},      // half of the taps at an edge
+    {{1, 40, 3, 2}, {5, 5}, 31, 1, {1, 1}, {2, 2, 2, 2}, {1, 1}},       // taps that no place meets
+    {{1, 16, 4, 29}, {1, 3}, 32, 1, {1, 1}, {0, 2, 0, 2}, {1, 2}},      // dilated
+    {{2, 16, 7, 13}, {3, 3}, 16, 1, {1, 1}, {-1, -1, 0, 1}, {1, 1}},    // cut, and padded at one end
+    {{3, 33, 5, 7}, {1, 1}, 65, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},       // all lines as one
+    {{2, 17, 9, 29}, {1, 1}, 96, 1, {2, 2}, {0, 0, 0, 0}, {1, 1}},      // lines apart
+    {{2, 1024, 1, 29}, {1, 1}, 40, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},    // 4 KiB apart
+    {{1, 2048, 3, 5}, {1, 1}, 33, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},     // long panels
+    {{1, 64, 1, 300}, {1, 1}, 1400, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},   // weights that do not stay near
+    {{1, 48, 1, 290}, {1, 3}, 16, 1, {1, 1}, {0, 1, 0, 1}, {1, 1}},     // blocks of rows
+    {{2, 20, 2, 3, 9}, {2, 3, 3}, 24, 1, {1, 1, 1}, {1, 1, 1, 0, 1, 1}, {1, 1, 1}},
+};
+
 }  // namespace
+
+TEST_CASE("conv as products matches its reference at the edges of tiles, panels and blocks") {
+  std::mt19937 rng(17);
+  const char* const activations[] = {"relu", "none", "gelu"};
+  for (size_t i = 0; i < kProducts.size(); ++i) {
+    for (int options = 0; options < 4; ++options) {
+      CAPTURE(i);
+      CAPTURE(options);
+      const uint64_t constants = options % 2 == 0 ? 0 : 2;  // the weight
+      check_conv(kProducts[i], Type::f32, 0, options, activations[(i + static_cast<size_t>(options)) % 3],
+                 rng, constants);
+    }
+  }
+}
+
+TEST_CASE("conv of our own gives the same bits on any number of threads") {
+  std::mt19937 rng(18);
+  for (const Conv& c : {kProducts[0], kProducts[5], kProducts[8], kProducts[9]}) {
+    Tensor x = image(Type::f32, c.x, 0, rng), w(Type::f32, {c.to, c.x[1], c.k[0], c.k[1]});
+    Tensor y = image(Type::f32, {c.x[0], c.to, places(c, 0), places(c, 1)}, 0, rng);
+    x.normal(rng), w.normal(rng);
+    const Call call{"conv", {&x, &w}, {&y}, {integers("stride", c.stride), integers("padding", c.padding)}};
+    for (const rm_kernel* row : rows("conv")) {
+      const std::string name(row->name.data, row->name.size);
+      if (name.find("packed") == std::string::npos || !supports(*row, call)) continue;
+      CAPTURE(name);
+      const int threads = omp_get_max_threads();
+      std::vector<double> first;
+      for (int count : {1, 2, 3, 6}) {
+        omp_set_num_threads(count);
+        REQUIRE(run(*row, call).code == RM_OK);
+        std::vector<double> got;
+        for (int64_t i = 0; i < y.numel(); ++i) got.push_back(y[i]);
+        if (first.empty()) first = got;
+        CHECK(got == first);
+      }
+      omp_set_num_threads(threads);
+    }
+  }
+}
 
 TEST_CASE("conv matches its reference in every geometry, layout and type") {
   std::mt19937 rng(11);

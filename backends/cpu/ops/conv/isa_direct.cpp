@@ -1,6 +1,6 @@
 // Tiles of a direct convolution: sums stay in registers over all taps and channels; x is broadcast,
 // weights are read in order.
-#include "common/vec_math.hpp"
+#include "ops/conv/activation.hpp"
 #include "ops/conv/direct_kernels.hpp"
 
 namespace rm::cpu::conv::RM_ISA {
@@ -66,31 +66,6 @@ void depthwise(const void* const* taps, const float* weights, int64_t stride, in
       sum += widen(static_cast<const T*>(taps[tap])[c]) * weights[tap * stride + c];
     }
     sums[c] = sum;
-  }
-}
-
-// NaN passes through all of them. The numbers are conv::Activation's.
-RM_INLINE vf activate(int kind, vf v) {
-  switch (kind) {
-    case 1:
-      return v < 0.0f ? vf{} : v;
-    case 2:
-      return vgelu(v);
-    case 3:
-      return vgelu_tanh(v);
-    case 4:
-      return vsilu(v);
-    case 5:
-      return vtanh(v);
-    case 6:
-      return vsigmoid(v);
-    case 7: {
-      vf gate = v + 3.0f;
-      gate = gate < 0.0f ? vf{} : gate;
-      return v * (gate > 6.0f ? vset(6.0f) : gate) * (1.0f / 6.0f);
-    }
-    default:
-      return v;
   }
 }
 

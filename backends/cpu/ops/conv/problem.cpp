@@ -62,6 +62,11 @@ double ConvProblem::flops() const {
   return 2 * products * static_cast<double>(from_each()) * static_cast<double>(to);
 }
 
+double ConvProblem::weights() const {
+  return static_cast<double>(k[0] * k[1] * k[2]) * static_cast<double>(from_each()) *
+         static_cast<double>(to);
+}
+
 bool ConvProblem::empty() const {
   return batch == 0 || from == 0 || to == 0 || std::count(x.begin(), x.end(), 0) > 0 ||
          std::count(y.begin(), y.end(), 0) > 0;

@@ -31,6 +31,7 @@ struct ConvProblem {
   int64_t from_each() const { return from / groups; }
   int64_t to_each() const { return to / groups; }
   double flops() const;
+  double weights() const;  // elements
   bool empty() const;
 };
 

@@ -29,6 +29,12 @@ extern const AmxSet amx_kernels;
 }
 #endif
 
+/// A level's tiles, for operators that make products of their own order.
+template <Isa kIsa>
+const KernelSet& tiles_of() {
+  return *RM_CPU_PICK(kIsa, gemm_kernels);
+}
+
 /// Throughput of one thread, GFLOP/s, by level (benchmarks/cpp/gemm.cpp: AVX2 on Zen 3, AVX-512 on
 /// a Xeon with AMX; baseline scaled by width): only orders the rows.
 inline constexpr double kPackedGflops[] = {15, 95, 190};
