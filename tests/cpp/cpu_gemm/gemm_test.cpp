@@ -432,9 +432,10 @@ TEST_CASE("any number of threads gives the same bits, and so does any number of 
   }
 }
 
-TEST_CASE("a transposed a is copied in several rows at a time beside a large b") {
-  // b of 1 MiB and more is packed by each thread in turn, after all have copied rows of a for each other:
-  // batches, passes of 1024 rows and shares of threads end within a copy's rows.
+TEST_CASE("a transposed a is copied in several rows or lines at a time beside a large b") {
+  // Beside a b of 1 MiB and more a small a (the first) is copied by all threads for each other, and each packs its
+  // own panels; a larger one is copied by lines, a block of rows and of k at a time. Batches and shares of threads
+  // end within a copy's rows, and nothing behind the last line may be read.
   Random random(41);
   const int before = omp_get_max_threads();
   for (const auto& [lead, m, k] : {std::tuple{int64_t{3}, int64_t{37}, int64_t{1031}}, {1, 1100, 1030}, {2, 523, 1024}}) {

@@ -50,7 +50,8 @@ struct Panel<kF16> {
   }
 };
 
-template <int T, int MR, int NP>
+/// kColumns: a lies as [k][kWidth], one line a step, else as rows.
+template <int T, int MR, int NP, bool kColumns = false>
 void tile(const TileArgs& args) {
   using P = Panel<T>;
   using S = typename P::Scalar;
@@ -79,7 +80,7 @@ void tile(const TileArgs& args) {
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; ++i) {
-      const vf x = vset(a[i * lda + k]);
+      const vf x = vset(kColumns ? a[k * kWidth + i] : a[i * lda + k]);
 #pragma GCC unroll 4
       for (int p = 0; p < NP; ++p) {
         acc[i][p][0] += x * lo[p];
@@ -265,11 +266,40 @@ void widen(const WidenArgs& args) {
   }
 }
 
+/// Rows of a transposed a lie side by side: a line of each value of k goes to each tile as it is. The lines lie
+/// far apart, so they are asked for ahead.
+template <class A>
+void columns(const ColumnsArgs& args) {
+  static_assert(kMr <= kWidth);
+  using S = typename A::Scalar;
+  constexpr int64_t kAhead = 8, kLine = 64 / sizeof(S);
+  for (int64_t k = 0; k < args.cols; ++k) {
+    const S* src = static_cast<const S*>(args.src) + k * args.col_stride;
+    if (k + kAhead < args.cols) {
+      const S* ahead = src + kAhead * args.col_stride;
+      for (int64_t i = 0; i < args.rows; i += kLine) __builtin_prefetch(ahead + i, 0, 2);
+    }
+    float* dst = args.dst + k * kWidth;
+    for (int64_t t = 0; t < args.tiles; ++t, dst += args.tile_stride) {
+      const int64_t r0 = args.rows * t / args.tiles;
+      if (args.last && k + 1 == args.cols && r0 + kWidth > args.rows) {
+        const int64_t r1 = args.rows * (t + 1) / args.tiles;
+        S rest[kWidth] = {};
+        __builtin_memcpy(rest, src + r0, static_cast<size_t>(r1 - r0) * sizeof(S));
+        F32::store(dst, A::load(rest));
+      } else {
+        F32::store(dst, A::load(src + r0));
+      }
+    }
+  }
+}
+
 template <int T, int MR>
 constexpr void fill_tiles(KernelSet& set) {
   set.tile[T][MR - 1][0] = tile<T, MR, 1>;
   set.tile[T][MR - 1][1] = tile<T, MR, wide_panels(MR)>;
   set.wide[MR - 1] = wide_panels(MR);
+  set.column_tile[T][MR - 1] = tile<T, MR, 1, true>;
   if constexpr (MR > 1) fill_tiles<T, MR - 1>(set);
 }
 
@@ -309,6 +339,10 @@ constexpr KernelSet make_kernel_set() {
   set.widen[kF32] = widen<F32>;
   set.widen[kBF16] = widen<BF16>;
   set.widen[kF16] = widen<F16>;
+  set.column_width = kWidth;
+  set.columns[kF32] = columns<F32>;
+  set.columns[kBF16] = columns<BF16>;
+  set.columns[kF16] = columns<F16>;
   return set;
 }
 

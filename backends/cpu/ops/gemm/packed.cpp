@@ -105,8 +105,21 @@ void PackedGemm::plan_blocks() {
   const bool aliased = g_.m > k_.mr && g_.row[kA] * element_bytes_ % 4096 == 0;
   copy_a_ = element_bytes_ != k_.a_element_bytes || (g_.col[kA] != 1 && g_.k > 1) ||
             g_.k % k_.step != 0 || aliased;
+  columns_ = k_.columns[type_] != nullptr && g_.m > k_.mr && g_.row[kA] == 1 && g_.col[kA] >= g_.m;
   lda_ = (g_.k + 15) / 16 * 16 + 16;
-  a_bytes_ = copy_a_ ? round_line(static_cast<uint64_t>(mc_ * lda_ * k_.a_element_bytes)) : 0;
+  chunk_lda_ = (kc_ * k_.step + 15) / 16 * 16 + 16;
+  a_bytes_ = copy_bytes();
+}
+
+/// Of a thread's copy of a: one tile's whole rows, or a block's rows of one block of k.
+uint64_t PackedGemm::copy_bytes() {
+  if (!copy_a_) return 0;
+  const int64_t few = std::min<int64_t>(k_.mr, g_.m) * lda_ * k_.a_element_bytes;
+  // A line between the tiles: else all begin in the same set of the first level.
+  tile_bytes_ = columns_ ? kc_ * k_.column_width * 4 + 64 : 0;
+  const int64_t chunk = columns_ ? divide_up(mc_, k_.mr) * tile_bytes_
+                                 : mc_ * chunk_lda_ * k_.a_element_bytes;
+  return round_line(static_cast<uint64_t>(std::max(few, mc_ > k_.mr ? chunk : 0)));
 }
 
 void PackedGemm::plan_threads() {
@@ -123,7 +136,7 @@ void PackedGemm::plan_threads() {
     const int64_t rows = std::max<int64_t>(1, 2 * g_.batch * g_.m);
     threads_ = static_cast<int>(std::min<int64_t>(threads_, divide_up(rows, k_.mr)));
     mc_ = std::min(mc_, std::max<int64_t>(divide_up(rows, threads_), k_.mr));
-    a_bytes_ = round_line(static_cast<uint64_t>(mc_ * lda_ * k_.a_element_bytes));
+    a_bytes_ = copy_bytes();
   }
   thread_bytes_ = acc_bytes_ + a_bytes_;
   if (streamed_) {
@@ -265,7 +278,7 @@ void PackedGemm::run_block(const Operands& o, int64_t batch, int64_t row, int64_
   if (o.a_rows) {
     a.data = o.a_rows + (batch * g_.m + row - o.first_row) * lda_ * k_.a_element_bytes;
     a.stride = lda_;
-  } else if (copy_a_) {
+  } else if (copy_a_ && rows <= k_.mr) {
     k_.widen[type_]({src, g_.row[kA], g_.col[kA], rows, g_.k, s.a, lda_});
     a.data = s.a;
     a.stride = lda_;
@@ -306,7 +319,11 @@ void PackedGemm::many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t
     int64_t k0 = 0;
     do {
       const int64_t steps = std::min(kc_, steps_ - k0);
-      const bool last = k0 + steps >= steps_;
+      const bool last = k0 + steps >= steps_, chunk = copy_a_ && !o.a_rows;
+      const bool columns = chunk && columns_;
+      if (chunk) copy_chunk(o, a, k0, steps, s.a);
+      const char* first = chunk ? s.a : a.data + k0 * k_.step * k_.a_element_bytes;
+      const int64_t stride = columns ? k_.column_width : chunk ? chunk_lda_ : a.stride;
       for (int64_t p = n0; p < n1; ++p) {
         const char* block = panels + (p - o.first_panel) * panel_bytes() + k0 * step_bytes_;
         // The next panel's block comes in from far while this one is worked on, a share a tile.
@@ -315,14 +332,43 @@ void PackedGemm::many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t
         for (int64_t t = 0; t < tiles; ++t) {
           const int64_t r0 = a.count * t / tiles, count = a.count * (t + 1) / tiles - r0;
           float* acc = keep ? s.acc + ((p - n0) * a.count + r0) * k_.nr : s.acc;
-          const char* rows = a.data + (r0 * a.stride + k0 * k_.step) * k_.a_element_bytes;
-          k_.tile[b_type_][count - 1][0]({rows, a.stride, block, panel_bytes(), steps, acc, 0,
-                                          k0 > 0, ahead + t * steps * ahead_step, ahead_step});
+          const char* rows = first + (columns ? t * tile_bytes_ : r0 * stride * k_.a_element_bytes);
+          const TileFn tile = columns ? k_.column_tile[b_type_][count - 1] : k_.tile[b_type_][count - 1][0];
+          if (last) fetch(o, a.batch, a.first + r0, count, p);
+          tile({rows, stride, block, panel_bytes(), steps, acc, 0, k0 > 0,
+                ahead + t * steps * ahead_step, ahead_step});
           if (last) store(o, acc, a.batch, a.first + r0, count, p);
         }
       }
       k0 += steps;
     } while (k0 < steps_);
+  }
+}
+
+/// A block's rows of `steps` steps of k from k0 on, as its tiles read them.
+void PackedGemm::copy_chunk(const Operands& o, const Rows& a, int64_t k0, int64_t steps,
+                            char* to) const {
+  const int64_t k = k0 * k_.step, cols = std::min(steps * k_.step, g_.k - k);
+  const int64_t at = g_.offset(kA, a.batch) + a.first * g_.row[kA] + k * g_.col[kA];
+  const char* src = o.ptr[kA] + at * element_bytes_;
+  if (columns_) {
+    k_.columns[type_]({src, g_.col[kA], a.count, divide_up(a.count, k_.mr), cols, k + cols >= g_.k,
+                       reinterpret_cast<float*>(to), tile_bytes_ / 4});
+  } else {
+    k_.widen[type_]({src, g_.row[kA], g_.col[kA], a.count, cols, to, chunk_lda_});
+  }
+}
+
+/// The lines that a finished tile is written to, and what is added to it.
+void PackedGemm::fetch(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t panel) const {
+  const int64_t n0 = panel * k_.nr;
+  for (Operand i : {kC, kResidual}) {
+    if (!o.ptr[i]) continue;
+    const char* at = o.ptr[i] + (g_.offset(i, batch) + row * g_.row[i] + n0) * element_bytes_;
+    const int64_t bytes = std::min<int64_t>(k_.nr, g_.n - n0) * element_bytes_;
+    for (int64_t r = 0; r < rows; ++r, at += g_.row[i] * element_bytes_) {
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 1, 3);
+    }
   }
 }
 

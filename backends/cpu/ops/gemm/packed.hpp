@@ -65,6 +65,7 @@ class PackedGemm {
   };
 
   void plan_blocks();
+  uint64_t copy_bytes();
   void plan_threads();
   void plan_stream();
   int64_t panel_bytes() const { return steps_ * step_bytes_; }
@@ -84,6 +85,8 @@ class PackedGemm {
                  int64_t p1, const Scratch& s) const;
   void few_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1, const Scratch& s) const;
   void many_rows(const Operands& o, const Rows& a, int64_t p0, int64_t p1, const Scratch& s) const;
+  void copy_chunk(const Operands& o, const Rows& a, int64_t k0, int64_t steps, char* to) const;
+  void fetch(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t panel) const;
   const char* panels_of(const Operands& o, int64_t batch) const;
   void store(const Operands& o, const float* acc, int64_t batch, int64_t row, int64_t rows,
              int64_t panel) const;
@@ -100,8 +103,11 @@ class PackedGemm {
   int64_t kc_;   // steps of k in a block
   int64_t mc_;   // rows in a block
   int64_t nc_;   // panels in a block
-  bool copy_a_;  // a is widened or gathered first
-  int64_t lda_;  // of the copy
+  bool copy_a_;   // a is widened or gathered first
+  bool columns_;  // a is transposed: tiles read its copy by columns
+  int64_t lda_;   // of a copy of whole rows
+  int64_t chunk_lda_;      // of a copy of a block of k
+  int64_t tile_bytes_ = 0;  // of a tile's columns
   int threads_;  // at most
   bool streamed_ = false;
   int64_t stream_rows_ = 0;    // rows of a a pass over b serves

@@ -9,6 +9,8 @@ namespace rm::cpu::gemm {
 namespace {
 
 constexpr int64_t kWholeBytes = 1 << 20;   // a smaller b is packed whole, all threads together
+constexpr int64_t kMostWhole = 4 << 20;    // so is one of up to here where a is no smaller than kNearRows
+constexpr int64_t kNearRows = 1 << 19;
 constexpr int64_t kNearBytes = 192 << 10;  // panels that stay in the second level beside rows of a
 uint64_t round_line(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 constexpr int64_t kMostRows = 1024;     // of a a pass: bounds the copy of a
@@ -18,8 +20,10 @@ constexpr int64_t kRowsTogether = 96;   // a thread copies: their lines stay in 
 
 void PackedGemm::plan_stream() {
   const int64_t bytes = static_cast<int64_t>(batch_bytes());
-  streamed_ =
-      source_ || (!g_.constant_b && g_.shared_b && bytes >= kWholeBytes && panels_ >= 2 * threads_);
+  // Every few panels all rows of a are read again: a has to be near, or b too large for a copy.
+  const bool streams = bytes > kMostWhole ||
+                       (bytes >= kWholeBytes && g_.batch * g_.m * g_.k * k_.a_element_bytes <= kNearRows);
+  streamed_ = source_ || (!g_.constant_b && g_.shared_b && streams && panels_ >= 2 * threads_);
   if (streamed_) a_bytes_ = 0;  // rows of a are copied once, for all threads
   stream_rows_ = std::min(g_.batch * g_.m, kMostRows);
   stream_panels_ = std::clamp<int64_t>(kNearBytes / std::max<int64_t>(1, panel_bytes()), 1,

@@ -61,6 +61,16 @@ struct WidenArgs {
   int64_t dst_stride;
 };
 
+/// Rows of a transposed a as column tiles read them: [tile][k][width], width >= KernelSet::mr. Tile t of
+/// `tiles` begins with row rows * t / tiles; what lies behind a tile's rows is anything.
+struct ColumnsArgs {
+  const void* src;  // element (row, k) lies at row + k * col_stride
+  int64_t col_stride, rows, tiles, cols;
+  bool last;  // nothing may be read behind the rows of the last column
+  float* dst;
+  int64_t tile_stride;  // floats
+};
+
 constexpr int kMaxTileRows = 14;
 
 /// The kernels of one instruction set.
@@ -74,9 +84,13 @@ struct KernelSet {
   /// tile[type of the panels][rows - 1][0: one panel, 1: wide[rows - 1] panels at once]
   TileFn tile[kTileTypes][kMaxTileRows][2];
   int wide[kMaxTileRows];
+  /// a as ColumnsArgs lays it out, lda the width; null where the set has none.
+  TileFn column_tile[kTileTypes][kMaxTileRows];
+  int column_width;
   StoreFn store[kTileTypes][kActivations];
   void (*pack[kTileTypes])(const PackArgs&);
   void (*widen[kTileTypes])(const WidenArgs&);
+  void (*columns[kTileTypes])(const ColumnsArgs&);
 };
 
 }  // namespace rm::cpu::gemm
