@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from soundness import Base, X, quiet, routed
+from transformers import (
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    LlamaConfig,
+    LlamaModel,
+    PretrainedConfig,
+)
 
 from rm_abstract.guards import oracle, sources
 from rm_abstract.guards.found import Sources
@@ -41,6 +50,62 @@ def test_a_name_that_the_search_missed_is_named(name: str) -> None:
     model = Reads().eval()
     found = without(sources.of_module(model), name)
     assert name in oracle.uncovered(model, (X,), {}, found)
+
+
+class Configured(Base):
+    def __init__(self, config: PretrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.config.factor
+
+
+class OwnConfig(PretrainedConfig):
+    attribute_map: ClassVar[dict[str, str]] = {"factor": "initial_factor"}
+
+
+def test_what_a_class_of_an_installed_package_holds_is_its_code() -> None:
+    """transformers' configurations look each name up in a table of their class: a user's module
+    around a model of theirs was refused (RM210)."""
+    model = Configured(BertConfig(factor=2.0)).eval()
+    assert oracle.uncovered(model, (X,), {}, sources.of_module(model)) == ""
+
+
+SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+class Around(torch.nn.Module):
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = torch.nn.Linear(16, 3)
+        self.temperature = 2.0
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(ids)[0][:, 0]) / self.temperature
+
+
+@pytest.mark.parametrize(
+    "encoder",
+    [
+        lambda: BertModel(BertConfig(**SMALL, intermediate_size=32)),
+        lambda: LlamaModel(LlamaConfig(**SMALL, intermediate_size=32, pad_token_id=0)),
+        lambda: DistilBertModel(DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2)),
+    ],
+)
+def test_a_users_module_around_one_of_transformers_is_served(encoder: Any) -> None:
+    """What transformers reads of its own was taken for holes in the search (RM210)."""
+    model, ids = Around(encoder()).eval(), torch.tensor([[3, 4, 5]])
+    found = sources.of_module(model)
+    assert oracle.uncovered(model, (ids,), {}, found) == ""
+    assert "temperature" in oracle.uncovered(model, (ids,), {}, without(found, "temperature"))
+
+
+def test_what_a_class_of_the_user_holds_is_not() -> None:
+    model = Configured(OwnConfig(initial_factor=2.0)).eval()
+    found = without(sources.of_module(model), "attribute_map")
+    assert "attribute_map" in oracle.uncovered(model, (X,), {}, found)
 
 
 def test_a_forward_with_a_hole_in_its_sources_is_not_compiled(
