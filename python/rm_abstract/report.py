@@ -65,7 +65,11 @@ class Report:
     @property
     def native_share(self) -> float:
         """Share of compute nodes run by kernels of our registry, over all entries."""
-        rows = [row for model in self.models for row in (model, *model.get("parts", ()))]
+        rows = [
+            row
+            for model in self.models
+            for row in (model, *model.get("parts", ()), *model.get("inner", ()))
+        ]
         entries = [entry for row in rows for entry in row["entries"]]
         nodes = sum(entry["nodes"] for entry in entries)
         return sum(entry["native_nodes"] for entry in entries) / nodes if nodes else 0.0
@@ -219,7 +223,29 @@ def _model_lines(model: dict[str, Any]) -> list[str]:
         lines.append(f"    remedy: {reason['remedy']}")
     for entry in model["entries"]:
         lines += _entry_lines(entry)
-    return lines + _part_lines(model.get("parts", []))
+    return lines + _part_lines(model.get("parts", [])) + _inner_lines(model.get("inner", []))
+
+
+def _inner_lines(inner: list[dict[str, Any]]) -> list[str]:
+    """The models inside that were called on their own, such as an encoder before generation."""
+    lines = []
+    for part in inner:
+        lines.append(
+            f"  {part['part']}, called on its own: {_count(part['routed'], 'call')} ran compiled, "
+            f"{part['eager']} in PyTorch"
+        )
+        lines += [f"  {line}" for line in _reason_lines(part["reasons"])]
+        for entry in part["entries"]:
+            lines += [f"  {line}" for line in _entry_lines(entry)]
+    return lines
+
+
+def _reason_lines(found: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"  {reason['calls']} x {reason['code']} {reason['text']}"
+        + (f" ({reason['detail']})" if reason["detail"] else "")
+        for reason in found
+    ]
 
 
 def _part_lines(parts: list[dict[str, Any]]) -> list[str]:
@@ -236,11 +262,7 @@ def _part_lines(parts: list[dict[str, Any]]) -> list[str]:
             f"    {part['part']} ({part['share']:.1%}): {_count(part['routed'], 'call')} ran "
             f"compiled, {part['eager']} in PyTorch"
         )
-        lines += [
-            f"      {reason['calls']} x {reason['code']} {reason['text']}"
-            + (f" ({reason['detail']})" if reason["detail"] else "")
-            for reason in part["reasons"]
-        ]
+        lines += [f"    {line}" for line in _reason_lines(part["reasons"])]
         for entry in part["entries"]:
             lines += [f"    {line}" for line in _entry_lines(entry)]
     return lines

@@ -20,6 +20,7 @@ constexpr std::uint32_t kRefusalsBetweenChecks = 16;
 struct ThreadsCall {
   const RouteState* original = nullptr;  // the original served the call of the entry that runs now
   const RouteState* served = nullptr;    // a program served the thread's latest call
+  int originals = 0;                     // originals of routed modules that run now
 };
 thread_local ThreadsCall this_thread;
 
@@ -30,6 +31,16 @@ void count(RouteState& s, std::string_view code, std::string_view detail) {
   if (found == s.declined.end()) found = s.declined.emplace(code, Tally{}).first;
   ++found->second.calls;
   if (!detail.empty() && found->second.detail != detail) found->second.detail = detail;
+}
+
+PyObject* call_original(PyObject* module, PyObject* args, PyObject* kwargs) {
+  static PyObject* const name = PyUnicode_InternFromString("_call_impl");
+  const PyRef original = PyRef::steal(PyObject_GetAttr(module, name));
+  if (!original) return nullptr;
+  ++this_thread.originals;
+  PyObject* output = PyObject_Call(original.get(), args, kwargs);
+  --this_thread.originals;
+  return output;
 }
 
 namespace {
@@ -60,12 +71,6 @@ PyRef calling_module() {
   return PyRef::steal(module);
 }
 
-PyObject* call_eager(PyObject* module, PyObject* args, PyObject* kwargs) {
-  static PyObject* const name = PyUnicode_InternFromString("_call_impl");
-  const PyRef eager = PyRef::steal(PyObject_GetAttr(module, name));
-  return eager ? PyObject_Call(eager.get(), args, kwargs) : nullptr;
-}
-
 /// Tracing, disabled(), the user's own compilation: somebody asked for the original.  While
 /// another thread compiles, the original serves in passing.  None is a failure to accelerate.
 bool asked_for(std::string_view code) {
@@ -76,7 +81,7 @@ bool asked_for(std::string_view code) {
 PyObject* decline(RouteState& s, std::string_view code, std::string_view detail, PyObject* module,
                   PyObject* args, PyObject* kwargs) {
   count(s, code, detail);
-  if (!s.strict || asked_for(code)) return call_eager(module, args, kwargs);
+  if (!s.strict || asked_for(code)) return call_original(module, args, kwargs);
   const std::string text = "[route] expected a routed call, got " + std::string(code) +
                            (detail.empty() ? "" : ": " + std::string(detail)) +
                            "; try fallback='warn'";
@@ -251,6 +256,8 @@ PyObject* route_call(RouteState& s, PyObject* args, PyObject* kwargs) {
     PyErr_SetString(PyExc_ReferenceError, "[router] the routed module no longer exists");
     return nullptr;
   }
+  // What a call of the model around it needs of an inner model, that model's router answers for.
+  if (s.inner && this_thread.originals > 0) return call_original(routed.get(), args, kwargs);
   return route_checked(s, routed.get(), args, kwargs);
 }
 

@@ -62,6 +62,7 @@ struct RouteState {
   std::uint64_t refused = 0;  // refusals in the table, at least
   bool compare_contents = false;  // guards compare the content of weights
   bool strict = false;            // raise instead of serving by eager
+  bool inner = false;             // only calls outside of every routed module's original are served
   bool gradients = false;         // calls that need gradients are the slow path's, not eager's
 
   RouteState(PyObject* names, std::size_t positional) : shape(names, positional) {}
@@ -69,6 +70,9 @@ struct RouteState {
 
 /// Counts one call that eager serves; `detail`: of the latest one.
 void count(RouteState& s, std::string_view code, std::string_view detail);
+
+/// What ``module(*args, **kwargs)`` gives without a router; null with an error set.
+PyObject* call_original(PyObject* module, PyObject* args, PyObject* kwargs);
 
 /// A call of the slot: the output, null with an error set, or NotImplemented when the slow path
 /// must look at the call. Throws pybind11 errors.

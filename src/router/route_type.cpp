@@ -292,6 +292,8 @@ PyMethodDef kMethods[] = {
      "strict(on): raise the error type instead of declining"},
     {"gradients", route_set<&RouteState::gradients>, METH_O,
      "gradients(on): try_route gives NotImplemented for calls that need gradients"},
+    {"inner", route_set<&RouteState::inner>, METH_O,
+     "inner(on): calls that come from the original of a routed module are left to PyTorch, uncounted"},
     {"routed", route_routed, METH_NOARGS, "routed() -> calls that an entry served"},
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
     {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
@@ -341,6 +343,15 @@ void bind_routes(py::module_& router) {
       },
       py::arg("facts"), py::arg("module"), py::arg("names"), py::arg("positional"),
       py::arg("error_types"), py::arg("failure_type"));
+  router.def(
+      "call_original",
+      [](py::handle module, const py::tuple& args, const py::dict& kwargs) {
+        PyObject* output = call_original(module.ptr(), args.ptr(), kwargs.ptr());
+        if (output == nullptr) throw py::error_already_set();
+        return py::reinterpret_steal<py::object>(output);
+      },
+      "call_original(module, args, kwargs): what module(*args, **kwargs) gives without a router",
+      py::arg("module"), py::arg("args"), py::arg("kwargs"));
 }
 
 }  // namespace rm::router

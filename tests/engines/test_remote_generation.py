@@ -157,7 +157,9 @@ def test_what_it_does_not_do_runs_elsewhere_and_is_named(served: Any, seed: int)
         return scores
 
     inputs = models.prompts(2, seed)
-    mask = torch.ones_like(inputs["attention_mask"])  # rows of one length, by some seeds: not a flipped mask
+    mask = torch.ones_like(
+        inputs["attention_mask"]
+    )  # rows of one length, by some seeds: not a flipped mask
     mask[0, -1] = 0
     right = {**inputs, "attention_mask": mask}
     requests = record(served)["requests"]

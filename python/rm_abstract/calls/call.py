@@ -148,6 +148,21 @@ def leaf_count(spec: Spec) -> int:
     return sum(leaf_count(s) for _, s in spec[1:]) if spec[0] == "dict" else 0
 
 
+def objects_in(spec: CallSpec) -> list[Spec]:
+    """The caches and bundles among the leaves, in containers too."""
+    found: list[Spec] = []
+    pending = list(spec.specs[::-1])
+    while pending:
+        part = pending.pop()
+        if part[0] in ("cache", "bundle"):
+            found.append(part)
+        elif part[0] in ("list", "tuple"):
+            pending += part[:0:-1]
+        elif part[0] == "dict":
+            pending += [value for _, value in part[:0:-1]]
+    return found
+
+
 def leaf_numbers(spec: CallSpec) -> dict[str, int]:
     """Where the arguments that are one tensor or cache lie among the leaves."""
     found: dict[str, int] = {}

@@ -22,7 +22,7 @@ from rm_abstract.calls.call import PLAIN
 from rm_abstract.capture import output_classes
 from rm_abstract.capture.aliases import taker
 from rm_abstract.capture.errors import capture_error
-from rm_abstract.kv import kv_cache, state_cache, window_cache
+from rm_abstract.kv import bundle, kv_cache, state_cache, window_cache
 from rm_abstract.kv.bundle import is_bundle_type
 
 Structure: TypeAlias = "list[Any]"
@@ -45,7 +45,7 @@ class Recorder:
                 if given is value:
                     return ["input", i]
                 if is_bundle_type(type(given)):
-                    for j, held in enumerate(given.values()):
+                    for j, held in enumerate(bundle.leaves(given)):
                         if held is value:
                             return ["part", i, j]
             return ["tensor", self._number(value)]
@@ -169,7 +169,7 @@ def builder(structure: Structure) -> Build:
         return lambda tensors, leaves: leaves[number]
     if kind == "part":
         leaf, part = structure[1:]
-        return lambda tensors, leaves: tuple(leaves[leaf].values())[part]
+        return lambda tensors, leaves: bundle.leaves(leaves[leaf])[part]
     if kind in ("none", "const"):
         value = structure[1] if kind == "const" else None
         return lambda tensors, leaves: value

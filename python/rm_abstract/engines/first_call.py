@@ -13,7 +13,7 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import ParityError
-from rm_abstract.calls.call import FlatCall
+from rm_abstract.calls.call import FlatCall, objects_in
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import Pattern, snapshot, unfold, wants_gradients
 from rm_abstract.engines.call_state import CallState
@@ -190,7 +190,7 @@ class FirstCall:
     def _on_trial(self, variant: Variant) -> None:
         """A program that may be slower than the original: measured when it has served some."""
         state = self._state
-        plain = all(s[0] not in ("cache", "bundle") for s in state.spec.specs)
+        plain = not objects_in(state.spec)
         if plain and state.step is None and self._engine.measures and not variant.quantised:
             variant.trial = Trial(self._engine.wait if self._engine.on_gpu else None)
 

@@ -15,7 +15,7 @@ import torch
 
 from rm_abstract import _core
 from rm_abstract.base.decline import Decline
-from rm_abstract.calls.call import CallSpec
+from rm_abstract.calls.call import CallSpec, objects_in
 from rm_abstract.device import Resolved
 
 _CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ class GpuPlacement(Placement):
 
     def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         self.check(model_device)
-        kinds = [s for s in spec.specs if s[0] in ("cache", "bundle")]
+        kinds = objects_in(spec)
         if any(s[1] != "DeviceCache" for s in kinds):
             raise Decline(
                 "RM114", "a cache of keys and values that generate did not make, on a GPU"

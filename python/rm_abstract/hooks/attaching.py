@@ -1,8 +1,9 @@
 """Which modules are routed, and how. Never inside or around a root that is routed already.
 
 The exceptions: a transformers model or an explicit ``accelerate`` takes over from routed modules
-below it, because the larger program is the one the user calls; and a root that cannot be captured
-has routers of its parts (parts.py), which this file does not make.
+below it, because the larger program is the one the user calls; a root that cannot be captured has
+routers of its parts (parts.py), which this file does not make; and models inside a transformers
+model have routers for calls that its methods make of them alone (inner.py).
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from rm_abstract.hooks.fitness import why_unfit
 from rm_abstract.hooks.host import RouterHost
+from rm_abstract.hooks.inner import is_transformers_model
 
 if TYPE_CHECKING:
     from rm_abstract.hooks.router import Router
 
-_TAKES_OVER = ("from_pretrained", "_from_config", "accelerate")
+_LOADED = ("from_pretrained", "_from_config")
+_TAKES_OVER = (*_LOADED, "accelerate")
 
 
 def router_of(module: Any) -> Router | None:
@@ -57,6 +60,9 @@ def attach(host: RouterHost, module: Any, source: str) -> Router | None:
         host.skipped[type(module).__qualname__] = why
         return None
     below = [found for part in module.modules() if (found := router_of(part)) is not None]
+    # CLIPModel(config) makes its towers by _from_config, and each of them was caught.
+    if is_transformers_model(module) and not _inside_routed(host, module):
+        takes_over |= all(found.name or found.source in _LOADED for found in below)
     if not takes_over and any(not found.name for found in below):
         return None
     if not takes_over and _inside_routed(host, module):
@@ -68,6 +74,7 @@ def attach(host: RouterHost, module: Any, source: str) -> Router | None:
     router = Router(module, host, source)
     vars(module)[SLOT] = router
     host.adopt(router)
+    router.place_inner()
     return router
 
 

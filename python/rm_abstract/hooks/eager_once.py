@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rm_abstract import _core
+
 
 class EagerOnce:
     """Runs the original at most once and remembers what it did."""
@@ -42,7 +44,7 @@ class EagerOnce:
         if not self._done:
             module, args, kwargs = self._call
             try:
-                self._output = module._call_impl(*args, **kwargs)
+                self._output = _core.router.call_original(module, args, kwargs)
             except BaseException as error:
                 self.error = error
                 raise

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.reasons import group_of
 from rm_abstract.hooks.host import SLOT, RouterHost
@@ -87,7 +88,7 @@ class Parts:
             self._measurements += mine
             removals = self._removals
         if not mine:  # another thread's call is measured
-            return module._call_impl(*args, **kwargs)
+            return _core.router.call_original(module, args, kwargs)
         measured = Measured()
         try:
             with measured.during(module):

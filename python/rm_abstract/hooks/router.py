@@ -32,6 +32,7 @@ from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import purity, sources
 from rm_abstract.hooks.eager_once import EagerOnce
 from rm_abstract.hooks.host import SLOT, RouterHost
+from rm_abstract.hooks.inner import InnerModels
 from rm_abstract.hooks.part_policy import PartPolicy
 from rm_abstract.hooks.parts import Parts
 from rm_abstract.hooks.recovery import Recovery
@@ -56,6 +57,7 @@ class Router(Ours):
         "_engine",
         "_generation",
         "_gradients",
+        "_inner",
         "_lock",
         "_parts",
         "_pending",
@@ -102,6 +104,9 @@ class Router(Ours):
         if name:
             self.label = f"{name} ({self.label})"
         self._parts = PartPolicy(self, parts, Router)
+        self._inner = InnerModels(self, Router)
+        if source == "inner":
+            self.route.inner(True)
         self.events = RouterEvents(self)
         self._engine: Engine | None = None
         self._generation: GenerationState | None = None
@@ -137,7 +142,9 @@ class Router(Ours):
         if session is None or _finalizing():
             return
         if not self.name:
-            session.keep_record(self.record())
+            record = self.record()
+            if record["routed"] or record["eager"] or record["loop_tokens"]:
+                session.keep_record(record)
         else:
             self._parts.keep(self.record(), self.name)
 
@@ -220,6 +227,7 @@ class Router(Ours):
             "weights_guarded": stats["weights"],
             "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
             "parts": self._parts.records(),
+            "inner": self._inner.records(),
         }
 
     def remove(self) -> None:
@@ -229,6 +237,7 @@ class Router(Ours):
             del vars(module)[SLOT]
         self.route.retire("RM108")
         self.reset()
+        self._inner.remove()
         if module is not None and self.name:
             self.session.detached.pop(id(module), None)
 
@@ -239,12 +248,19 @@ class Router(Ours):
             self.session.detached[id(module)] = self
             weakref.finalize(module, self.session.detached.pop, id(module), None)
             del vars(module)[SLOT]
+            self._inner.remove()
 
     def step_back(self) -> None:
         """Takes the slot again, when nobody else did."""
         module = self.module_ref()
         if module is not None:
             vars(module).setdefault(SLOT, self)
+            self._inner.place(module)
+
+    def place_inner(self) -> None:
+        """Models inside this one get routers for calls of their own."""
+        if not self.name:
+            self._inner.place(self.module_ref())
 
     def reset(self) -> None:
         """Forgets everything compiled, for another device or other options."""
@@ -284,6 +300,8 @@ class Router(Ours):
             self._gradients.weights_changed(structure=what != "weights")
         if what != "weights":
             self._parts.structure_changed()
+            if self.in_place:
+                self.place_inner()
         self.snapshots.drop()
         if self._engine is not None:
             self._engine.invalidate(what, where)
@@ -461,16 +479,17 @@ class Router(Ours):
         module = self.module_ref()
         parts = self._parts.to_be_measured(code)
         if parts is not None:
+            self._inner.remove()  # parts serve these calls, too
             return parts.measure(module, args, kwargs)
         self._parts.leave(code)
-        return module._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        return _core.router.call_original(module, args, kwargs)
 
     def _refuse(
         self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.route.refuse(key, code, detail, None)
         self._note(code, detail)
-        return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        return _core.router.call_original(self.module_ref(), args, kwargs)
 
     def _note(self, code: str, detail: str) -> None:
         self.route.count(code, detail)
@@ -528,7 +547,7 @@ class Router(Ours):
         if isinstance(error, Error) and error.served:
             raise error
         # The original judges the call first: what it refuses too is the user's error, not ours.
-        output = self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
+        output = _core.router.call_original(self.module_ref(), args, kwargs)
         described = self.route.describe(args, kwargs)
         if len(described) == 3:
             self._report(described[1], error, served=True)

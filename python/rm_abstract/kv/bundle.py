@@ -1,8 +1,11 @@
-"""transformers' ModelOutput as an argument (encoder_outputs): its tensors, and the way back."""
+"""transformers' ModelOutput as an argument (encoder_outputs): its tensors, and the way back.
+
+A field is a tensor, None, or a list or tuple of fields (hidden_states).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,20 +22,47 @@ def is_bundle_type(kind: type) -> bool:
     return any(k.__name__ == "ModelOutput" and "transformers" in k.__module__ for k in kind.__mro__)
 
 
+def leaves(bundle: Any) -> list[Any]:
+    """What the fields hold, in order, without None."""
+    return [leaf for value in bundle.values() for leaf in _below(value)]
+
+
+def _below(value: Any) -> Iterator[Any]:
+    if type(value) in (list, tuple):
+        for item in value:
+            yield from _below(item)
+    elif value is not None:
+        yield value
+
+
 def read(bundle: Any) -> list[torch.Tensor] | Decline:
     """The tensors in field order; a field of another kind is a Decline."""
-    values = list(bundle.values())
-    if all(isinstance(v, torch.Tensor) for v in values):
-        return values
+    found = leaves(bundle)
+    if all(isinstance(leaf, torch.Tensor) for leaf in found):
+        return found
     return Decline("RM104", f"a {type(bundle).__name__} that holds more than tensors")
 
 
 def rebuilt(bundle: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The same class and fields around other tensors."""
-    return type(bundle)(**dict(zip(bundle.keys(), tensors, strict=True)))
+    take = iter(tensors)
+    return type(bundle)(**{name: _around(value, take) for name, value in bundle.items()})
+
+
+def _around(value: Any, take: Iterator[torch.Tensor]) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_around(item, take) for item in value)
+    return None if value is None else next(take)
 
 
 def size_pattern(bundle: Any, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
     """What a capture of this argument is specialised on."""
     sizes = tuple(tuple([d if d < 2 else 2 for d in t.shape]) for t in tensors)
-    return (type(bundle).__name__, tuple(bundle.keys()), sizes)
+    shape = tuple(_nesting(value) for value in bundle.values())
+    return (type(bundle).__name__, tuple(bundle.keys()), shape, sizes)
+
+
+def _nesting(value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return (type(value).__name__, *map(_nesting, value))
+    return value is None
