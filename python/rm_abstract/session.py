@@ -109,6 +109,8 @@ class Session:
         for router in detached.values():
             if not router.name:  # parts are chosen anew
                 router.step_back()
+        for router in self.routers():
+            router.place_inner()
         self.close_workers()
 
     @property

@@ -4,6 +4,7 @@ the towers of get_image_features."""
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -173,6 +174,47 @@ def test_the_session_takes_every_router_out() -> None:
     features(model)
     rm.shutdown()
     assert all(vars(part).get(SLOT) is None for part in model.modules())
+
+
+def test_other_devices_get_no_second_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RM_SIM_COMPILE_S", "0")
+    model = clip()
+    assert vars(model.vision_model).get(SLOT) is not None
+    rm.switch_device("sim:0")
+    assert vars(model.vision_model).get(SLOT) is None
+    rm.switch_device("cpu")
+    with rm.disabled():
+        expected = features(model)
+    for _ in range(2):
+        torch.testing.assert_close(features(model), expected, rtol=1e-4, atol=1e-5)
+    assert inner(model, "vision_model")["routed"] == 1
+
+
+def test_a_tower_outlives_the_whole() -> None:
+    model = clip()
+    with rm.disabled():
+        expected = features(model)
+    features(model)
+    tower, projection = model.vision_model, model.visual_projection
+    del model
+    gc.collect()
+    with torch.no_grad():
+        for _ in range(2):
+            actual = projection(tower(pixel_values=PICTURES).pooler_output)
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_call_of_the_whole_that_raises_leaves_towers_served() -> None:
+    """An error inside of the original must not leave its mark on the thread."""
+    model = clip()
+    with rm.disabled():
+        expected = features(model)
+    for _ in range(3):
+        with pytest.raises(ValueError), torch.no_grad():
+            model(input_ids=torch.tensor([[3, 4, 2]]), pixel_values=PICTURES[:, :, :7, :7])
+    for _ in range(2):
+        torch.testing.assert_close(features(model), expected, rtol=1e-4, atol=1e-5)
+    assert inner(model, "vision_model")["routed"] == 1
 
 
 def test_threads_that_call_the_whole_and_its_tower() -> None:

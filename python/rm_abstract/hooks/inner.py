@@ -35,9 +35,13 @@ class InnerModels:
         self._routers: dict[str, weakref.ref[Owned]] = {}
 
     def place(self, module: Any) -> None:
-        """Gives a router to each model inside ``module`` that has none."""
+        """Gives a router to each model inside ``module`` that has none, where the device is one for
+        it; else takes those away that there are."""
         root = self._root()
-        if root is None or not is_transformers_model(module) or not _served_on(root.session):
+        if root is None or not is_transformers_model(module):
+            return
+        if not _served_on(root.session):
+            self.remove()
             return
         # The same weights again, for a call that a program of the root mostly serves.
         skipped = (module, getattr(module, "base_model", None))

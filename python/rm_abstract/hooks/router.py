@@ -259,7 +259,7 @@ class Router(Ours):
 
     def place_inner(self) -> None:
         """Models inside this one get routers for calls of their own."""
-        if not self.name:
+        if not self.name and self.in_place:
             self._inner.place(self.module_ref())
 
     def reset(self) -> None:
