@@ -17,7 +17,7 @@ from rm_abstract import _core
 from rm_abstract.base.errors import Error
 from rm_abstract.framework import programs, saving
 from rm_abstract.framework.backends import Numbers
-from rm_abstract.framework.recording import each_time
+from rm_abstract.framework.recording import each_time, once_a_step
 from rm_abstract.framework.tensor import Tensor, executor
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer"]
@@ -59,7 +59,9 @@ class Optimizer:
             parameter.grad = None
 
     def step(self) -> None:
-        """One update of every parameter that has a gradient."""
+        """One update of every parameter that has a gradient. Raises Error RM709 for a second one
+        in a step that is recorded."""
+        once_a_step(self)
         groups: dict[int, list[int]] = {}  # places of parameters, by the steps that they took
         for i, p in enumerate(self.parameters):  # before the first of them is updated
             if p.grad is not None:

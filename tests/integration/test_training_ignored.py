@@ -117,6 +117,28 @@ def test_a_function_of_the_optimizer_that_was_replaced_is_called(
 
 
 @BEFORE
+@pytest.mark.parametrize("where", [torch.Tensor, torch.autograd], ids=["Tensor", "autograd"])
+def test_a_backward_that_was_replaced_is_called(
+    steps: int, where: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Pair(layers(), torch.optim.Adam)
+    pair.run(steps)
+    plain, seen = where.backward, []
+
+    def doubled(tensor: Any, gradient: Any = None, *rest: Any, **named: Any) -> None:
+        seen.append(1)
+        plain(tensor * 2.0, gradient, *rest, **named)
+
+    monkeypatch.setattr(where, "backward", doubled)
+    pair.goes_on_as_eager("RM706")
+    assert len(seen) == 6
+    monkeypatch.undo()
+    compiled = pair.step.report()["compiled"]
+    pair.both()
+    assert pair.step.report()["compiled"] == compiled + 1
+
+
+@BEFORE
 @pytest.mark.parametrize("kind, name", [(torch.optim.Adam, "adam"), (torch.optim.SGD, "sgd")])
 def test_a_formula_that_was_replaced_is_called(
     steps: int, kind: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -277,6 +277,54 @@ def test_what_a_replay_could_not_repeat_is_refused() -> None:
     assert caught.value.code == "RM709"
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_a_state_that_a_recorded_step_updates_twice_holds_both_updates(backend: str) -> None:
+    """Running means of a norm that sees two batches, and a parameter that two optimisers share."""
+    torch.manual_seed(0)
+    weight, rows = torch.randn(2, 2, 3, 3), torch.randn(3, 2, 2, 2, 4, 4)
+
+    def trained(recorded: bool) -> list[torch.Tensor]:
+        norm = nn.BatchNorm2d(2)
+        p = nn.Parameter(weight.clone())
+        adam, sgd = optim.Adam([p, *norm.parameters()], lr=0.1), optim.SGD([p], lr=0.01)
+
+        def step(x: Any, y: Any) -> Any:
+            adam.zero_grad()
+            pair = (norm(x * p.sum()), norm(y) * p.sum())
+            loss = (pair[0] * pair[1]).sum()
+            loss.backward()
+            adam.step()
+            sgd.step()
+            return loss + p.sum()
+
+        run = rm.record(step) if recorded else step
+        losses = [run(rm.Tensor(x), rm.Tensor(y)).torch() for x, y in rows]
+        return [*losses, p.torch(), norm.running_mean.torch(), norm.running_var.torch()]
+
+    rm.use_backend(backend)
+    try:
+        for got, wanted in zip(trained(True), trained(False), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    finally:
+        rm.use_backend("cpu")
+
+
+def test_gradients_of_the_torch_backend_have_memory_of_their_own() -> None:
+    rm.use_backend("torch")
+    try:
+        x, y = (nn.Parameter(torch.ones(2, 3)) for _ in range(2))
+        (x + y).sum().backward()
+        first, second = (p.grad.data for p in (x, y))  # type: ignore[union-attr]
+        first.mul_(3.0)
+        assert torch.equal(first, torch.full((2, 3), 3.0))
+        assert torch.equal(second, torch.ones(2, 3))
+        flat = x.reshape(3, 2)
+        flat.data.zero_()
+        assert torch.equal(x.torch(), torch.ones(2, 3))
+    finally:
+        rm.use_backend("cpu")
+
+
 def test_a_kernel_that_refuses_leaves_the_state_as_it_was() -> None:
     layer = nn.Embedding(4, 2)
     optimizer = optim.Adam(layer.parameters(), lr=0.1)

@@ -155,13 +155,37 @@ class TorchBackend(Backend):
     def _prepare(self, program: Program) -> Run:
         from rm_abstract.worker.ir_to_torch import ir_to_torch
 
-        module = ir_to_torch(program.text, {}, {"assign": lambda o, n: o[0].copy_(o[1])})
+        module = ir_to_torch(program.text, {}, {"assign": _assigned})
 
         def run(arrays: list[Any]) -> list[Any]:
             with torch.no_grad():
-                return list(module.evaluate(arrays, ()))
+                return _written(list(module.evaluate(arrays, ())), arrays)
 
         return run
+
+
+def _assigned(operands: Any, node: Any) -> torch.Tensor:
+    """What an array will hold: written behind the program, for views of what it holds now."""
+    old, new = operands
+    value: Any = new.view_as(new)  # an object of its own
+    value.assigned_to = getattr(old, "assigned_to", old)
+    return value  # type: ignore[no-any-return]
+
+
+def _written(results: list[Any], arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results, after what was assigned is written: arrays where it was, and otherwise each in
+    memory of its own, which its holder may write."""
+    held = {a.untyped_storage().data_ptr() for a in arrays}
+    assigned = [r for r in results if hasattr(r, "assigned_to")]
+    for i, result in enumerate(results):
+        memory = result.untyped_storage().data_ptr()
+        if memory in held and not hasattr(result, "assigned_to"):
+            results[i] = result.clone(memory_format=torch.contiguous_format)
+        held.add(memory)
+    values = [r.clone() for r in assigned] if len(assigned) > 1 else assigned
+    for result, value in zip(assigned, values, strict=True):
+        result.assigned_to.copy_(value)
+    return [getattr(r, "assigned_to", r) for r in results]
 
 
 class Numbers:

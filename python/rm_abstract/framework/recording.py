@@ -45,6 +45,7 @@ class Recorder:
         self.states: dict[int, Symbol] = {}  # what an input holds after the step, by input
         self.before: list[Callable[[], None]] = []  # at each replay
         self.after: list[Callable[[], None]] = []
+        self.once: dict[int, object] = {}  # objects that may come once a step, by id
         self.draws: dict[Any, int] = {}  # of random numbers, by generator
         self.owners: dict[int, Tensor] = {}  # tensors that hold arrays from outside, by array's id
         self._inputs: dict[int, int] = {}  # id of an array -> its input's number and value
@@ -72,15 +73,16 @@ class Recorder:
         results = [Symbol(value, DTYPES[dtype], shape) for value, dtype, shape in rows]
         # A program of states returns their new values first, in their order (programs.py).
         for array, result in zip(arrays[: program.states], results, strict=False):
-            number = None if isinstance(array, Symbol) else self._inputs[id(array)]
-            if number is None or number in self.states:
+            if isinstance(array, Symbol):
                 raise Error(
-                    "[record] expected a tensor from outside, updated once a step; try to make "
-                    "states before the step",
+                    "[record] expected a tensor from outside to be updated; try to make states "
+                    "before the step",
                     code="RM709",
                 )
-            self._graph.donate(self._symbols[number].value)
-            self.states[number] = result
+            number = self._inputs[id(array)]
+            if number not in self.states:
+                self._graph.donate(self._symbols[number].value)
+            self.states[number] = result  # what the step reads and updates from here on
         return results
 
     def op_call(
@@ -92,6 +94,21 @@ class Recorder:
     def finish(self, outputs: list[Symbol]) -> Program:
         values = [s.value for s in (*outputs, *self.states.values())]
         return Program("recorded step", self._graph.finish(values), len(self.states), True)
+
+
+def once_a_step(owner: object) -> None:
+    """Raises Error RM709 when a step that is being recorded comes here twice for this object: what
+    it writes before a replay holds for all of the step."""
+    by = tensor.executor()
+    if not isinstance(by, Recorder):
+        return
+    if id(owner) in by.once:
+        raise Error(
+            f"[record] expected one step of {type(owner).__name__} in a recorded step, got two; "
+            "try to record what lies between them",
+            code="RM709",
+        )
+    by.once[id(owner)] = owner
 
 
 def each_time(

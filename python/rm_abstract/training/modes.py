@@ -18,6 +18,14 @@ _NO_LEVEL = -1  # of forward-mode gradients
 _saved_tensors_hooks = partial(torch._C._autograd._top_saved_tensors_default_hooks, True)
 
 
+_BACKWARDS = torch.Tensor.backward, torch.autograd.backward
+
+
+def foreign_backward() -> bool:
+    """Whether somebody replaced what a loss's ``backward`` runs."""
+    return (torch.Tensor.backward, torch.autograd.backward) != _BACKWARDS
+
+
 def check_modes(place: Place) -> None:
     """Raises Decline for a mode that changes what this step computes, or who sees it."""
     place.check()
@@ -40,7 +48,12 @@ def check_modes(place: Place) -> None:
 def quiet() -> list[Any]:
     """Functions that give False or None while no such mode is on, beside those that the C++ router
     asks anyway."""
-    return [torch.is_anomaly_enabled, torch.is_inference_mode_enabled, _saved_tensors_hooks]
+    return [
+        torch.is_anomaly_enabled,
+        torch.is_inference_mode_enabled,
+        _saved_tensors_hooks,
+        foreign_backward,
+    ]
 
 
 def still() -> list[tuple[dict[str, Any], str, Any]]:

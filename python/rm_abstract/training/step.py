@@ -24,7 +24,7 @@ from rm_abstract.training.budget import fit, summary
 from rm_abstract.training.dropout import Drawing
 from rm_abstract.training.eager_step import EagerSteps
 from rm_abstract.training.gradient_hooks import accumulation_hooks
-from rm_abstract.training.modes import check_modes
+from rm_abstract.training.modes import check_modes, foreign_backward
 from rm_abstract.training.program import StepProgram, Tied, Wanted, compile_step_program, program_of
 from rm_abstract.training.routed import (
     check_apart,
@@ -85,6 +85,8 @@ class TrainingStep(EagerSteps):
         self._locate()
         try:
             check_modes(self._place)
+            if foreign_backward():
+                raise Decline("RM706", "a backward of tensors that is not torch's own")
             self._pure.check()
             tensors, batch, structure = batches.flatten(inputs, targets, self._place.device)
             self._check_unchanged()
