@@ -1,6 +1,7 @@
 // Fills in the kernel rows: oneDNN, our own tiles by instruction set, then the plain loop.
 #include "ops/conv/rows.hpp"
 
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -65,7 +66,8 @@ struct Packed {
     // the products here.
     const bool one = c.k == Triple{1, 1, 1}, ahead = one && c.given[kResidual];
     const double from = double(c.from), waits = one ? 1 : from / (from + 8);
-    const double share = ahead ? 1 : 0.93 * waits;
+    const double nr = gemm::tiles_of<kIsa>().nr, columns = nr * std::ceil(double(c.to) / nr);
+    const double share = (ahead ? 1 : 0.93 * waits) * double(c.to) / columns;
     return 2000 + c.flops() / (share * kProductGflops[static_cast<int>(kIsa)]) +
            (c.constant_w ? 0 : c.weights());
   }
