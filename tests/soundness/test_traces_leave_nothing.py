@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from soundness import Base, X, eager, quiet, routed
 from torch import nn
+
+from rm_abstract.guards import sources
 
 
 class Scaled(Base):
@@ -50,3 +53,29 @@ def test_a_capture_sees_what_a_parameter_carries() -> None:
         model.inner.weight.gain = gain
         expected = eager(lambda: model(X))
         torch.testing.assert_close(quiet(lambda: model(X)), expected, rtol=1e-4, atol=1e-4)
+
+
+class Proxy:
+    """Counts who asks it anything, its class included (torch.distributed.reduce_op warns then)."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            Proxy.asked.append(name)
+        return object.__getattribute__(self, name)
+
+
+PROXY = Proxy()
+
+
+class HoldsAProxy(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * (2.0 if PROXY is not None else 1.0)
+
+
+def test_the_search_asks_no_object_for_its_class() -> None:
+    model = HoldsAProxy().eval()
+    Proxy.asked.clear()  # pytest asked
+    sources.of_module(model)
+    assert not Proxy.asked

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from rm_abstract.guards.kinds import is_a
 from rm_abstract.guards.packages import is_user_class, is_user_file
 
 # What every nn.Module has: the guard compares registries itself, and the rest is bookkeeping.
@@ -61,16 +62,16 @@ def is_user_module(module: types.ModuleType) -> bool:
 
 def functions_of(value: Any) -> Iterator[types.FunctionType]:
     """The Python functions that an attribute of a class runs."""
-    if isinstance(value, types.FunctionType):
+    if is_a(value, types.FunctionType):
         yield value
-    elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
+    elif is_a(value, (staticmethod, classmethod, types.MethodType)):
         yield from functions_of(value.__func__)
-    elif isinstance(value, property):
+    elif is_a(value, property):
         for part in (value.fget, value.fset, value.fdel):
             yield from functions_of(part)
-    elif isinstance(value, functools.cached_property):
+    elif is_a(value, functools.cached_property):
         yield from functions_of(value.func)
-    elif isinstance(value, (functools.partial, functools.partialmethod)):
+    elif is_a(value, (functools.partial, functools.partialmethod)):
         yield from functions_of(value.func)
 
 

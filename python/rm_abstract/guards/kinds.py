@@ -27,14 +27,20 @@ _OF_THE_INTERPRETER = frozenset(
 _CTYPES_NUMBERS = frozenset("bBhHiIlLqQfdg?c")
 
 
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """isinstance() by the type alone: where that says no, isinstance() asks the value for its
+    __class__, which a proxy computes (torch.distributed.reduce_op warns then)."""
+    return issubclass(type(value), kinds)
+
+
 def is_leaf(value: Any) -> bool:
     """A value without an inside that could change."""
-    if isinstance(value, types.BuiltinFunctionType):
+    if is_a(value, types.BuiltinFunctionType):
         owner = value.__self__
         return owner is None or isinstance(owner, (types.ModuleType, type))
     if type(value).__name__ in _COMPILED_FUNCTIONS and hasattr(value, "__code__"):
         return True  # Cython's functions, as those of numpy.random: code without an inside
-    return kind_of(value) in ("plain", "fixed", "scalar") or isinstance(value, _DESCRIPTORS)
+    return kind_of(value) in ("plain", "fixed", "scalar") or is_a(value, _DESCRIPTORS)
 
 
 def is_harmless(kind: type) -> bool:

@@ -28,6 +28,7 @@ from rm_abstract.guards.code import Reads, reads_of
 from rm_abstract.guards.found import BOOKKEEPING, Place, Sources, functions_of, is_user_module
 from rm_abstract.guards.kinds import (
     container_base,
+    is_a,
     is_buffer,
     is_harmless,
     is_leaf,
@@ -144,31 +145,31 @@ class _Search:
 
     def _visit(self, value: Any, where: Place, strict: bool) -> None:
         """Adds what a value holds. Not `strict`: a library's own, which its version stands for."""
-        if isinstance(value, str) and len(value) < 64:
+        if is_a(value, str) and len(value) < 64:
             self._names.add(value)  # it may name an attribute
-        if isinstance(value, type):
+        if is_a(value, type):
             if is_user_class(value):
                 self._class(value, constructed=True)
             return
-        if isinstance(value, (staticmethod, classmethod)):
+        if is_a(value, (staticmethod, classmethod)):
             value = value.__func__
-        if isinstance(value, types.FunctionType):
+        if is_a(value, types.FunctionType):
             self._function(value)
             return
         if is_leaf(value) or id(value) in self._seen or value is self._root:
             return
-        if isinstance(value, weakref.ref) and id(value()) in self._seen:
+        if is_a(value, weakref.ref) and id(value()) in self._seen:
             return  # to a part or a weight of the tree, which lives as long as the tree
-        if isinstance(value, types.MethodType):
+        if is_a(value, types.MethodType):
             self._pending += [(value.__func__, where, strict), (value.__self__, where, strict)]
-        elif isinstance(value, functools.partial):
+        elif is_a(value, functools.partial):
             self._partial(value, where, strict)
-        elif isinstance(value, torch.Tensor):
+        elif is_a(value, torch.Tensor):
             self._seen.add(id(value))
             self.found.tensors.append((value, where))
-        elif isinstance(value, torch.nn.Module):
+        elif is_a(value, torch.nn.Module):
             self._foreign_module(value, where)
-        elif isinstance(value, types.ModuleType):
+        elif is_a(value, types.ModuleType):
             self._module_value(value, where, strict)
         elif strict or is_user_class(type(value)):
             self._holder(value, where)
@@ -184,7 +185,7 @@ class _Search:
             return
         if kind_of(value) == "tuple":
             self._pending += [(v, f"{where}[{i}]", True) for i, v in enumerate(value)]
-        elif isinstance(value, types.CellType):
+        elif is_a(value, types.CellType):
             self._cell(value, where, True)
         elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
             self._array(value, where)
@@ -417,7 +418,7 @@ class _Search:
             return
         value, path = space[name], name
         for attribute in chain[1:]:
-            if not isinstance(value, types.ModuleType):
+            if not is_a(value, types.ModuleType):
                 break
             inside = vars(value)
             path = f"{path}.{attribute}"
@@ -428,7 +429,7 @@ class _Search:
                     self._unseen("computed by its module", path)
                 return
             value = inside[attribute]
-        if isinstance(value, types.ModuleType) and not user:
+        if is_a(value, types.ModuleType) and not user:
             return
         self._pending.append((value, path, user))
 
@@ -442,8 +443,8 @@ class _Search:
             for name, value in inside.items():
                 if name == "manual_seed":
                     continue  # importing dynamo wraps it; a forward that calls it has an effect
-                if isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+                if is_a(value, (types.FunctionType, types.BuiltinFunctionType)):
                     self._name_in(inside, name, module.__name__)
-                    if isinstance(value, types.FunctionType) and is_user_code(value):
+                    if is_a(value, types.FunctionType) and is_user_code(value):
                         self._function(value)
         self._classes.setdefault(torch.Tensor, False)
