@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "harness.hpp"
 
@@ -122,6 +123,59 @@ TEST_CASE("vector functions stay within a few ulp over the whole range, NaN and 
                    CHECK(worst <= f.ulp);
                  });
   }
+}
+
+TEST_CASE("the derivative of gelu is right however it is written, and what looks like it is not taken for it") {
+  // Registers: 0 dy, 1 x; (erf(x a) + b) c + (x exp((x x) d)) e, times dy. With `swapped` operands are exchanged.
+  const auto code = [](bool swapped) {
+    std::vector<int64_t> out;
+    const auto add = [&](int64_t op, int64_t a, int64_t b = -1) {
+      if (swapped && b >= 0) std::swap(a, b);
+      out.insert(out.end(), {op, 0, a, b, -1});
+    };
+    add(0, 0), add(42, 1, 2), add(11, 3), add(0, 1), add(40, 4, 5), add(0, 2), add(42, 6, 7);
+    add(42, 1, 1), add(0, 3), add(42, 9, 10), add(4, 11), add(0, 4), add(42, 12, 13), add(42, 1, 14);
+    add(40, 8, 15), add(42, 0, 16);
+    return out;
+  };
+  const std::vector<double> numbers = {static_cast<float>(M_SQRT1_2), 1, 0.5, -0.5, 0.39894227683544159};
+  std::vector<float> values = inputs();
+  const auto n = static_cast<int64_t>(values.size());
+  Tensor dy(Type::f32, {n}), x(Type::f32, {n}), y(Type::f32, {n});
+  x.fill([&](int64_t i) { return values[static_cast<size_t>(i)]; });
+  dy.fill([](int64_t i) { return i % 2 ? 1.0 : -2.0; });
+  for (size_t changed = 0; changed <= numbers.size(); ++changed) {
+    std::vector<double> imm = numbers;
+    if (changed < imm.size()) imm[changed] *= 0.75;
+    for (bool swapped : {false, true}) {
+      CAPTURE(changed);
+      CAPTURE(swapped);
+      on_every_row({"ewise", {&dy, &x}, {&y}, {integers("code", code(swapped)), reals("imm", imm)}},
+                   [&](const std::string&) {
+                     int bad = 0;
+                     for (int64_t i = 0; i < n; ++i) {
+                       const double v = x[i];
+                       const double want = dy[i] * ((std::erf(v * imm[0]) + imm[1]) * imm[2] +
+                                                    v * std::exp(v * v * imm[3]) * imm[4]);
+                       bad += !close(y[i], std::isfinite(v) ? want : NAN, 2e-6, 1e-6);
+                     }
+                     CHECK(bad == 0);
+                   });
+    }
+  }
+  // The density within it is read once more: by the last instruction.
+  std::vector<int64_t> twice = code(false);
+  twice.insert(twice.end(), {42, 0, 17, 12, -1});
+  on_every_row({"ewise", {&dy, &x}, {&y}, {integers("code", twice), reals("imm", numbers)}},
+               [&](const std::string&) {
+                 int bad = 0;
+                 for (int64_t i = 0; i < n; ++i) {
+                   const double v = x[i], bell = std::exp(v * v * -0.5);
+                   const double slope = (std::erf(v * M_SQRT1_2) + 1) * 0.5 + v * bell * numbers[4];
+                   bad += !close(y[i], std::isfinite(v) ? dy[i] * slope * bell : NAN, 2e-6, 1e-6);
+                 }
+                 CHECK(bad == 0);
+               });
 }
 
 TEST_CASE("pow keeps libm's signs, Inf and NaN, and 2 ulp everywhere") {

@@ -241,6 +241,6 @@ EwiseFn find(int opcode, Class cls) {
 }  // namespace
 
 extern const EwiseTable ewise_table;
-const EwiseTable ewise_table = {find, find_convert, find_load, find_store};
+const EwiseTable ewise_table = {find, find_convert, find_load, find_store, find_gelu_slope};
 
 }  // namespace rm::cpu::RM_ISA

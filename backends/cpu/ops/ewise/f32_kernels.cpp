@@ -87,6 +87,7 @@ RM_VECTOR(tanh_, vtanh)
 RM_VECTOR(erf_, verf)
 RM_VECTOR(sigmoid, vsigmoid)
 RM_VECTOR(gelu, vgelu)
+RM_VECTOR(gelu_slope, vgelu_slope)
 RM_VECTOR(gelu_tanh, vgelu_tanh)
 RM_VECTOR(silu, vsilu)
 RM_VECTOR(softplus, vsoftplus)
@@ -98,6 +99,8 @@ RM_VECTOR2(floor_div, vfloor_div)
 RM_VECTOR2(remainder_, vremainder)
 
 }  // namespace
+
+EwiseFn find_gelu_slope() { return gelu_slope; }
 
 EwiseFn find_f32(int opcode) {
   switch (opcode) {

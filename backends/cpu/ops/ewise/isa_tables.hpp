@@ -5,6 +5,7 @@
 
 namespace rm::cpu::RM_ISA {
 EwiseFn find_f32(int opcode);
+EwiseFn find_gelu_slope();
 EwiseFn find_f64(int opcode);
 EwiseFn find_i64(int opcode);
 EwiseFn find_convert(Class from, Class to);

@@ -20,6 +20,8 @@ struct EwiseTable {
   EwiseFn (*convert)(Class from, Class to);
   EwiseLoad (*load)(DType from, Class to);
   EwiseStore (*store)(Class from, DType to);
+  /// gelu's derivative in f32, what gelu_slopes() finds written out.
+  EwiseFn (*gelu_slope)();
 };
 
 }  // namespace rm::cpu

@@ -1,11 +1,13 @@
 // Compiles ewise code: one pass over the instructions, then a linear scan that shares slots.
 #include "ops/ewise/program.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 #include "common/row.hpp"
 #include "ops/ewise/opcodes.hpp"
+#include "ops/ewise/patterns.hpp"
 
 namespace rm::cpu {
 RM_CPU_TABLE(EwiseTable, ewise_table)
@@ -57,7 +59,18 @@ class Compiler {
     if (code.empty() || code.size() % 5) illegal("code of length " + std::to_string(code.size()));
     operands_ = problem_.num_inputs();
     values_.resize(operands_);
-    for (size_t at = 0; at < code.size(); at += 5) instruction(&code[at]);
+    const std::vector<int64_t> slopes = gelu_slopes(code, imm_, operands_);
+    const bool some = std::any_of(slopes.begin(), slopes.end(), [](int64_t x) { return x >= 0; });
+    const std::vector<char> read = some ? needed(code, slopes, operands_) : std::vector<char>();
+    for (size_t i = 0; i < slopes.size(); ++i) {
+      if (some && !read[i]) {
+        values_.push_back({});  // within a chain that one kernel computes
+      } else if (slopes[i] >= 0) {
+        gelu_slope(slopes[i]);
+      } else {
+        instruction(&code[i * 5]);
+      }
+    }
     finish();
     share_slots();
     return std::move(program_);
@@ -130,6 +143,15 @@ class Compiler {
     } else {
       v.slot[static_cast<int>(result)] = compute(op, cls, result, ins);
     }
+    values_.push_back(v);
+  }
+
+  void gelu_slope(int64_t x) {
+    const int a = use(x, Class::f32), dst = new_slot(Class::f32);
+    program_.ops.push_back({table_->gelu_slope(), dst, a, -1, -1});
+    program_.ns_per_element += op_ns(kGelu, Class::f32);
+    Value v;
+    v.slot[static_cast<int>(Class::f32)] = dst;
     values_.push_back(v);
   }
 

@@ -172,7 +172,7 @@ RM_INLINE void pack_row(const typename Panel<T>::Scalar* src, typename Panel<T>:
 template <int T>
 void pack_rows(const PackArgs& args, int64_t begin, int64_t end) {
   using S = typename Panel<T>::Scalar;
-  constexpr int64_t kTogether = 4, kAhead = 16;  // panels, rows
+  constexpr int64_t kTogether = 8, kAhead = 16;  // panels, rows
   for (int64_t first = begin; first < end; first += kTogether) {
     const int64_t last = first + kTogether < end ? first + kTogether : end;
     for (int64_t k = 0; k < args.k; ++k) {
