@@ -7,6 +7,7 @@ import copy
 import datetime
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,39 @@ def _killed(rank: int, folder: Path) -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     torch.save(step.report(), folder / "0.pt")
     os._exit(0)
+
+
+class _Interrupted:
+    """A collective whose first wait ends with Ctrl-C."""
+
+    def __init__(self, work: Any) -> None:
+        self._work, self._left = work, 1
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def _interrupted(rank: int, folder: Path) -> None:
+    """One process gets Ctrl-C while it waits for the other, in a step of eager's and in one of the
+    program's."""
+    _join(rank, folder)
+    model, optimizer = _start(rank)
+    step = rm.compile_parallel_step(model, F.cross_entropy, optimizer)
+    plain, seen = dist.all_reduce, []
+    for i in range(_STEPS):
+        x, y = (t.chunk(_SIZE)[rank] for t in _batch(i))
+        if rank == 0 and i in (0, 4):
+            dist.all_reduce = lambda *a, **k: _Interrupted(plain(*a, **k))
+        try:
+            step(x, y)
+        except KeyboardInterrupt:
+            seen.append(i)
+        dist.all_reduce = plain
+    torch.save((model.state_dict(), seen, step.report()), folder / f"{rank}.pt")
+    dist.destroy_process_group()
 
 
 def _mixed(rank: int, folder: Path) -> None:
@@ -234,6 +268,13 @@ def test_a_process_that_ends_leaves_the_others_as_they_were(tmp_path: Path) -> N
     assert report["whole"]["compiled"] == _STEPS - 2
 
 
+def test_an_interrupt_while_others_are_waited_for_comes_behind_the_step(tmp_path: Path) -> None:
+    (ours, seen, report), (theirs, nothing, _) = _run(tmp_path, "interrupted")
+    assert seen == [0, 4] and nothing == []
+    assert report["whole"]["compiled"] == _STEPS - 2
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
 def test_options_that_exclude_each_other_are_refused() -> None:
     model, optimizer = _start(0)
     for wrong in ({"clip_norm": 1.0, "clip_value": 1.0}, {"accumulate": 0}):
@@ -250,7 +291,7 @@ def test_without_a_group_there_is_an_error_that_says_what_to_do() -> None:
 
 
 if __name__ == "__main__":
-    kinds = {"mixed": _mixed, "apart": _apart, "killed": _killed}
+    kinds = {"mixed": _mixed, "apart": _apart, "killed": _killed, "interrupted": _interrupted}
     if sys.argv[3] in kinds:
         kinds[sys.argv[3]](int(sys.argv[1]), Path(sys.argv[2]))
     else:

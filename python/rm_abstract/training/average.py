@@ -31,6 +31,7 @@ class Average:
         self.parameters: list[torch.Tensor] = []
         self.buckets: list[list[int]] = []
         self.begun = False  # something was sent since somebody set this
+        self.interrupt: KeyboardInterrupt | None = None  # that came in a round
         self.local: list[list[torch.Tensor]] = []  # this process's part of a round that was kept
         self._signature: list[Any] = []
         self._flat: list[torch.Tensor] = []  # by bucket; behind the first one flags, by parameter
@@ -66,19 +67,36 @@ class Average:
             self._beside[bucket] = [t.clone() for t in tensors]
             return
         self.begun = True
-        torch._foreach_copy_(self._views[bucket], tensors)
-        if bucket == 0:
-            self._flags.fill_(1.0) if has is None else self._flags.copy_(has)
-        work = dist.all_reduce(self._flat[bucket], group=self.group, async_op=True)
-        self._works[bucket] = work
+        try:
+            torch._foreach_copy_(self._views[bucket], tensors)
+            if bucket == 0:
+                self._flags.fill_(1.0) if has is None else self._flags.copy_(has)
+            work = dist.all_reduce(self._flat[bucket], group=self.group, async_op=True)
+            self._works[bucket] = work
+        except KeyboardInterrupt as interrupt:  # a program makes an error of ours of it
+            self.interrupt = interrupt
+            raise
 
     @torch.no_grad()
     def wait(self, bucket: int, tensors: list[torch.Tensor]) -> None:
-        """Writes the averages of a bucket. Raises torch.distributed's error."""
-        if self._beside is None:
-            self._works.pop(bucket).wait()
-            self._flat[bucket].div_(dist.get_world_size(self.group))
+        """Writes the averages of a bucket. Raises torch.distributed's error.
+
+        An interrupt while it waits is kept for the end of the step: the others make theirs.
+        """
+        try:
+            self._wait(bucket, tensors)
+        except KeyboardInterrupt as interrupt:
+            self.interrupt = interrupt
+            self._wait(bucket, tensors)
+
+    def _wait(self, bucket: int, tensors: list[torch.Tensor]) -> None:
+        """May be cut short and called again."""
+        if self._beside is None and bucket in self._works:
+            self._works[bucket].wait()
         torch._foreach_copy_(tensors, self._views[bucket])
+        torch._foreach_div_(tensors, dist.get_world_size(self.group))
+        if self._beside is None:
+            self._works.pop(bucket, None)
 
     # ---- whole rounds --------------------------------------------------------------------------
 

@@ -77,12 +77,21 @@ class ParallelStep(TrainingStep):
                 dist.broadcast(t, first, group=group)
 
     def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
-        """Trains on this process's part. Returns its loss before the update."""
-        self._declined = False
+        """Trains on this process's part. Returns its loss before the update.
+
+        Raises KeyboardInterrupt behind the step where one came while it waited for others.
+        """
+        self._declined, self._average.interrupt = False, None
         try:
-            return super().__call__(inputs, *targets)
+            loss = super().__call__(inputs, *targets)
         except _Made as made:
-            return made.loss
+            loss = made.loss
+        except ExecutionError:
+            if self._average.interrupt is None:
+                raise
+        if self._average.interrupt is not None:
+            raise self._average.interrupt
+        return loss
 
     # ---- one round a step ----------------------------------------------------------------------
 
