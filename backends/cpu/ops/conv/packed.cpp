@@ -116,6 +116,14 @@ void PackedConv::plan_rows() {
   }
 }
 
+/// Whether no place of y meets padding under the kernel's only element.
+bool PackedConv::meets_whole() const {
+  const auto inside = [](int64_t line) { return line >= 0; };
+  return std::all_of(lines_[0].begin(), lines_[0].end(), inside) &&
+         std::all_of(lines_[1].begin(), lines_[1].end(), inside) && meetings_[0].from == 0 &&
+         meetings_[0].to >= c_.y[2];
+}
+
 void PackedConv::plan_blocks() {
   const int64_t most =
       std::max<int64_t>(1, tiles_.block_bytes / (tiles_.nr * int64_t{sizeof(float)}));
@@ -125,7 +133,7 @@ void PackedConv::plan_blocks() {
   threads_ = static_cast<int>(std::clamp<double>(
       worth, 1, double(std::min<int64_t>(tiles * panels_, thread_limit()))));
   const int64_t places = c_.batch * c_.y[0] * c_.y[1] * c_.y[2];
-  strips_ = taps() == 1 && panel_floats() * 4 <= kPanelBytes;
+  strips_ = taps() == 1 && meets_whole() && panel_floats() * 4 <= kPanelBytes;
   block_rows_ = std::min(places, strips_ ? kBlockBytes / (c_.from * 4) : kBlockRows);
   block_rows_ = std::max<int64_t>(block_rows_, tiles_.mr);
   group_ = panels_ * panel_floats() * 4 <= kNearBytes ? panels_ : 1;

@@ -62,6 +62,7 @@ class PackedConv {
   int64_t pitch(Operand o) const;
   bool follows(Operand o) const;
   void plan_rows();
+  bool meets_whole() const;
   void plan_blocks();
   int64_t taps() const { return c_.k[0] * c_.k[1] * c_.k[2]; }
   int64_t panel_floats() const { return taps() * c_.from * tiles_.nr; }
