@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class Report:
     models: list[dict[str, Any]] = field(default_factory=list)
     not_intercepted: list[dict[str, str]] = field(default_factory=list)
     device_notes: list[dict[str, str]] = field(default_factory=list)
+    training: list[dict[str, Any]] = field(default_factory=list)  # compiled steps and losses
     kernel_checks: dict[str, Any] = field(default_factory=dict)  # of rows, in this process
     quality: Quality | None = None  # of `rm-abstract compile --quality`
 
@@ -90,6 +92,7 @@ class Report:
             "native_share": self.native_share,
             "models": self.models,
             "not_intercepted": self.not_intercepted,
+            "training": self.training,
             "device_notes": self.device_notes,
             "kernel_checks": self.kernel_checks,
             "quality": self.quality.to_dict() if self.quality else None,
@@ -108,7 +111,9 @@ class Report:
             lines += _model_lines(model)
         for row in self.not_intercepted:
             lines.append(f"{row['class']}: not accelerated, {row['code']}: {row['why']}")
-        if not self.models and not self.not_intercepted:
+        for row in self.training:
+            lines += _training_lines(row)
+        if not (self.models or self.not_intercepted or self.training):
             lines.append("  no model was caught: load one after init(), or call accelerate(model)")
         lines += _check_lines(self.kernel_checks)
         if self.quality:
@@ -132,10 +137,12 @@ def build(session: Session, model: Any = None) -> Report:
     else:
         routers = [found for found in routers if found.module_ref() is model]
         report.models = [found.record() for found in routers]
-        if not routers:
+        report.training = _training(model)
+        if not routers and not report.training:
             report.not_intercepted = [_why_absent(session, model)]
         return report
     report.models = [*session.records(), *(found.record() for found in routers)]
+    report.training = _training()
     report.not_intercepted = [
         {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
     ]
@@ -156,6 +163,29 @@ def never_served(models: list[dict[str, Any]], calls: int = 20) -> list[str]:
         lines.append(
             f"rm_abstract: 0 of {declined} calls of {model['model']} ran compiled, "
             f"{most['code']}: {detail}; {most['remedy']}"
+        )
+    return lines
+
+
+def _training(model: Any = None) -> list[dict[str, Any]]:
+    """What compiled steps and losses did; who has none has not loaded their code."""
+    listed = sys.modules.get("rm_abstract.training.listed")
+    return [] if listed is None else listed.records(model)
+
+
+def _training_lines(row: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{row['name']} of {row['model']}: {_count(row['compiled'], 'step')} ran compiled, "
+        f"{row['eager']} in PyTorch"
+    ]
+    for code, detail in row["reasons"].items():
+        lines.append(f"  {code} {reasons.text_of(code)}" + (f" ({detail})" if detail else ""))
+        lines.append(f"    remedy: {reasons.remedy_of(code)}")
+    for program in row["programs"]:
+        share = program["native_nodes"] / program["nodes"] if program["nodes"] else 0.0
+        lines.append(
+            f"  program: {_count(program['runs'], 'step')}, kernels of ours run "
+            f"{program['native_nodes']} of {program['nodes']} operators ({share:.1%})"
         )
     return lines
 

@@ -26,6 +26,7 @@ from rm_abstract.capture.training import Forward, capture_forward
 from rm_abstract.guards import sources
 from rm_abstract.hooks.route import make_facts
 from rm_abstract.training import batch as batches
+from rm_abstract.training import listed
 from rm_abstract.training.batch import is_dense
 from rm_abstract.training.dropout import new_state
 from rm_abstract.training.place import Place, place_of
@@ -68,6 +69,12 @@ class Routed:
         self._pure = PureForward()
         self._reasons: dict[str, str] = {}
         self._counts = {"compiled": 0, "eager": 0}
+        listed.add(self)
+
+    @property
+    def name(self) -> str:
+        """Of the function that made it."""
+        return self._name
 
     # What programs are made of, and so nothing that could be set.
 
