@@ -147,9 +147,10 @@ def judge(
         error, turn, cut_turn = original.distances[path]
         if error > _FARTHEST * usual.tolerance or usual.hold(ours.distances[path]):
             return usual  # what was meant is not known from the original, or nobody needs to know
-        # All three: a fault in many places is far below the largest of the original's roundings.
-        square = _AS_FAR**2  # as 1 minus a cosine is half the square of a distance
-        return Limits(_AS_FAR * error, 1 - square * turn, square * cut_turn, usual.tiny)
+        # Directions as well: a fault in many places is far below the largest of the original's
+        # roundings. 1 minus a cosine is half the square of a distance.
+        tolerance, square = max(usual.tolerance, _AS_FAR * error), _AS_FAR**2
+        return Limits(tolerance, 1 - square * turn, square * cut_turn, usual.tiny)
 
     return _Walk(limits_at, of_one_type=False).along(exact, actual)
 
