@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rm_abstract.base import reasons
+from rm_abstract.base import listed_steps, reasons
 
 if TYPE_CHECKING:
     from rm_abstract.session import Session
@@ -137,12 +136,12 @@ def build(session: Session, model: Any = None) -> Report:
     else:
         routers = [found for found in routers if found.module_ref() is model]
         report.models = [found.record() for found in routers]
-        report.training = _training(model)
+        report.training = listed_steps.records(model)
         if not routers and not report.training:
             report.not_intercepted = [_why_absent(session, model)]
         return report
     report.models = [*session.records(), *(found.record() for found in routers)]
-    report.training = _training()
+    report.training = listed_steps.records()
     report.not_intercepted = [
         {"class": name, "code": code, "why": why} for name, (code, why) in session.skipped.items()
     ]
@@ -165,12 +164,6 @@ def never_served(models: list[dict[str, Any]], calls: int = 20) -> list[str]:
             f"{most['code']}: {detail}; {most['remedy']}"
         )
     return lines
-
-
-def _training(model: Any = None) -> list[dict[str, Any]]:
-    """What compiled steps and losses did; who has none has not loaded their code."""
-    listed = sys.modules.get("rm_abstract.training.listed")
-    return [] if listed is None else listed.records(model)
 
 
 def _training_lines(row: dict[str, Any]) -> list[str]:

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rm_abstract.base import listed_steps
 from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import ExecutionError
 from rm_abstract.base.scope import disabled_var
 from rm_abstract.capture.training import Forward
-from rm_abstract.training import check, listed
+from rm_abstract.training import check
 from rm_abstract.training.average import Average
 from rm_abstract.training.loss import CompiledLoss
 from rm_abstract.training.program import StepProgram, Tied, compile_step_program
@@ -69,7 +70,7 @@ class ParallelStep(TrainingStep):
         self._name, self.group = "compile_parallel_step", group
         self._average = Average(group)
         self._loss = CompiledLoss(model, loss_fn, settings, precision, self.scaler)
-        listed.leave_out(self._loss)
+        listed_steps.leave_out(self._loss)
         self._declined = False  # this step has no program of its own
         self._keeps = False  # the next round's local part, for a comparison
         first = dist.get_global_rank(group, 0) if group is not dist.group.WORLD else 0

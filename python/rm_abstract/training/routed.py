@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.base import listed_steps
 from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, RoutingWarning
@@ -26,7 +27,6 @@ from rm_abstract.capture.training import Forward, capture_forward
 from rm_abstract.guards import sources
 from rm_abstract.hooks.route import make_facts
 from rm_abstract.training import batch as batches
-from rm_abstract.training import listed
 from rm_abstract.training.batch import is_dense
 from rm_abstract.training.dropout import new_state
 from rm_abstract.training.place import Place, place_of
@@ -69,7 +69,7 @@ class Routed:
         self._pure = PureForward()
         self._reasons: dict[str, str] = {}
         self._counts = {"compiled": 0, "eager": 0}
-        listed.add(self)
+        listed_steps.add(self)
 
     @property
     def name(self) -> str:
