@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(128) sdpa_step_naive(const SdpaArgs p, const S
     for (int i = 0; i < kPer; ++i) {
       const int d = lane + 32 * i;
       v_new[i] = d < p.dim ? to_float(value[d]) : 0.0f;
-      if (h % p.ratio != 0 || d >= p.dim) continue;
+      // A position outside of the cache writes nothing (api.hpp).
+      if (h % p.ratio != 0 || d >= p.dim || position < 0 || position >= p.keys) continue;
       k_row[d] = from_float<T>(k_new[i]), v_row[d] = value[d];
     }
     float top = minus_infinity(), total_weight = 0.0f;
