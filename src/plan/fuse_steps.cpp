@@ -126,10 +126,12 @@ std::optional<size_t> norm_of(const Fusion& f, const Members& members, size_t at
   const auto made = f.maker(x);
   if (!made || f.reads(x) != members.products.size()) return {};
   const Step& norm = f.step(*made);
-  if (norm.op != "rms_norm" || norm.outputs.size() != 1 || present(norm, 2) || !present(norm, 1)) {
+  const bool centred = norm.op == "layer_norm";
+  if ((!centred && norm.op != "rms_norm") || norm.outputs.size() != 1 || !present(norm, 1) ||
+      present(norm, centred ? 3 : 2)) {
     return {};
   }
-  if (!f.is_constant(norm.inputs[1]) || !x.layout.is_contiguous() || !norm.inputs[0].layout.is_contiguous() ||
+  if (!f.is_constant(norm.inputs[1]) || (centred && present(norm, 2) && !f.is_constant(norm.inputs[2])) || !x.layout.is_contiguous() || !norm.inputs[0].layout.is_contiguous() ||
       norm.inputs[0].layout.num_elements() != x.layout.num_elements()) {
     return {};
   }
@@ -141,7 +143,9 @@ Step linears(const Fusion& f, const Members& members, std::optional<size_t> norm
   const Form& form = *form_of(first);
   Step out;
   out.op = form.fused;
+  const bool centred = norm && f.step(*norm).op == "layer_norm";
   out.attrs = {{"activation", attr_text(first, "activation")},
+               {"centred", int64_t{centred ? 1 : 0}},
                {"eps", norm ? attr_float(f.step(*norm), "eps", 1e-5) : 0.0},
                {"gated", int64_t{members.gate ? 1 : 0}},
                {"weight_offset", norm ? attr_float(f.step(*norm), "weight_offset", 0.0) : 0.0}};
@@ -151,8 +155,9 @@ Step linears(const Fusion& f, const Members& members, std::optional<size_t> norm
   }
   out.inputs = {norm ? f.step(*norm).inputs[0] : first.inputs[0],
                 norm ? f.step(*norm).inputs[1] : Ref{},
+                centred && present(f.step(*norm), 2) ? f.step(*norm).inputs[2] : Ref{},
                 Ref{}};
-  if (members.products.size() == 1 && present(first, form.residual)) out.inputs[2] = first.inputs[form.residual];
+  if (members.products.size() == 1 && present(first, form.residual)) out.inputs[3] = first.inputs[form.residual];
   for (size_t p : members.products) {
     const Step& product = f.step(p);
     for (size_t i = 1; i <= form.parts; ++i) out.inputs.push_back(product.inputs[i]);
@@ -219,6 +224,67 @@ bool ends_at(const Step& attention, const Ref& position) {
          last.layout.offset == position.layout.offset;
 }
 
+/// The rotations of q and of the new key by the same angles; none where these are used as they are.
+struct Turns {
+  std::optional<size_t> q, k;
+};
+Turns turns_of(const Fusion& f, const Ref& q, const Ref& k) {
+  const auto rope_q = rope_of(f, q), rope_k = rope_of(f, k);
+  if (!rope_q || !rope_k) return {};
+  const Step &turn_q = f.step(*rope_q), &turn_k = f.step(*rope_k);
+  const bool alike = same_angles(turn_q.inputs[1], turn_k.inputs[1]) &&
+                     same_angles(turn_q.inputs[2], turn_k.inputs[2]);
+  return alike ? Turns{rope_q, rope_k} : Turns{};
+}
+
+/// What an attention and the updates of its caches become.
+struct Appending {
+  size_t keys, values;  // the updates
+  Turns turns;
+  bool ends = false;
+};
+
+/// The updates, and the rotations, move down to the attention: nobody may read the caches, or write what
+/// they read.
+bool may_move(const Fusion& f, size_t s, const Appending& a, const Step& out) {
+  const Step& attention = f.step(s);
+  size_t from = std::min(a.keys, a.values);
+  if (a.turns.q) from = std::min({from, *a.turns.q, *a.turns.k});
+  for (size_t i = 0; i < 6; ++i) {
+    if (out.inputs[i].present() && !f.keeps(out.inputs[i], from, s)) return false;
+  }
+  const Ref &k = attention.inputs[1], &v = attention.inputs[2];
+  for (size_t t = from; t < s; ++t) {
+    if (f.gone(t)) continue;
+    for (const Ref& r : f.step(t).inputs) {
+      if (r.present() && (r.buffer == k.buffer || r.buffer == v.buffer)) return false;
+    }
+  }
+  return true;
+}
+
+Step appending(const Fusion& f, size_t s, const Appending& a) {
+  const Step &attention = f.step(s), &put_k = f.step(a.keys), &put_v = f.step(a.values);
+  const Ref &k = attention.inputs[1], &v = attention.inputs[2];
+  Step out;
+  out.op = "append_sdpa";
+  const bool stable = f.stable(k, a.keys) && f.stable(v, a.values);
+  out.attrs = {{"ends", int64_t{a.ends ? 1 : 0}},
+               {"scale", attr_float(attention, "scale", 1.0)},
+               {"stable", int64_t{stable ? 1 : 0}}};
+  const Ref mask = present(attention, 3) ? attention.inputs[3] : Ref{};
+  if (a.turns.q) {
+    const Step &turn_q = f.step(*a.turns.q), &turn_k = f.step(*a.turns.k);
+    out.inputs = {turn_q.inputs[0], turn_k.inputs[0], put_v.inputs[1], turn_q.inputs[1],
+                  turn_q.inputs[2], put_k.inputs[0],  mask};
+  } else {
+    out.inputs = {attention.inputs[0], put_k.inputs[1], put_v.inputs[1], Ref{}, Ref{}, put_k.inputs[0], mask};
+  }
+  out.outputs = {attention.outputs[0], k, v};
+  out.updates = true, out.fresh = 1;
+  return out;
+}
+
 void fuse_one_attention(Fusion& f, size_t s) {
   const Step& attention = f.step(s);
   const Ref &q = attention.inputs[0], &k = attention.inputs[1], &v = attention.inputs[2];
@@ -228,39 +294,17 @@ void fuse_one_attention(Fusion& f, size_t s) {
   if (!keys || !values || *keys == *values) return;
   const Step &put_k = f.step(*keys), &put_v = f.step(*values);
   if (!same(put_k.inputs[0], put_v.inputs[0])) return;
-  const auto rope_q = rope_of(f, q), rope_k = rope_of(f, put_k.inputs[1]);
-  if (!rope_q || !rope_k) return;
-  const Step &turn_q = f.step(*rope_q), &turn_k = f.step(*rope_k);
-  if (!same_angles(turn_q.inputs[1], turn_k.inputs[1]) || !same_angles(turn_q.inputs[2], turn_k.inputs[2])) {
-    return;
-  }
   const bool ends = ends_at(attention, put_k.inputs[0]);
   if (present(attention, 4) && !ends) return;
-  // The updates move down to the attention: nobody may read the caches, or write what they read.
-  const size_t from = std::min({*keys, *values, *rope_q, *rope_k});
-  for (const Ref* r : {&turn_q.inputs[0], &turn_k.inputs[0], &put_v.inputs[1], &put_k.inputs[0],
-                       &turn_q.inputs[1], &turn_q.inputs[2]}) {
-    if (!f.keeps(*r, from, s)) return;
+  for (const Turns& turns : {turns_of(f, q, put_k.inputs[1]), Turns{}}) {
+    const Appending a{*keys, *values, turns, ends};
+    Step out = appending(f, s, a);
+    if (!may_move(f, s, a, out) || !f.served(out)) continue;
+    std::vector<size_t> others{a.keys, a.values};
+    if (turns.q) others.insert(others.end(), {*turns.q, *turns.k});
+    f.replace(s, std::move(out), others);
+    return;
   }
-  for (size_t t = from; t < s; ++t) {
-    if (f.gone(t)) continue;
-    for (const Ref& r : f.step(t).inputs) {
-      if (r.present() && (r.buffer == k.buffer || r.buffer == v.buffer)) return;
-    }
-  }
-  Step out;
-  out.op = "append_sdpa";
-  const bool stable = f.stable(k, *keys) && f.stable(v, *values);
-  out.attrs = {{"ends", int64_t{ends ? 1 : 0}},
-               {"scale", attr_float(attention, "scale", 1.0)},
-               {"stable", int64_t{stable ? 1 : 0}}};
-  out.inputs = {turn_q.inputs[0],      turn_k.inputs[0], put_v.inputs[1],
-                turn_q.inputs[1],      turn_q.inputs[2], put_k.inputs[0],
-                present(attention, 3) ? attention.inputs[3] : Ref{}};
-  out.outputs = {attention.outputs[0], k, v};
-  out.updates = true, out.fresh = 1;
-  if (!f.served(out)) return;
-  f.replace(s, std::move(out), {*keys, *values, *rope_q, *rope_k});
 }
 
 }  // namespace

@@ -172,6 +172,7 @@ Axes append_sdpa_axes(const Shape& s) {
   a.of.insert(a.of.end(), {{b, h, one, d}, {b, g, t, d}, {b, g, t, d}});
   // Angles may be given for one head.
   for (size_t i : {size_t{3}, size_t{4}}) {
+    if (!s.inputs[i].present) continue;
     const Ints& angles = s.inputs[i].layout.dims;
     if (angles[0] != q[0]) a.of[i][0] = one;
     if (angles[1] != q[1]) a.of[i][1] = one;
@@ -186,7 +187,7 @@ Axes append_sdpa_axes(const Shape& s) {
 
 /// The rows of x stay as many as they are; an axis of rows for each weight.
 Axes linears_axes(Shape& s) {
-  std::vector<Operand*> rows{&s.inputs[0], &s.inputs[2]};
+  std::vector<Operand*> rows{&s.inputs[0], &s.inputs[LinearsPlaces::kResidual]};
   for (Operand& o : s.outputs) rows.push_back(&o);
   fold_rows(rows);
   Axes a;
@@ -198,7 +199,7 @@ Axes linears_axes(Shape& s) {
     p = a.add(s.inputs[places.weight(0)].layout.dims[1], 'P', false, true);
     g = a.add(s.inputs[places.weight(0) + 1].layout.dims[0], 'g', false, true);
   }
-  a.of = {{one, k}, {k}, {}};
+  a.of = {{one, k}, {k}, {k}, {}};
   std::vector<int> n;
   for (size_t i = 0; places.weight(i) < s.inputs.size(); ++i) {
     const int64_t size = s.inputs[places.weight(i)].layout.dims[0];
@@ -212,7 +213,7 @@ Axes linears_axes(Shape& s) {
     }
     a.of.push_back({n.back()});
   }
-  a.of[2] = {one, n.front()};
+  a.of[LinearsPlaces::kResidual] = {one, n.front()};
   a.of.resize(s.inputs.size());
   for (size_t i = 0; i < s.outputs.size(); ++i) a.of.push_back({one, n[i]});
   return a;

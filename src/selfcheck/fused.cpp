@@ -27,10 +27,12 @@ int activation_of(const Shape& s) {
   return static_cast<int>(ops::find_opcode(name == "none" ? "copy" : name)->opcode);
 }
 
-/// x as the products see it, and what they are multiplied by: the norm's weight and its root.
+/// x as the products see it, and what they are multiplied by and what is added then: the norm's weight, its
+/// root, and its bias.
 struct Row {
   std::vector<float> x;
   double scale = 1;
+  std::vector<float> shift;  // a layer norm's bias, as x
 };
 
 int64_t width_of(const HostTensor& x) { return x.type.dims.back().value(); }
@@ -40,13 +42,18 @@ Row row_of(const Shape& shape, const std::vector<Filled>& inputs, int64_t m) {
   Row out;
   const HostTensor& x = *operand(inputs, 0);
   const int64_t k = width_of(x);
-  const HostTensor* norm = operand(inputs, 1);
+  const HostTensor* norm = operand(inputs, LinearsPlaces::kNorm);
+  const HostTensor* bias = operand(inputs, LinearsPlaces::kNormBias);
   const double offset = attr_or<double>(shape, "weight_offset", 0);
-  double squares = 0;
+  double squares = 0, mean = 0;
+  if (attr_or<int64_t>(shape, "centred", 0) != 0) {
+    for (int64_t i = 0; i < k; ++i) mean += at(x, m * k + i) / static_cast<double>(k);
+  }
   for (int64_t i = 0; i < k; ++i) {
-    const double v = at(x, m * k + i);
+    const double v = at(x, m * k + i) - mean;
     squares += v * v;
     out.x.push_back(static_cast<float>(norm == nullptr ? v : v * (at(*norm, i) + offset)));
+    if (bias != nullptr) out.shift.push_back(static_cast<float>(at(*bias, i)));
   }
   if (norm != nullptr) {
     const double mean = squares / static_cast<double>(k);
@@ -112,12 +119,19 @@ std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
                           const std::vector<Filled>& before) {
   const bool gated = attr_or<int64_t>(shape, "gated", 0) != 0;
   const int activation = activation_of(shape);
-  const HostTensor* residual = operand(inputs, 2);
+  const HostTensor* residual = operand(inputs, LinearsPlaces::kResidual);
   const LinearsPlaces places(shape.op);
-  const auto product = [&](const Row& row, size_t i) {
+  const auto plain = [&](const Row& row, size_t i) {
     const size_t w = places.weight(i);
     return places.is_quantised() ? products(row, *operand(inputs, w), *operand(inputs, w + 1), shape)
                                  : products(row, *operand(inputs, w));
+  };
+  const auto product = [&](const Row& row, size_t i) {
+    std::vector<double> out = plain(row, i);
+    if (row.shift.empty()) return out;
+    const std::vector<double> shift = plain({row.shift, 1, {}}, i);
+    for (size_t j = 0; j < out.size(); ++j) out[j] += shift[j];
+    return out;
   };
   std::vector<Part> out;
   for (size_t y = 0; y < before.size(); ++y) {
@@ -152,6 +166,7 @@ std::vector<Part> append_sdpa(const Shape& shape, const std::vector<Filled>& inp
   attention.attrs = {{"scale", attr_or<double>(shape, "scale", 1)}, {"is_causal", int64_t{0}}};
   const auto turned = [&](size_t i) {
     const HostTensor& x = *operand(inputs, i);
+    if (operand(inputs, 3) == nullptr) return x;
     // Angles are those of one head, which the operand repeats as often as there are queries.
     HostTensor cos = *operand(inputs, 3), sin = *operand(inputs, 4);
     const int64_t heads = cos.type.dims[1].value();

@@ -12,12 +12,13 @@ namespace rm::selfcheck {
 
 bool is_fused(std::string_view op);
 
-/// Where operands of linears and quant_linears are: x, norm, residual, then a weight's parts and its bias.
+/// Where operands of linears and quant_linears are: x, norm, the norm's bias, residual, then a weight's parts and its bias.
 struct LinearsPlaces {
   size_t parts;  // of a weight: itself, or its integers and scales
 
   explicit LinearsPlaces(std::string_view op) : parts(op == "quant_linears" ? 2 : 1) {}
-  size_t weight(size_t i) const { return 3 + (parts + 1) * i; }
+  static constexpr size_t kNorm = 1, kNormBias = 2, kResidual = 3;
+  size_t weight(size_t i) const { return 4 + (parts + 1) * i; }
   size_t bias(size_t i) const { return weight(i) + parts; }
   bool is_quantised() const { return parts == 2; }
 };

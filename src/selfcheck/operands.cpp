@@ -138,7 +138,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   if (s.op == "small_steps" && !ir::is_floating(t.type.dtype)) return fill_ints(t, random, 0, 1);
   if (s.op == "quant_linear" && input == 0) return fill_activations(t, random);
   if (s.op == "linears" || s.op == "quant_linears") {
-    return input == 1 ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);
+    return input == LinearsPlaces::kNorm ? fill_norm_weight(s, t, random) : fill_floats(t, random, 8, 8);
   }
   const bool attends = s.op == "sdpa" || s.op == "sdpa_backward";
   if ((attends && input == 3) || (s.op == "append_sdpa" && input == 6)) return fill_mask(t, random);

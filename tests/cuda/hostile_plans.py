@@ -385,7 +385,8 @@ def weight(
 
 
 def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
-    kind = make.one_of("bfloat16", "float16")
+    kinds = ("bfloat16", "float16", "float32") if bits == 16 else ("bfloat16", "float16")
+    kind = make.one_of(*kinds)
     t, k, group = DTYPES[kind], make.size(4096, 8), make.one_of(128, 256)
     k = max(128, k // 128 * 128) if bits != 16 or make.maybe(0.7) else max(8, k // 8 * 8)
     gated = make.maybe(0.4)
@@ -393,19 +394,25 @@ def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
     sizes = [make.size(3000) for _ in range(count)]
     sizes = [max(16, n // 16 * 16) for n in sizes] if make.maybe(0.7) else sizes
     sizes = [sizes[0]] * 2 if gated else sizes
-    rows = make.one_of(1, 1, 1, 2, 3, 5, 8) if bits == 16 else 1
+    rows = make.one_of(1, 1, 1, 2, 3, 5, 8) if bits == 16 and kind != "float32" else 1
     x = make.operand("x", (rows, k), t, dense=True)
     norm = make.operand("norm", (k,), t, dense=True) if make.maybe(0.7) else None
+    centred = norm is not None and bits == 16 and rows == 1 and make.maybe()
+    norm_bias = make.operand("shift", (k,), t, dense=True) if centred and make.maybe(0.8) else None
     alone = count == 1 and make.maybe()
     residual = make.operand("residual", (rows, sizes[0]), t, dense=True) if alone else None
     name, function = make.one_of(*_SOME) if gated or alone else ("none", lambda v: v)
-    offset = make.one_of(0.0, 1.0)
+    offset = 0.0 if centred else make.one_of(0.0, 1.0)
     row = x.double()
+    if centred:
+        row = row - row.mean(-1, keepdim=True)
     if norm is not None:
         squares = row.square().mean(-1, keepdim=True)
         row = row * torch.rsqrt(squares + 1e-5) * (norm.double() + offset)
-    inputs: list[torch.Tensor | None] = [x, norm, residual]
-    constant, products, scale = [1], [], 1.0
+    if norm_bias is not None:
+        row = row + norm_bias.double()
+    inputs: list[torch.Tensor | None] = [x, norm, norm_bias, residual]
+    constant, products, scale = [1, 2], [], 1.0
     for i, n in enumerate(sizes):
         parts, full = weight(make, f"w{i}", n, k, bits, group, t)
         bias = (
@@ -424,13 +431,13 @@ def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
         wanted[0] = wanted[0] + residual.double()
         scale += float(residual.abs().max())
     y = [make.result(f"y{i}", (rows, w.shape[1]), t, dense=True) for i, w in enumerate(wanted)]
-    attrs: dict[str, Any] = {"activation": name, "eps": 1e-5, "gated": int(gated),
-                             "weight_offset": offset}  # fmt: skip
+    attrs: dict[str, Any] = {"activation": name, "centred": int(centred), "eps": 1e-5,
+                             "gated": int(gated), "weight_offset": offset}  # fmt: skip
     if bits != 16:
         attrs |= {"bits": bits, "group": group, "pairs": 1}
     bound = tolerance(kind, k, 4) + 2.0**-14
     return m.problem(
-        make, f"{rows} {sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} {name} "
+        make, f"{rows} {sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} {centred} {name} "
         f"gated {gated} residual {alone}", inputs, list(y), attrs,
         lambda: [Result(f"y{i}", a, b, bound, scale)
                  for i, (a, b) in enumerate(zip(y, wanted, strict=True))],
@@ -448,8 +455,8 @@ def quant_linears(make: Maker, m: Plugged) -> Problem:
 
 def append_sdpa(make: Maker, m: Plugged) -> Problem:
     """Short caches mostly, and what lies behind the position may be anything."""
-    kind = make.one_of("bfloat16", "float16")
-    t, dim = DTYPES[kind], make.one_of(64, 64, 128, 256)
+    kind = make.one_of("bfloat16", "float16", "float32")
+    t, dim, turns = DTYPES[kind], make.one_of(64, 64, 128, 256), make.maybe(0.7)
     batch, groups, ratio = make.size(3), make.size(4), make.one_of(1, 2, 4, 8, 16)
     keys = make.size(1500 if make.maybe(0.8) else 4000)
     at = int(make.rng.integers(0, keys)) if make.maybe() else keys - 1
@@ -458,8 +465,8 @@ def append_sdpa(make: Maker, m: Plugged) -> Problem:
     q = make.operand("q", (batch, heads, 1, dim), t, order=make.one_of((0, 1, 2, 3), (0, 2, 1, 3)))
     fresh = [make.operand(n, (batch, groups, 1, dim), t) for n in ("k_new", "v_new")]
     angle = torch.rand(batch, 1, 1, dim, device="cuda") * 6
-    cos, sin = (make.operand(n, (batch, 1, 1, dim), t, value=v, dense=True)
-                for n, v in (("cos", angle.cos()), ("sin", angle.sin())))  # fmt: skip
+    angles = [make.operand(n, (batch, 1, 1, dim), t, value=v, dense=True)
+              for n, v in (("cos", angle.cos()), ("sin", angle.sin())) if turns]  # fmt: skip
     position = make.operand("position", (1,), make.one_of(torch.int64, torch.int32), dense=True,
                             value=torch.tensor([at], device="cuda"), offset=0)  # fmt: skip
     shape = (batch, groups, keys, dim)
@@ -482,6 +489,9 @@ def append_sdpa(make: Maker, m: Plugged) -> Problem:
         seen = seen & drawn
 
     def turned(x: torch.Tensor) -> torch.Tensor:
+        if not turns:
+            return x.double()
+        cos, sin = angles
         low, high = x.double().chunk(2, -1)
         return x.double() * cos.double() + torch.cat([-high, low], -1) * sin.double()
 
@@ -504,7 +514,7 @@ def append_sdpa(make: Maker, m: Plugged) -> Problem:
 
     return m.problem(
         make, f"{(batch, heads, dim)} x {keys} groups {groups} at {at} {kind} ends {ends} mask "
-        f"{mask is not None}",
-        [q, *fresh, cos.expand(q.shape), sin.expand(q.shape), position, mask], [o, *caches],
+        f"{mask is not None} turns {turns}",
+        [q, *fresh, *([a.expand(q.shape) for a in angles] or [None, None]), position, mask], [o, *caches],
         {"scale": dim**-0.5, "ends": int(ends), "stable": int(make.maybe())}, right,
     )  # fmt: skip

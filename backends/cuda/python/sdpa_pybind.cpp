@@ -42,12 +42,12 @@ void step(py::handle q, py::handle k_new, py::handle v_new, py::handle cos, py::
           py::handle position, py::handle k, py::handle v, py::handle o, py::handle mask,
           const std::optional<float>& scale, bool ends, bool overlap, bool stable_caches,
           py::handle workspace, std::uintptr_t stream, const char* kernel) {
-  const OptionalTensor m(kOp, "mask", mask);
+  const OptionalTensor m(kOp, "mask", mask), c(kOp, "cos", cos), t(kOp, "sin", sin);
   SdpaStep p;
   p.s = problem(q, k, v);
   p.s.o = device_tensor(kOp, "o", o), p.s.mask = m.get(), p.s.scale = scale_of(scale, p.s.q);
   p.k_new = device_tensor(kOp, "k_new", k_new), p.v_new = device_tensor(kOp, "v_new", v_new);
-  p.cos = device_tensor(kOp, "cos", cos), p.sin = device_tensor(kOp, "sin", sin);
+  p.cos = c.get(), p.sin = t.get();
   p.position = device_tensor(kOp, "position", position);
   p.ends = ends, p.overlap = overlap, p.stable_caches = stable_caches;
   run_op(sdpa_step, p, kernel, workspace_of(kOp, workspace), stream_of(stream));
@@ -128,7 +128,7 @@ PYBIND11_MODULE(_ops_sdpa, m) {
         py::arg("ends") = false, py::arg("overlap") = false, py::arg("stable_caches") = false,
         py::arg("workspace") = py::none(), py::arg("stream") = 0, py::arg("kernel") = "",
         "A step of decoding: q [B, H, 1, D] and k_new [B, G, 1, D] are rotated by halves with cos, "
-        "sin\n[B, 1, 1, D], k_new and v_new written into k, v [B, G, T, D] at position [1], and o "
+        "sin\n[B, 1, 1, D] (None: they are not), k_new and v_new written into k, v [B, G, T, D] at position [1], and o "
         "is attention of\nthe rotated q to them, under the mask, up to the position where `ends`. "
         "workspace(q, k) bytes. overlap: as forward's; with stable_caches rows of the caches but the "
         "position's\nmay be read early: what wrote them lies behind something that started only after "

@@ -100,26 +100,29 @@ struct SdpaStepOp {
   static auto rows() { return cuda_ops::sdpa_step_rows(); }
 
   std::vector<Placed> tensors;
-  bool masked, ends, keeps_caches;  // nothing else of the plan writes the caches
+  bool turns, masked;       // there are angles; there is a mask
+  bool ends, keeps_caches;  // nothing else of the plan writes the caches
   float scale;
 
   explicit SdpaStepOp(const rm_problem& raw) {
     const Operands p(raw);
-    for (size_t i = 0; i < 6; ++i) tensors.push_back({p.input(i), i, false});
+    for (size_t i : {0, 1, 2, 5}) tensors.push_back({p.input(i), i, false});
     for (size_t i = 0; i < 3; ++i) tensors.push_back({p.output(i), i, true});
-    cuda_ops::Tensor& position = tensors[5].tensor;
+    cuda_ops::Tensor& position = tensors[3].tensor;
     if (cuda_ops::numel(position) != 1) throw NotForModule("not one position");
     position.rank = 1, position.shape[0] = position.stride[0] = 1;
-    masked = p.has_input(6);
+    masked = p.has_input(6), turns = p.has_input(3);
     if (masked) tensors.push_back({p.input(6), 6, false});
+    if (turns) tensors.insert(tensors.end(), {{p.input(3), 3, false}, {p.input(4), 4, false}});
     ends = p.attr_int("ends", 0) != 0, keeps_caches = p.attr_int("stable", 0) != 0;
     scale = static_cast<float>(p.attr_float("scale", 1.0));
   }
   Problem problem(const Tensor* t) const {
     Problem p;
-    p.s.q = t[0], p.k_new = t[1], p.v_new = t[2], p.cos = t[3], p.sin = t[4], p.position = t[5];
-    p.s.o = t[6], p.s.k = t[7], p.s.v = t[8];
-    if (masked) p.s.mask = &t[9];
+    p.s.q = t[0], p.k_new = t[1], p.v_new = t[2], p.position = t[3];
+    p.s.o = t[4], p.s.k = t[5], p.s.v = t[6];
+    if (masked) p.s.mask = &t[7];
+    if (turns) p.cos = &t[masked ? 8 : 7], p.sin = p.cos + 1;
     p.s.scale = scale, p.ends = ends, p.stable_caches = keeps_caches;
     return p;
   }

@@ -15,21 +15,24 @@ struct LinearsOp {
   static constexpr const char* kOp = kQuantised ? "quant_linears" : "linears";
   // So many rows, in two weights, are more than one turn of a large card's blocks.
   static constexpr rm_edge kEdges[] = {{'N', 0, 1088}, {'K', 0, kQuantised ? 512 : 128}};
-  // operands: x, norm, residual, then w (its integers and scales) and bias each
-  static constexpr size_t kFirst = 3, kEach = kQuantised ? 3 : 2, kMost = 3;
+  // operands: x, norm, the norm's bias, residual, then w (its integers and scales) and bias each
+  static constexpr size_t kFirst = 4, kEach = kQuantised ? 3 : 2, kMost = 3;
   static constexpr int64_t kMostRows = kQuantised ? 1 : 8;
-  /// Plans use the first of the kind alone: where it does not serve, single products do better than
-  /// the last, which is for operands that turn out to lie on odd addresses.
-  static auto rows() { return cuda_ops::gemv_group_rows().subspan(kQuantised ? 1 : 0, 1); }
+  /// Plans do not use the last: where the others do not serve, single products do better than it, which is
+  /// for operands that turn out to lie on odd addresses.
+  static auto rows() {
+    return cuda_ops::gemv_group_rows().subspan(kQuantised ? 2 : 0, kQuantised ? 1 : 2);
+  }
 
   std::vector<Placed> tensors;
   bool stable = true;
   cuda_ops::GemvGroup given;  // without tensors
-  int norm = -1, residual = -1;  // in `tensors`, as the following
+  int norm = -1, norm_bias = -1, residual = -1;  // in `tensors`, as the following
   int w[kMost], scales[kMost], bias[kMost], y[kMost];
 
   explicit LinearsOp(const rm_problem& raw) {
     const Operands p(raw);
+    given.centred = p.attr_int("centred", 0) != 0;
     given.gated = p.attr_int("gated", 0) != 0;
     given.activation = activation_of(p.attr_string("activation", "none"));
     given.eps = static_cast<float>(p.attr_float("eps", 1e-5));
@@ -56,7 +59,8 @@ struct LinearsOp {
       if (!given.gated || i == 0) y[i] = add(rows_of(p.output(i), rows), i, true);
     }
     if (p.has_input(1)) norm = weight(p, 1);
-    if (p.has_input(2)) residual = add(rows_of(p.input(2), rows), 2, false);
+    if (p.has_input(2)) norm_bias = weight(p, 2);
+    if (p.has_input(3)) residual = add(rows_of(p.input(3), rows), 3, false);
   }
 
   Problem problem(const Tensor* t) const {
@@ -68,7 +72,7 @@ struct LinearsOp {
       p.scales[i] = optional(scales[i]), p.bias[i] = optional(bias[i]);
       if (y[i] >= 0) p.y[i] = t[y[i]];
     }
-    p.norm = optional(norm), p.residual = optional(residual);
+    p.norm = optional(norm), p.norm_bias = optional(norm_bias), p.residual = optional(residual);
     return p;
   }
   static std::size_t workspace(const Problem&) { return 0; }

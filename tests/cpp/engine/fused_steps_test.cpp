@@ -43,6 +43,7 @@ struct Allowed {
   size_t weights = 3;
   bool norm = true, gate = true, attention = true, updates = true;
   int64_t rows = 8;
+  bool centred = true, plain = true;  // layer norms; attention without angles
 };
 Allowed allowed;
 
@@ -72,12 +73,15 @@ size_t each(const State& s) { return s.numbers.count("bits") != 0 ? 3 : 2; }
 int takes_linears(const rm_problem* p, const rm_device_info*, rm_str*) {
   const State s = state_of(*p);
   if (s.in[0].size() > allowed.rows * s.in[0].dims.back()) return 0;
-  const size_t weights = (s.in.size() - 3) / each(s);
+  const size_t weights = (s.in.size() - 4) / each(s);
+  if (s.numbers.at("centred") != 0 && !allowed.centred) return 0;
   if (s.numbers.at("gated") != 0 && !allowed.gate) return 0;
   return weights <= allowed.weights && (allowed.norm || !s.in[1].present);
 }
 int takes_all(const rm_problem*, const rm_device_info*, rm_str*) { return 1; }
-int takes_attention(const rm_problem*, const rm_device_info*, rm_str*) { return allowed.attention; }
+int takes_attention(const rm_problem* p, const rm_device_info*, rm_str*) {
+  return allowed.attention && (p->inputs[3] != nullptr || allowed.plain);
+}
 
 rm_status* prepare(const rm_problem* p, const rm_device_info*, uint32_t, rm_kernel_state** out) {
   *out = reinterpret_cast<rm_kernel_state*>(new State(state_of(*p)));
@@ -140,18 +144,24 @@ rm_status* quant_linear(const rm_launch* l) {
 void linears_row(const rm_launch* l, const State& s, int64_t m) {
   const auto in = [&](size_t i) { return static_cast<const float*>(l->inputs[i]); };
   std::vector<double> x;
-  double squares = 0;
+  double squares = 0, mean = 0;
   const int64_t width = s.in[0].dims.back();
+  for (int64_t k = 0; k < width && s.numbers.at("centred") != 0; ++k) {
+    mean += in(0)[m * width + k] / static_cast<double>(width);
+  }
   for (int64_t k = 0; k < width; ++k) {
-    x.push_back(in(0)[m * width + k]);
+    x.push_back(in(0)[m * width + k] - mean);
     squares += x.back() * x.back();
   }
   if (s.in[1].present) {
     const double scale = 1 / std::sqrt(squares / static_cast<double>(x.size()) + s.numbers.at("eps"));
-    for (size_t k = 0; k < x.size(); ++k) x[k] *= scale * (in(1)[k] + s.numbers.at("weight_offset"));
+    for (size_t k = 0; k < x.size(); ++k) {
+      x[k] *= scale * (in(1)[k] + s.numbers.at("weight_offset"));
+      if (s.in[2].present) x[k] += in(2)[k];
+    }
   }
   std::vector<std::vector<double>> y;
-  for (size_t i = 3; i < s.in.size(); i += each(s)) {
+  for (size_t i = 4; i < s.in.size(); i += each(s)) {
     const size_t at = i + each(s) - 1;
     const float* bias = s.in[at].present ? in(at) : nullptr;
     if (each(s) == 2) {
@@ -162,13 +172,16 @@ void linears_row(const rm_launch* l, const State& s, int64_t m) {
     const std::vector<float> w = widened(l, s, i, k);
     y.push_back(product(x, w.data(), {true, {s.in[i].dims[0], k}, {k, 1}}, bias));
   }
-  const auto act = [&](double v) { return s.activation == "silu" ? v / (1 + std::exp(-v)) : v; };
+  const auto act = [&](double v) {
+    if (s.activation == "gelu_tanh") return v / (1 + std::exp(-1.59576912160573 * (v + 0.044715 * v * v * v)));
+    return s.activation == "silu" ? v / (1 + std::exp(-v)) : v;
+  };
   for (size_t o = 0; o < s.out.size(); ++o) {
     const size_t row = static_cast<size_t>(m) * y[o].size();
     for (size_t n = 0; n < y[o].size(); ++n) {
       double v = act(y[o][n]);
       if (s.numbers.at("gated") != 0) v *= y[1][n];
-      if (s.in[2].present) v += in(2)[row + n];
+      if (s.in[3].present) v += in(3)[row + n];
       static_cast<float*>(l->outputs[o])[row + n] = static_cast<float>(v);
     }
   }
@@ -190,6 +203,7 @@ rm_status* append_sdpa(const rm_launch* l) {
   };
   const int64_t dim = s.in[0].dims[3], heads = s.in[0].dims[1], groups = s.in[1].dims[1];
   const auto rotated = [&](size_t i, int64_t b, int64_t h, int64_t d) {
+    if (!s.in[3].present) return at(i, b, h, d);
     const int64_t half = dim / 2, other = d < half ? d + half : d - half;
     return at(i, b, h, d) * at(3, b, 0, d) +
            (d < half ? -1.0 : 1.0) * at(i, b, h, other) * at(4, b, 0, d);
@@ -402,6 +416,92 @@ TEST_CASE("a layer of one row becomes five steps, with the results of all") {
     CHECK(count(kernels, "index_copy") == 0);
     CHECK(last_stable == 1);
   }
+}
+
+namespace {
+
+/// A layer as GPT-2 has it: layer norms, one product for q, k and v, no rotation. `shift`: the first norm has
+/// a bias, and products do.
+std::string centred_program(bool shift) {
+  const std::string bias = shift ? "%9" : "_", norm_bias = shift ? "%8" : "_";
+  return std::string("rmir 1\nsym s0 [2,64]\ninput %0 \"x\" : f32[1,1,32]\ninput %1 \"length\" : i64[]\n") +
+         "input %2 \"open\" : bool[1,1,1,s0]\ninput %3 \"keys\" : f32[1,4,s0,8] donated\n"
+         "input %4 \"values\" : f32[1,4,s0,8] donated\ninput %5 \"cos\" : f32[1,1,1,8]\n"
+         "input %6 \"sin\" : f32[1,1,1,8]\nweight %7 \"n1\" : f32[32]\nweight %8 \"nb\" : f32[32]\n"
+         "weight %9 \"qkvb\" : f32[96]\nweight %10 \"qkv\" : f32[96,32]\nweight %11 \"o\" : f32[32,32]\n"
+         "weight %12 \"n2\" : f32[32]\nweight %13 \"fc\" : f32[128,32]\nweight %14 \"fcb\" : f32[128]\n"
+         "weight %15 \"down\" : f32[32,128]\nweight %16 \"ob\" : f32[32]\n"
+         "literal %17 : i64[1] = 0000000000000000\n"
+         "%18 = add(%1, %17) : i64[1]\n%19 = iota() {start=<0>, step=1} : i64[s0]\n"
+         "%20 = reshape(%18) {shape=<1,1,1,1>} : i64[1,1,1,1]\n"
+         "%21 = reshape(%19) {shape=<1,1,1,s0>} : i64[1,1,1,s0]\n" +
+         with_padding(1) + "%25 = layer_norm(%0, %7, " + norm_bias + ") {eps=0x1p-10} : f32[1,1,32]\n" +
+         "%26 = gemm(%25, %10, " + bias + ", _) {activation=\"none\", trans_b=1} : f32[1,1,96]\n" +
+         "%27 = slice(%26) {axis=2, start=<0>, step=1, stop=<32>} : f32[1,1,32]\n"
+         "%28 = slice(%26) {axis=2, start=<32>, step=1, stop=<64>} : f32[1,1,32]\n"
+         "%29 = slice(%26) {axis=2, start=<64>, step=1, stop=<96>} : f32[1,1,32]\n"
+         "%30 = reshape(%27) {shape=<1,4,1,8>} : f32[1,4,1,8]\n"
+         "%31 = reshape(%28) {shape=<1,4,1,8>} : f32[1,4,1,8]\n"
+         "%32 = reshape(%29) {shape=<1,4,1,8>} : f32[1,4,1,8]\n"
+         "%34 = index_copy(%3, %18, %31) {axis=2} : f32[1,4,s0,8]\n"
+         "%35 = index_copy(%4, %18, %32) {axis=2} : f32[1,4,s0,8]\n"
+         "%36 = sdpa(%30, %34, %35, %24) {is_causal=0, scale=0x1p-2} : f32[1,4,1,8]\n"
+         "%37 = reshape(%36) {shape=<1,1,32>} : f32[1,1,32]\n"
+         "%38 = gemm(%37, %11, %16, %0) {activation=\"none\", trans_b=1} : f32[1,1,32]\n"
+         "%39 = layer_norm(%38, %12, %8) {eps=0x1p-10} : f32[1,1,32]\n"
+         "%40 = gemm(%39, %13, %14, _) {activation=\"gelu_tanh\", trans_b=1} : f32[1,1,128]\n"
+         "%43 = gemm(%40, %15, %16, %38) {activation=\"none\", trans_b=1} : f32[1,1,32]\n"
+         "return %43, %34, %35\n";
+}
+
+}  // namespace
+
+TEST_CASE("a layer with layer norms and without rotation becomes five steps too") {
+  std::mt19937 rng(7);
+  for (const bool shift : {true, false}) {
+    const Case c = load(centred_program(shift), rng);
+    for (const auto& [centred, plain] : {std::pair{true, true}, {false, true}, {true, false}}) {
+      allowed = {};
+      allowed.centred = centred, allowed.plain = plain;
+      std::vector<HostTensor> inputs{
+          random_tensor(rng, ir::DType::kF32, {1, 1, 32}), ops::from_doubles({ir::DType::kI64, {}}, {5.0}),
+          random_tensor(rng, ir::DType::kBool, {1, 1, 1, 16}), random_tensor(rng, ir::DType::kF32, {1, 4, 16, 8}),
+          random_tensor(rng, ir::DType::kF32, {1, 4, 16, 8}), random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8}),
+          random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8})};
+      inputs[2].bytes[5] = 1;
+      const Found alone = run(c, cpu_kernels(), inputs), fused = run(c, fusing_kernels(), inputs);
+      CHECK(max_difference(alone.result, fused.result) < 1e-4);
+      CHECK(max_difference(alone.keys, fused.keys) < 1e-5);
+      CHECK(max_difference(alone.values, fused.values) < 1e-5);
+      CHECK(count(fused.kernels, "test/linears") == (centred ? 2 : 0));
+      CHECK(count(fused.kernels, "layer_norm") == (centred ? 0 : 2));
+      CHECK(count(fused.kernels, "gemm") == (centred ? 2 : 4));
+      CHECK(count(fused.kernels, "test/append_sdpa") == (plain ? 1 : 0));
+      CHECK(count(fused.kernels, "index_copy") == (plain ? 0 : 2));
+    }
+  }
+  allowed = {};
+}
+
+TEST_CASE("a rotation whose angles differ stays a step, and attention takes its result") {
+  std::mt19937 rng(8);
+  allowed = {};
+  std::string text = step_program(1, kRangeOnly);
+  const std::string from = "rope(%30, %5, %6)";
+  text.replace(text.find(from), from.size(), "rope(%30, %6, %5)");
+  const Case c = load(text, rng);
+  std::vector<HostTensor> inputs{random_tensor(rng, ir::DType::kF32, {1, 1, 32}),
+                                 ops::from_doubles({ir::DType::kI64, {}}, {5.0}),
+                                 random_tensor(rng, ir::DType::kBool, {1, 1, 1, 16}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 2, 16, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8}),
+                                 random_tensor(rng, ir::DType::kF32, {1, 1, 1, 8})};
+  const Found alone = run(c, cpu_kernels(), inputs), fused = run(c, fusing_kernels(), inputs);
+  CHECK(max_difference(alone.result, fused.result) < 1e-4);
+  CHECK(max_difference(alone.keys, fused.keys) < 1e-5);
+  CHECK(count(fused.kernels, "rope") == 2);
+  CHECK(count(fused.kernels, "test/append_sdpa") == 1);
 }
 
 TEST_CASE("attention is told whether something else of the plan writes the caches") {

@@ -65,30 +65,41 @@ rm_status* run_linears(const rm_launch* l) {
   const bool gated = std::get<int64_t>(running->attrs.at("gated")) != 0;
   const View x = input(l, 0);
   const int64_t k = x.layout.dims.back();
-  const auto root_of = [&](int64_t m) {
+  const auto mean_of = [&](int64_t m) {
+    double sum = 0;
+    if (std::get<int64_t>(running->attrs.at("centred")) == 0) return sum;
+    for (int64_t i = 0; i < k; ++i) sum += x.get({m, i});
+    return sum / static_cast<double>(k);
+  };
+  const auto root_of = [&](int64_t m, double mean) {
     double squares = 0;
-    for (int64_t i = 0; i < k; ++i) squares += x.get({m, i}) * x.get({m, i});
+    for (int64_t i = 0; i < k; ++i) squares += (x.get({m, i}) - mean) * (x.get({m, i}) - mean);
     return std::sqrt(squares / static_cast<double>(k) + attr("eps"));
   };
   const size_t each = running->op == "linears" ? 2 : 3;  // operands of a weight, the bias is the last
   const auto times = [&](int64_t m, size_t weight, int64_t row) {
     const View norm = input(l, 1);
+    const double mean = mean_of(m), root = root_of(m, mean);
     double sum = 0;
     for (int64_t i = 0; i < k; ++i) {
-      sum += x.get({m, i}) * (norm.get({i}) + attr("weight_offset")) * weight_at(l, 3 + each * weight, row, i);
+      double v = (x.get({m, i}) - mean) / root * (norm.get({i}) + attr("weight_offset"));
+      if (l->inputs[2] != nullptr) v += input(l, 2).get({i});
+      sum += v * weight_at(l, 4 + each * weight, row, i);
     }
-    sum /= root_of(m);
-    const size_t bias = 2 + each * (weight + 1);
+    const size_t bias = 3 + each * (weight + 1);
     return l->inputs[bias] == nullptr ? sum : sum + input(l, bias).get({row});
   };
   for (size_t y = 0; y < running->outputs.size(); ++y) {
-    const int64_t n = running->inputs[3 + each * y].layout.dims[0];
+    const int64_t n = running->inputs[4 + each * y].layout.dims[0];
     const int64_t rows = x.layout.dims[0];
     for (int64_t at = 0; at < rows * n; ++at) {
       const int64_t m = at / n, j = at % n;
       double v = times(m, y, j);
       if (gated) v = v / (1 + std::exp(-v)) * times(m, 1, j);
-      if (l->inputs[2] != nullptr) v += input(l, 2).get({m, j});
+      if (!gated && std::get<std::string>(running->attrs.at("activation")) == "gelu_tanh") {
+        v = 0.5 * v * (1 + std::tanh(0.79788456080286536 * (v + 0.044715 * v * v * v)));
+      }
+      if (l->inputs[3] != nullptr) v += input(l, 3).get({m, j});
       if (wrong_output == static_cast<int>(y) && at == rows * n - 1) v += 0.25 * (1 + std::abs(v));
       output(l, y).set({m, j}, v);
     }
@@ -97,7 +108,7 @@ rm_status* run_linears(const rm_launch* l) {
 }
 
 rm_status* run_append_sdpa(const rm_launch* l) {
-  const View q = input(l, 0), cos = input(l, 3), sin = input(l, 4), o = output(l, 0);
+  const View q = input(l, 0), o = output(l, 0);
   const ir::Ints& dims = q.layout.dims;
   const int64_t groups = running->outputs[1].layout.dims[1], keys = running->outputs[1].layout.dims[2];
   const int64_t d = dims[3], share = dims[1] / groups;
@@ -105,6 +116,8 @@ rm_status* run_append_sdpa(const rm_launch* l) {
   std::memcpy(&position, l->inputs[5], sizeof position);
   const bool ends = std::get<int64_t>(running->attrs.at("ends")) != 0;
   const auto turned = [&](const View& t, int64_t b, int64_t h, int64_t i) {
+    if (l->inputs[3] == nullptr) return t.get({b, h, 0, i});
+    const View cos = input(l, 3), sin = input(l, 4);
     const double partner = i < d / 2 ? -t.get({b, h, 0, i + d / 2}) : t.get({b, h, 0, i - d / 2});
     return t.rounded(t.get({b, h, 0, i}) * cos.get({b, 0, 0, i}) + partner * sin.get({b, 0, 0, i}));
   };

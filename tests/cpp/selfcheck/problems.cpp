@@ -167,15 +167,15 @@ void add_products(std::vector<Shape>& out) {
 /// Products of one normalised row with weights of 8 or 4 bits.
 void add_quantised_groups(std::vector<Shape>& out, DType t, int64_t bits) {
   constexpr int64_t kGroup = 128;
-  ir::Attrs plain{{"activation", std::string("none")}, {"eps", 1e-5}, {"gated", int64_t{0}},
-                  {"weight_offset", 0.0}, {"bits", bits}, {"group", kGroup}, {"pairs", int64_t{1}}};
+  ir::Attrs plain{{"activation", std::string("none")}, {"centred", int64_t{0}}, {"eps", 1e-5},
+                  {"gated", int64_t{0}}, {"weight_offset", 0.0}, {"bits", bits}, {"group", kGroup}, {"pairs", int64_t{1}}};
   ir::Attrs gated = plain, offset = plain;
   gated["gated"] = int64_t{1}, gated["activation"] = std::string("silu");
   offset["weight_offset"] = 1.0;
   for (int64_t k : {64, 896, 2048, 9216}) {
     const Operand norm = dense(t, {k}, true), none = absent();
     const auto shape = [&](Operand residual, ir::Attrs attrs) {
-      return Shape{"quant_linears", {dense(t, {1, 1, k}), norm, std::move(residual)}, {}, std::move(attrs)};
+      return Shape{"quant_linears", {dense(t, {1, 1, k}), norm, none, std::move(residual)}, {}, std::move(attrs)};
     };
     const auto add = [&](Shape& s, int64_t n, const Operand& bias, bool result) {
       s.inputs.push_back(dense(bits == 8 ? DType::kI8 : DType::kU8, {n, k * bits / 8}, true));
@@ -245,26 +245,35 @@ void add_fused(std::vector<Shape>& out) {
     }
     out.push_back(std::move(s));
   }
-  for (DType t : {DType::kBF16, DType::kF16}) {
-    for (int64_t bits : {4, 8}) add_quantised_groups(out, t, bits);
+  for (DType t : {DType::kF32, DType::kBF16, DType::kF16}) {
+    for (int64_t bits : {4, 8}) {
+      if (t != DType::kF32) add_quantised_groups(out, t, bits);
+    }
     const auto weight = [&](int64_t n, int64_t k) { return dense(t, {n, k}, true); };
-    const ir::Attrs plain{{"activation", std::string("none")}, {"eps", 1e-5}, {"gated", int64_t{0}},
-                          {"weight_offset", 0.0}};
-    ir::Attrs gated = plain, offset = plain;
+    const ir::Attrs plain{{"activation", std::string("none")}, {"centred", int64_t{0}}, {"eps", 1e-5},
+                          {"gated", int64_t{0}}, {"weight_offset", 0.0}};
+    ir::Attrs gated = plain, offset = plain, centred = plain;
     gated["gated"] = int64_t{1}, gated["activation"] = std::string("silu");
     offset["weight_offset"] = 1.0;
+    centred["centred"] = int64_t{1}, centred["activation"] = std::string("gelu_tanh");
     for (int64_t k : {64, 896, 2048, 8192}) {
       const Operand norm = dense(t, {k}, true), none = absent();
       out.push_back({"linears",
-                     {dense(t, {1, 1, k}), norm, none, weight(k, k), dense(t, {k}, true), weight(512, k), none,
+                     {dense(t, {1, 1, k}), norm, none, none, weight(k, k), dense(t, {k}, true), weight(512, k), none,
                       weight(513, k), dense(t, {513}, true)},
                      {dense(t, {1, 1, k}), dense(t, {1, 1, 512}), dense(t, {1, 1, 513})}, plain});
-      out.push_back({"linears", {dense(t, {1, k}), norm, none, weight(4864, k), none, weight(4864, k), none},
+      out.push_back({"linears", {dense(t, {1, k}), norm, none, none, weight(4864, k), none, weight(4864, k), none},
                      {dense(t, {1, 4864})}, gated});
-      out.push_back({"linears", {dense(t, {1, k}), norm, dense(t, {1, 300}), weight(300, k), none},
+      out.push_back({"linears", {dense(t, {1, k}), norm, none, dense(t, {1, 300}), weight(300, k), none},
                      {dense(t, {1, 300})}, offset});
-      out.push_back({"linears", {dense(t, {3, 1, k}), norm, dense(t, {3, 1, 300}), weight(300, k), none},
+      out.push_back({"linears", {dense(t, {3, 1, k}), norm, none, dense(t, {3, 1, 300}), weight(300, k), none},
                      {dense(t, {3, 1, 300})}, offset});
+      out.push_back({"linears", {dense(t, {1, 1, k}), norm, norm, none, weight(300, k), dense(t, {300}, true)},
+                     {dense(t, {1, 1, 300})}, centred});
+      centred["activation"] = std::string("none");
+      out.push_back({"linears", {dense(t, {1, k}), norm, none, dense(t, {1, 300}), weight(300, k), none},
+                     {dense(t, {1, 300})}, centred});
+      centred["activation"] = std::string("gelu_tanh");
     }
     for (int64_t d : {64, 128, 256}) {
       for (bool masked : {false, true}) {
@@ -277,11 +286,13 @@ void add_fused(std::vector<Shape>& out) {
           Operand angles = dense(t, {1, 1, 1, d}), mask = dense(DType::kBool, {batch, 1, 1, 1000});
           angles.layout = ir::view_expand(angles.layout, {batch, 8, 1, d});
           mask.layout = ir::view_expand(mask.layout, {batch, 8, 1, 1000});
-          out.push_back({"append_sdpa",
-                         {heads(8), heads(2), heads(2), angles, angles, dense(DType::kI64, {1}),
-                          masked ? mask : absent()},
-                         {heads(8), dense(t, {batch, 2, 1000, d}), dense(t, {batch, 2, 1000, d})},
-                         {{"scale", 0.125}, {"ends", int64_t{masked ? 0 : 1}}}});
+          for (bool turned : {true, false}) {
+            out.push_back({"append_sdpa",
+                           {heads(8), heads(2), heads(2), turned ? angles : absent(), turned ? angles : absent(),
+                            dense(DType::kI64, {1}), masked ? mask : absent()},
+                           {heads(8), dense(t, {batch, 2, 1000, d}), dense(t, {batch, 2, 1000, d})},
+                           {{"scale", 0.125}, {"ends", int64_t{masked ? 0 : 1}}}});
+          }
         }
       }
     }

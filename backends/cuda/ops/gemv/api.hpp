@@ -20,13 +20,16 @@ struct Gemv {
   bool overlap = false;
 };
 
-/// Up to three weights against the rows of x, which are normalised by their root mean squares first where
-/// `norm` is given: y[i] = activation(x' w[i]^T + bias[i]), x' = x / rms(x) * (norm + weight_offset),
-/// plus the residual where there is one weight. gated: y[0] = activation(x' w[0]^T) * (x' w[1]^T).
+/// Up to three weights against the rows of x, which are normalised first where `norm` is given:
+/// y[i] = activation(x' w[i]^T + bias[i]), x' = x / rms(x) * (norm + weight_offset), plus the residual
+/// where there is one weight. centred: x' = (x - mean(x)) / sqrt(variance(x) + eps) * norm + norm_bias.
+/// gated: y[0] = activation(x' w[0]^T) * (x' w[1]^T).
 /// All weights are of x's dtype, or all of 8 or of 4 bits with scales as in Gemv, of one group.
 struct GemvGroup {
   Tensor x;                                            // [M, K]
   const Tensor* norm = nullptr;                        // [K]
+  const Tensor* norm_bias = nullptr;                   // [K], where centred
+  bool centred = false;                                // norm is a layer norm's weight
   float eps = 1e-5f, weight_offset = 0.0f;
   int count = 1;                                       // of the weights
   Tensor w[3], y[3];                                   // [N, K] or (int4) [N, K/2]; [M, N]
@@ -35,7 +38,7 @@ struct GemvGroup {
   const Tensor* residual = nullptr;                    // [M, N]
   Activation activation = Activation::none;
   bool gated = false;                                  // two weights, no bias; y[0] alone
-  bool stable_weights = false, overlap = false;        // as in Gemv, the norm's weight included
+  bool stable_weights = false, overlap = false;        // as in Gemv, the norm's operands too
 };
 
 std::span<const KernelRow<GemvGroup>> gemv_group_rows();

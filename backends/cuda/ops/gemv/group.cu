@@ -83,6 +83,7 @@ const char* waves_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (weight_bits(p.w[0]) != 0) return "w is quantised";
+  if (p.centred) return "x is centred";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
   const std::int64_t m = p.x.shape[0];
@@ -122,6 +123,9 @@ Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
 constexpr KernelRow<GemvGroup> kRows[] = {
     {"gemv_group_waves_sm90", "x and w of 16 bits, K a multiple of 8 up to 16384", waves_why_not,
      [](const GemvGroup& p) { return 0.7 * move_us(weight_bytes(p)); }, launch_waves},
+    {"gemv_group_f32_sm90", "M = 1, fp32, K a multiple of 4 up to 8192; layer norms too",
+     gemv_group_f32_why_not,
+     [](const GemvGroup& p) { return 0.8 * move_us(weight_bytes(p)); }, launch_gemv_group_f32},
     {"gemv_group_quant_sm90", "x of 16 bits, int8 or int4, K up to 16384; groups as gemv_quant_sm90",
      gemv_group_quant_why_not,
      [](const GemvGroup& p) { return 0.75 * move_us(weight_bytes(p)); }, launch_gemv_group_quant},
@@ -158,8 +162,8 @@ bool are_scales(const GemvGroup& p, int i) {
 const char* gemv_group_x_why_not(const GemvGroup& p) {
   if (all_rows(p) > 1 << 30) return "N is too large";
   if (!is_aligned(p.x.data, 0, p.x.dtype, 16)) return "x is not 16-byte aligned";
-  if (p.norm && !is_aligned(p.norm->data, 0, p.norm->dtype, 16)) {
-    return "the norm's weight is not 16-byte aligned";
+  for (const Tensor* t : {p.norm, p.norm_bias}) {
+    if (t && !is_aligned(t->data, 0, t->dtype, 16)) return "the norm's weight is not 16-byte aligned";
   }
   return nullptr;
 }
@@ -187,6 +191,7 @@ GemvQuantGroupArgs gemv_group_args(const GemvGroup& p) {
   }
   g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
   g.norm = p.norm ? p.norm->data : nullptr;
+  g.centred = p.centred, g.norm_bias = p.norm_bias ? p.norm_bias->data : nullptr;
   g.residual = p.residual ? p.residual->data : nullptr;
   g.activation = static_cast<int>(p.activation);
   return q;
@@ -202,6 +207,10 @@ Status legal(const GemvGroup& p) {
   }
   const std::int64_t k = p.x.shape[1];
   if (p.norm && !is_vector(*p.norm, p.x, k)) return wrong("the norm's weight dense [K]");
+  if (p.norm_bias && !is_vector(*p.norm_bias, p.x, k)) return wrong("the norm's bias dense [K]");
+  if (p.centred ? !p.norm || p.weight_offset != 0.0f : p.norm_bias != nullptr) {
+    return wrong("a layer norm's weight without an offset where x is centred, its bias only there");
+  }
   if (p.gated && (p.count != 2 || p.bias[0] || p.bias[1] || p.residual ||
                   rows_of_weight(p, 0) != rows_of_weight(p, 1))) {
     return wrong("two weights of one shape without bias and residual where products are gated");
@@ -209,10 +218,11 @@ Status legal(const GemvGroup& p) {
   if (p.residual && p.count != 1) return wrong("one weight with a residual");
   const int bits = weight_bits(p.w[0]);
   const std::int64_t width = bits == 4 ? (k + 1) / 2 : k;
-  Operand results[kMostWeights], operands[3 + 3 * kMostWeights];
+  Operand results[kMostWeights], operands[4 + 3 * kMostWeights];
   std::size_t made = 0, read = 0;
   operands[read++] = {"x", &p.x};
   operands[read++] = {"norm", p.norm};
+  operands[read++] = {"norm's bias", p.norm_bias};
   operands[read++] = {"residual", p.residual};
   for (int i = 0; i < p.count; ++i) {
     const Tensor& w = p.w[i];

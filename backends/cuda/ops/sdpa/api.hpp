@@ -23,12 +23,12 @@ struct Sdpa {
 };
 
 /// A step of decoding in one launch, S = 1: q and the new key are rotated by halves (y = x cos +
-/// [-x2, x1] sin), key and value are written into the caches k and v at `position`, and q attends to
+/// [-x2, x1] sin) where angles are given, key and value are written into the caches k and v at `position`, and q attends to
 /// what the caches then hold, up to `position` where `ends`. A position outside writes nothing.
 struct SdpaStep {
   Sdpa s;                  // lengths and lse absent, not causal
   Tensor k_new, v_new;     // [B, G, 1, D]
-  Tensor cos, sin;         // [B, 1, 1, D] by strides
+  const Tensor *cos = nullptr, *sin = nullptr;  // [B, 1, 1, D] by strides; both or none
   Tensor position;         // [1] int32 or int64
   bool ends = false;
   bool overlap = false;    // as in Sdpa

@@ -60,6 +60,7 @@ Status launch_decode_f32(const Sdpa& p, Workspace, Stream stream);
 std::size_t decode_workspace(const Sdpa& p);
 Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches, Workspace,
                           Stream stream);
+Status launch_step_f32(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches, Workspace, Stream stream);
 Status launch_step_naive(const Sdpa& p, const SdpaStepArgs& step, Stream stream);
 
 const char* wgmma_why_not(const Sdpa& p);

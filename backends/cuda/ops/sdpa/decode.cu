@@ -4,6 +4,7 @@
 #include "sdpa/kernels/sdpa_decode_f32_sm80.cuh"
 #include "sdpa/kernels/sdpa_decode_few_sm90.cuh"
 #include "sdpa/kernels/sdpa_decode_sm80.cuh"
+#include "sdpa/kernels/sdpa_step_f32_sm80.cuh"
 
 namespace rm::cuda_ops {
 namespace {
@@ -163,6 +164,27 @@ Status launch_few_shape(Kernel* kernel, SdpaArgs a, Few few, bool overlap, bool 
   return rm::cuda_ops::launch("sdpa", kernel, how, stream, a, more...);
 }
 
+template <class Step>
+Status launch_step_of(const Sdpa& p, const Step& step, bool stable_caches, Workspace workspace,
+                      Stream stream) {
+  const SdpaArgs a = args_of(p);
+  return with_type(p, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if (const Few few = few_of(a); few.blocks > 0) {
+      return with_few_shape(a, [&](auto shape) {
+        using Shape = decltype(shape);
+        return launch_few_shape<Shape>(sdpa_decode_few_step<T, Shape, Step>, a, few, p.overlap,
+                                       stable_caches, stream, step);
+      });
+    }
+    return with_decode_shape(a.dim, [&](auto shape) {
+      using Shape = decltype(shape);
+      return launch_decode_shape<T, Shape>(sdpa_decode_step<T, Shape, Step>, a, p.overlap, workspace,
+                                           stream, step);
+    });
+  });
+}
+
 }  // namespace
 
 const char* tensor_why_not(const Sdpa& p, int longest) {
@@ -239,22 +261,28 @@ std::size_t decode_workspace(const Sdpa& p) {
 
 Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches,
                           Workspace workspace, Stream stream) {
-  const SdpaArgs a = args_of(p);
-  return with_type(p, [&](auto type) {
-    using T = typename decltype(type)::type;
-    if (const Few few = few_of(a); few.blocks > 0) {
-      return with_few_shape(a, [&](auto shape) {
-        using Shape = decltype(shape);
-        return launch_few_shape<Shape>(sdpa_decode_few_step<T, Shape>, a, few, p.overlap,
-                                       stable_caches, stream, step);
-      });
-    }
-    return with_decode_shape(a.dim, [&](auto shape) {
-      using Shape = decltype(shape);
-      return launch_decode_shape<T, Shape>(sdpa_decode_step<T, Shape>, a, p.overlap, workspace,
-                                           stream, step);
-    });
-  });
+  if (step.cos == nullptr) {
+    return launch_step_of(p, SdpaPlainStepArgs{step}, stable_caches, workspace, stream);
+  }
+  return launch_step_of(p, step, stable_caches, workspace, stream);
+}
+
+Status launch_step_f32(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches,
+                       Workspace workspace, Stream stream) {
+  SdpaArgs a = args_of(p);
+  a.stable = stable_caches;
+  const auto launch = [&](auto shape, const auto& of) {
+    using Shape = decltype(shape);
+    using Step = std::decay_t<decltype(of)>;
+    return launch_decode_shape<float, Shape>(sdpa_step_f32<Shape, Step>, a, p.overlap, workspace,
+                                             stream, of);
+  };
+  const auto of = [&](const auto& args) {
+    return a.ratio == 1
+               ? with_decode_f32_shape<1>(a.dim, [&](auto shape) { return launch(shape, args); })
+               : with_decode_f32_shape<kDecodeF32Rows>(a.dim, [&](auto shape) { return launch(shape, args); });
+  };
+  return step.cos == nullptr ? of(SdpaPlainStepArgs{step}) : of(step);
 }
 
 }  // namespace rm::cuda_ops

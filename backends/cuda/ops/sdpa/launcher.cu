@@ -150,10 +150,10 @@ Status launch_step_naive(const Sdpa& p, const SdpaStepArgs& step, Stream stream)
   const SdpaArgs a = args_of(p);
   const std::int64_t rows = static_cast<std::int64_t>(a.batch) * a.heads;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(ceil_div(rows, 4), 1 << 20));
-  return with_type(p, [&](auto type) {
+  dispatch_float(p.q.dtype, [&](auto type) {
     sdpa_step_naive<typename decltype(type)::type><<<blocks, 128, 0, stream>>>(a, step);
-    return launch_status("sdpa");
   });
+  return launch_status("sdpa");
 }
 
 std::size_t sdpa_workspace(const Sdpa& p) {

@@ -5,27 +5,44 @@
 namespace rm::cuda_ops {
 namespace {
 
+/// The tensors that a step reads besides the caches are read in words of so many bytes.
+bool words_of(const SdpaStep& p, int bytes) {
+  for (const Tensor* t : {&p.s.q, &p.k_new, &p.v_new, p.cos, p.sin}) {
+    if (t == nullptr) continue;
+    if (!is_aligned(t->data, 0, t->dtype, bytes)) return false;
+    for (int d = 0; d < 2; ++d) {
+      if (t->shape[d] > 1 && t->stride[d] * size_of(t->dtype) % bytes != 0) return false;
+    }
+  }
+  return true;
+}
+
 const char* step_why_not(const SdpaStep& p) {
   const std::int64_t dim = p.s.q.shape[3];
   if (dim != 64 && dim != 128 && dim != 256) return "the head dim is not 64, 128 or 256";
   if (const char* why = decode_why_not(p.s)) return why;
-  for (const Tensor* t : {&p.k_new, &p.v_new, &p.cos, &p.sin}) {
-    if (!is_aligned(t->data, 0, t->dtype, 4)) return "a row is not 4-byte aligned";
-    for (int d = 0; d < 2; ++d) {
-      if (t->shape[d] > 1 && t->stride[d] % 2 != 0) return "a row is not 4-byte aligned";
-    }
-  }
-  return nullptr;
+  return words_of(p, 4) ? nullptr : "a row is not 4-byte aligned";
+}
+
+const char* step_f32_why_not(const SdpaStep& p) {
+  const std::int64_t dim = p.s.q.shape[3];
+  if (dim != 64 && dim != 128 && dim != 256) return "the head dim is not 64, 128 or 256";
+  if (const char* why = decode_f32_why_not(p.s)) return why;
+  return words_of(p, 16) ? nullptr : "a row is not 16-byte aligned";
 }
 
 /// Of the same step where every tensor begins on 16 bytes: other steps are as fast as the operators
 /// that they are made of.
 const char* elsewhere_why_not(const SdpaStep& given) {
   SdpaStep p = given;
-  for (Tensor* t : {&p.s.q, &p.s.k, &p.s.v, &p.s.o, &p.k_new, &p.v_new, &p.cos, &p.sin}) {
-    t->data = nullptr;
+  for (Tensor* t : {&p.s.q, &p.s.k, &p.s.v, &p.s.o, &p.k_new, &p.v_new}) t->data = nullptr;
+  Tensor angles[2];
+  for (const Tensor** t : {&p.cos, &p.sin}) {
+    if (*t == nullptr) continue;
+    Tensor& at = angles[t == &p.sin];
+    at = **t, at.data = nullptr, *t = &at;
   }
-  return step_why_not(p);
+  return p.s.q.dtype == DType::f32 ? step_f32_why_not(p) : step_why_not(p);
 }
 
 /// What decoding is asked for: keys up to the position, or all that the mask lets through.
@@ -38,10 +55,13 @@ Sdpa whole(const SdpaStep& p) {
 
 SdpaStepArgs step_args(const SdpaStep& p) {
   SdpaStepArgs a{};
-  a.cos = p.cos.data, a.sin = p.sin.data, a.k = p.k_new.data, a.v = p.v_new.data;
+  a.k = p.k_new.data, a.v = p.v_new.data;
+  if (p.cos) {
+    a.cos = p.cos->data, a.sin = p.sin->data;
+    a.cos_batch = p.cos->stride[0], a.sin_batch = p.sin->stride[0];
+  }
   a.position = p.position.data, a.position_is_64 = p.position.dtype == DType::i64;
   a.k_cache = p.s.k.data, a.v_cache = p.s.v.data;
-  a.cos_batch = p.cos.stride[0], a.sin_batch = p.sin.stride[0];
   a.k_batch = p.k_new.stride[0], a.k_head = p.k_new.stride[1];
   a.v_batch = p.v_new.stride[0], a.v_head = p.v_new.stride[1];
   return a;
@@ -51,6 +71,10 @@ Status launch_step(const SdpaStep& p, Workspace workspace, Stream stream) {
   return launch_decode_step(whole(p), step_args(p), p.stable_caches, workspace, stream);
 }
 
+Status launch_step_32(const SdpaStep& p, Workspace workspace, Stream stream) {
+  return launch_step_f32(whole(p), step_args(p), p.stable_caches, workspace, stream);
+}
+
 constexpr KernelRow<SdpaStep> kRows[] = {
     {"sdpa_step_sm80", "bfloat16, float16; up to 16 query heads a key head; D = 64, 128, 256",
      step_why_not,
@@ -58,6 +82,12 @@ constexpr KernelRow<SdpaStep> kRows[] = {
        return 2 + move_us(static_cast<double>(numel(p.s.k)) * 2 * size_of(p.s.k.dtype));
      },
      launch_step},
+    {"sdpa_step_f32_sm80", "float32; up to 16 query heads a key head; D = 64, 128, 256",
+     step_f32_why_not,
+     [](const SdpaStep& p) {
+       return 2 + move_us(static_cast<double>(numel(p.s.k)) * 2 * size_of(p.s.k.dtype));
+     },
+     launch_step_32},
     {"sdpa_step_naive_any", "the same problems, wherever their tensors begin", elsewhere_why_not,
      [](const SdpaStep& p) {
        return 20 + static_cast<double>(p.s.k.shape[2] * p.s.k.shape[3]) / 100;
@@ -95,7 +125,8 @@ Status legal(const SdpaStep& p) {
   if (!is_new_row(p.k_new, p) || !is_new_row(p.v_new, p)) {
     return wrong("a new key and value [B, G, 1, D] with a dense last axis");
   }
-  if (!is_angles(p.cos, p) || !is_angles(p.sin, p)) {
+  if ((p.cos == nullptr) != (p.sin == nullptr)) return wrong("cos and sin, or none of them");
+  if (p.cos && (!is_angles(*p.cos, p) || !is_angles(*p.sin, p))) {
     return wrong("cos and sin [B, 1, 1, D] of q's dtype with a dense last axis");
   }
   if (p.position.rank != 1 || p.position.shape[0] != 1 ||
@@ -106,14 +137,16 @@ Status legal(const SdpaStep& p) {
                       {{"q", &p.s.q},
                        {"k_new", &p.k_new},
                        {"v_new", &p.v_new},
-                       {"cos", &p.cos},
-                       {"sin", &p.sin},
+                       {"cos", p.cos},
+                       {"sin", p.sin},
                        {"mask", p.s.mask},
                        {"position", &p.position}});
 }
 
 std::size_t sdpa_step_workspace(const SdpaStep& p) {
-  return numel(p.s.q) == 0 || step_why_not(p) != nullptr ? 0 : decode_workspace(p.s);
+  if (numel(p.s.q) == 0) return 0;
+  const bool is_f32 = p.s.q.dtype == DType::f32;
+  return (is_f32 ? step_f32_why_not(p) : step_why_not(p)) != nullptr ? 0 : decode_workspace(p.s);
 }
 
 Status sdpa_step(const SdpaStep& p, const char* kernel, Workspace workspace, Stream stream) {

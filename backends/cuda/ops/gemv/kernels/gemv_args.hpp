@@ -49,6 +49,8 @@ struct GemvGroupArgs {
   void* y[3];
   const void *bias[3], *residual;
   int activation;
+  int centred;            // norm is a layer norm's weight
+  const void* norm_bias;  // may be null
 };
 
 /// The same of weights of 8 or 4 bits (or none: then no scales); asking for w takes one line of it.

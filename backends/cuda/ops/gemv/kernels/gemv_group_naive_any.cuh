@@ -5,6 +5,23 @@
 
 namespace rm::cuda_ops {
 
+/// Mean of a row, and what its distances from it are multiplied by.
+struct GemvMoments {
+  float mean = 0.0f, inverse = 1.0f;
+};
+/// Of K elements, by a warp.
+template <class T>
+__device__ __forceinline__ GemvMoments gemv_moments(const T* x, int k, float eps) {
+  float sum = 0.0f, squares = 0.0f;
+  for (int at = threadIdx.x % 32; at < k; at += 32) sum += to_float(x[at]);
+  const float mean = warp_reduce<Sum>(sum) / static_cast<float>(k);
+  for (int at = threadIdx.x % 32; at < k; at += 32) {
+    const float d = to_float(x[at]) - mean;
+    squares += d * d;
+  }
+  return {mean, rsqrtf(warp_reduce<Sum>(squares) / static_cast<float>(k) + eps)};
+}
+
 /// Element i of the results, of which gated products have those of one weight; by a warp.
 template <class T>
 __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const GemvQuantGroupArgs& q,
@@ -20,10 +37,15 @@ __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const Gemv
     return gemv_weight<T>(p, static_cast<const char*>(g.w[of]) + n * p.w_pitch,
                           static_cast<const T*>(q.scales[of]) + n, pitch, k);
   };
+  const bool centred = g.norm && g.centred;
+  const GemvMoments moments = centred ? gemv_moments<T>(x, p.k, g.eps) : GemvMoments{};
   float v = 0.0f, u = 0.0f, squares = 0.0f;
   for (int at = threadIdx.x % 32; at < p.k; at += 32) {
     float a = to_float(x[at]);
-    if (g.norm) {
+    if (centred) {
+      a = (a - moments.mean) * moments.inverse * to_float(static_cast<const T*>(g.norm)[at]);
+      if (g.norm_bias) a += to_float(static_cast<const T*>(g.norm_bias)[at]);
+    } else if (g.norm) {
       squares += a * a;
       a *= to_float(static_cast<const T*>(g.norm)[at]) + g.weight_offset;
     }
@@ -32,7 +54,7 @@ __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const Gemv
   }
   v = warp_reduce<Sum>(v), u = warp_reduce<Sum>(u), squares = warp_reduce<Sum>(squares);
   if (threadIdx.x % 32 != 0) return;
-  if (g.norm) {
+  if (g.norm && !centred) {
     const float inverse = rsqrtf(squares / static_cast<float>(p.k) + g.eps);
     v *= inverse, u *= inverse;
   }

@@ -26,11 +26,15 @@ struct SdpaArgs {
 /// A step of decoding: q is not rotated yet, and the key and the value of one position are not in the
 /// caches k and v.
 struct SdpaStepArgs {
-  const void *cos, *sin, *k, *v, *position;
+  const void *cos, *sin;  // null: q and k are not rotated
+  const void *k, *v, *position;
   void *k_cache, *v_cache;  // SdpaArgs' k and v
   std::int64_t cos_batch, sin_batch, k_batch, k_head, v_batch, v_head;
   int position_is_64;
 };
+
+/// A step whose q and key are as they should be: no angles.
+struct SdpaPlainStepArgs : SdpaStepArgs {};
 
 /// The gradient's: f as above, with o and lse read; delta: sum of d_o o of each row, [B, H, S].
 struct SdpaGradArgs {

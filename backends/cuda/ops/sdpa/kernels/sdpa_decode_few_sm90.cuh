@@ -51,7 +51,7 @@ class DecodeFewRows {
       const int d = column(n);
       low_[n] = d < p_.dim ? word_at(from_[n]) : 0u;
       high_[n] = d + kHalf < p_.dim ? word_at(from_[n] + kHalf) : 0u;
-      if constexpr (kSdpaStep<Step>) angles_[n].load(f_, b_, d, kHalf);
+      if constexpr (kSdpaTurns<Step>) angles_[n].load(f_, b_, d, kHalf);
     }
   }
 
@@ -61,7 +61,7 @@ class DecodeFewRows {
     for (int n = 0; n < kEach; ++n) {
       if (from_[n] == nullptr) continue;
       const int r = row(n), d = column(n);
-      if constexpr (kSdpaStep<Step>) {
+      if constexpr (kSdpaTurns<Step>) {
         if (r <= rows_) angles_[n].turn(low_[n], high_[n]);  // the last is the value
       }
       *word(r, d) = low_[n], *word(r, d + kHalf) = high_[n];
@@ -248,9 +248,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   sdpa_decode_few_block<T, Shape>(p, SdpaNoStep{});
 }
 
-template <class T, class Shape>
+template <class T, class Shape, class Step>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    sdpa_decode_few_step(const SdpaArgs p, const SdpaStepArgs f) {
+    sdpa_decode_few_step(const SdpaArgs p, const Step f) {
   sdpa_decode_few_block<T, Shape>(p, f);
 }
 

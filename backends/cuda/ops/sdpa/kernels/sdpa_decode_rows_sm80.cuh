@@ -11,7 +11,10 @@ namespace rm::cuda_ops {
 /// In place of SdpaStepArgs: the caches are complete.
 struct SdpaNoStep {};
 template <class Step>
-inline constexpr bool kSdpaStep = std::is_same_v<Step, SdpaStepArgs>;
+inline constexpr bool kSdpaStep = std::is_base_of_v<SdpaStepArgs, Step>;
+/// Whether q and the new key are rotated.
+template <class Step>
+inline constexpr bool kSdpaTurns = std::is_same_v<Step, SdpaStepArgs>;
 
 __device__ __forceinline__ std::int64_t position_of(const SdpaStepArgs& f) {
   return f.position_is_64 ? __ldcg(static_cast<const long long*>(f.position))
@@ -66,7 +69,8 @@ struct SdpaNewRow {
   __device__ __forceinline__ static int column(int i) {
     return 2 * static_cast<int>(threadIdx.x % 32) + 64 * i;
   }
-  __device__ __forceinline__ void load(const SdpaStepArgs& f, int b, int g) {
+  template <class Step>
+  __device__ __forceinline__ void load(const Step& f, int b, int g) {
     const T* key = static_cast<const T*>(f.k) + b * f.k_batch + g * f.k_head;
     const T* value = static_cast<const T*>(f.v) + b * f.v_batch + g * f.v_head;
 #pragma unroll
@@ -78,7 +82,7 @@ struct SdpaNewRow {
         k[i][h] = word_at(key + d + h * kHalf);
         v[i][h] = word_at(value + d + h * kHalf);
       }
-      rotate_pairs<T>(f, b, d, kHalf, k[i][0], k[i][1]);
+      if constexpr (kSdpaTurns<Step>) rotate_pairs<T>(f, b, d, kHalf, k[i][0], k[i][1]);
     }
   }
   __device__ __forceinline__ void store(T* k_row, T* v_row) const {
@@ -200,7 +204,7 @@ struct DecodeQuery {
         const int d = step * 16 + i / 2 * 8 + lane % 4 * 2;
         found[step] = word_at(from[i % 2] + (d < p.dim ? d : 0));
       }
-      if constexpr (kSdpaStep<Step>) {
+      if constexpr (kSdpaTurns<Step>) {
 #pragma unroll
         for (int step = 0; step < kD / 32; ++step) {
           const int d = step * 16 + i / 2 * 8 + lane % 4 * 2;

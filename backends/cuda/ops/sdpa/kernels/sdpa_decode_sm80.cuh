@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode(const SdpaArgs p)
   sdpa_decode_block<T, Shape>(p, SdpaNoStep{});
 }
 
-template <class T, class Shape>
+template <class T, class Shape, class Step>
 __global__ void __launch_bounds__(Shape::kThreads)
-    sdpa_decode_step(const SdpaArgs p, const SdpaStepArgs f) {
+    sdpa_decode_step(const SdpaArgs p, const Step f) {
   sdpa_decode_block<T, Shape>(p, f);
 }
 

@@ -20,6 +20,8 @@ __device__ __forceinline__ void step_rotated(const SdpaArgs& p, const SdpaStepAr
     const int d = lane + 32 * i;
     out[i] = 0.0f;
     if (d >= p.dim) continue;
+    out[i] = to_float(row[d]);
+    if (f.cos == nullptr) continue;
     const float partner = d < half ? -to_float(row[d + half]) : to_float(row[d - half]);
     const float turned = to_float(row[d]) * to_float(cos[d]) + partner * to_float(sin[d]);
     out[i] = to_float(from_float<T>(turned));
