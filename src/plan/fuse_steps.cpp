@@ -33,7 +33,10 @@ const Form* form_of(const Step& step) {
   return nullptr;
 }
 
-/// How a weight is quantised: the same in all products of a fused step.
+/// Whether a product's weight is [N, K]: the same in all products of a fused step.
+bool has_rows(const Step& step) { return attr_int(step, "trans_b", 1) != 0; }
+
+/// How a weight is quantised: the same, too.
 constexpr const char* kGroupingNames[] = {"bits", "group", "pairs"};
 std::array<int64_t, 3> grouping_of(const Step& step) {
   return {attr_int(step, "bits", 8), attr_int(step, "group", 32), attr_int(step, "pairs", 0)};
@@ -44,7 +47,7 @@ bool is_row_product(const Fusion& f, const Step& step) {
   const Form* form = form_of(step);
   if (form == nullptr) return false;
   const bool fits = form == &kGemm
-                        ? attr_int(step, "trans_b", 1) != 0 && attr_float(step, "alpha", 1.0) == 1.0
+                        ? attr_float(step, "alpha", 1.0) == 1.0
                         : attr_int(step, "pairs", 0) != 0 && !present(step, kZeroPoints);
   const ir::Layout& y = step.outputs[0].layout;
   if (!fits || y.dims.empty() || y.is_empty() || y.num_elements() > kMostRows * y.dims.back()) return false;
@@ -94,6 +97,7 @@ std::vector<size_t> products_of(const Fusion& f, size_t s) {
   for (size_t t = s; t < f.size(); ++t) {
     if (f.gone(t) || !is_row_product(f, f.step(t))) continue;
     if (f.step(t).op != f.step(s).op || grouping_of(f.step(t)) != grouping_of(f.step(s))) continue;
+    if (has_rows(f.step(t)) != has_rows(f.step(s))) continue;
     if (same(f.step(t).inputs[0], f.step(s).inputs[0]) && f.keeps(f.step(s).inputs[0], s, t)) {
       found.push_back(t);
     }
@@ -148,6 +152,7 @@ Step linears(const Fusion& f, const Members& members, std::optional<size_t> norm
                {"centred", int64_t{centred ? 1 : 0}},
                {"eps", norm ? attr_float(f.step(*norm), "eps", 1e-5) : 0.0},
                {"gated", int64_t{members.gate ? 1 : 0}},
+               {"trans_b", int64_t{has_rows(first) ? 1 : 0}},
                {"weight_offset", norm ? attr_float(f.step(*norm), "weight_offset", 0.0) : 0.0}};
   if (&form == &kQuantLinear) {
     const auto grouping = grouping_of(first);

@@ -202,14 +202,15 @@ Axes linears_axes(Shape& s) {
   a.of = {{one, k}, {k}, {k}, {}};
   std::vector<int> n;
   for (size_t i = 0; places.weight(i) < s.inputs.size(); ++i) {
-    const int64_t size = s.inputs[places.weight(i)].layout.dims[0];
+    const bool rows = attr_or<int64_t>(s, "trans_b", 1) != 0;
+    const int64_t size = s.inputs[places.weight(i)].layout.dims[rows ? 0 : 1];
     // Gated products have one size.
     const bool again = !n.empty() && s.outputs.size() == 1;
     n.push_back(again ? n.front() : a.add(size, 'N', true));
     if (places.is_quantised()) {
       a.of.insert(a.of.end(), {{n.back(), p}, {g, n.back()}});
     } else {
-      a.of.push_back({n.back(), k});
+      a.of.push_back(rows ? std::vector<int>{n.back(), k} : std::vector<int>{k, n.back()});
     }
     a.of.push_back({n.back()});
   }

@@ -69,16 +69,16 @@ float single(ir::DType dtype, const char* bytes) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-/// Every row of w times x. The operands are multiples of powers of two (operands.cpp): sums in
+/// Every row of w times x, or every column where `rows` is false. The operands are multiples of powers of two (operands.cpp): sums in
 /// float32 are exact.
-std::vector<double> products(const Row& row, const HostTensor& w) {
+std::vector<double> products(const Row& row, const HostTensor& w, bool rows) {
   const size_t k = row.x.size();
-  std::vector<double> out(static_cast<size_t>(w.type.dims[0].value()));
+  std::vector<double> out(static_cast<size_t>(w.type.dims[rows ? 0 : 1].value()));
   std::vector<float> weights(k);
   for (size_t j = 0; j < out.size(); ++j) {
-    const char* from = w.at(static_cast<int64_t>(j * k));
-    const size_t item = ir::size_bytes(w.type.dtype);
-    for (size_t i = 0; i < k; ++i) weights[i] = single(w.type.dtype, from + i * item);
+    const char* from = w.at(static_cast<int64_t>(rows ? j * k : j));
+    const size_t step = ir::size_bytes(w.type.dtype) * (rows ? 1 : out.size());
+    for (size_t i = 0; i < k; ++i) weights[i] = single(w.type.dtype, from + i * step);
     float sum = 0;
     for (size_t i = 0; i < k; ++i) sum += row.x[i] * weights[i];
     out[j] = sum * row.scale;
@@ -124,7 +124,7 @@ std::vector<Part> linears(const Shape& shape, const std::vector<Filled>& inputs,
   const auto plain = [&](const Row& row, size_t i) {
     const size_t w = places.weight(i);
     return places.is_quantised() ? products(row, *operand(inputs, w), *operand(inputs, w + 1), shape)
-                                 : products(row, *operand(inputs, w));
+                                 : products(row, *operand(inputs, w), attr_or<int64_t>(shape, "trans_b", 1) != 0);
   };
   const auto product = [&](const Row& row, size_t i) {
     std::vector<double> out = plain(row, i);

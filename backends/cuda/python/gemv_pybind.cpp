@@ -28,7 +28,7 @@ void forward(py::handle x, py::handle w, py::handle scales, py::handle bias, py:
 }
 
 void group(py::handle x, const std::vector<py::object>& w, const std::vector<py::object>& y,
-           const std::vector<py::object>& scales, py::handle norm, py::handle norm_bias, bool centred,
+           const std::vector<py::object>& scales, py::handle norm, py::handle norm_bias, bool centred, bool turned,
            float eps, float weight_offset,
            const std::vector<py::object>& bias, py::handle residual, const std::string& activation, bool gated, bool stable_weights,
            bool overlap, std::uintptr_t stream, const char* kernel) {
@@ -36,7 +36,7 @@ void group(py::handle x, const std::vector<py::object>& w, const std::vector<py:
       r(kOp, "residual", residual);
   GemvGroup p;
   p.x = device_tensor(kOp, "x", x);
-  p.norm = n.get(), p.norm_bias = shift.get(), p.centred = centred, p.eps = eps, p.weight_offset = weight_offset;
+  p.norm = n.get(), p.norm_bias = shift.get(), p.centred = centred, p.turned = turned, p.eps = eps, p.weight_offset = weight_offset;
   p.count = static_cast<int>(w.size());
   Tensor biases[3], of_scales[3];
   const auto optional = [](const char* name, const std::vector<py::object>& given, std::size_t i,
@@ -103,14 +103,14 @@ PYBIND11_MODULE(_ops_gemv, m) {
             .c_str());
   m.def("group", group, py::arg("x"), py::arg("w"), py::kw_only(), py::arg("y"),
         py::arg("scales") = std::vector<py::object>{}, py::arg("norm") = py::none(),
-        py::arg("norm_bias") = py::none(), py::arg("centred") = false, py::arg("eps") = 1e-5f, py::arg("weight_offset") = 0.0f,
+        py::arg("norm_bias") = py::none(), py::arg("centred") = false, py::arg("turned") = false, py::arg("eps") = 1e-5f, py::arg("weight_offset") = 0.0f,
         py::arg("bias") = std::vector<py::object>{}, py::arg("residual") = py::none(),
         py::arg("activation") = "none", py::arg("gated") = false,
         py::arg("stable_weights") = false, py::arg("overlap") = false, py::arg("stream") = 0,
         py::arg("kernel") = "",
         "Up to three weights [N, K] against x [M, K], its rows normalised first by their root mean "
         "squares (centred: as a\nlayer norm, with `norm_bias`) where `norm` [K] is given: y[i] = activation(x w[i]^T + bias[i]), plus the "
-        "residual of one weight. gated:\ny[0] = activation(x w[0]^T) * (x w[1]^T). Weights without "
+        "residual of one weight (turned: it is [K, N]). gated:\ny[0] = activation(x w[0]^T) * (x w[1]^T). Weights without "
         "gaps between rows, of x's dtype, or all\nint8 or all int4 with `scales` as forward has "
         "them, of one group. Raises as forward.");
   m.def(

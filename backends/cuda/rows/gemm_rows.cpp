@@ -90,6 +90,35 @@ struct GemvOp : GemmProduct {
   }
 };
 
+/// One row of x times a weight [K, N].
+struct TurnedGemvOp : GemmProduct {
+  using Problem = cuda_ops::GemvGroup;
+  static constexpr const char* kOp = "gemm";
+  static constexpr rm_edge kEdges[] = {{'M', 0, 1}, {'N', 0, 32}, {'K', 0, 768}};
+  static auto rows() { return cuda_ops::gemv_group_rows().subspan(2, 1); }
+
+  explicit TurnedGemvOp(const rm_problem& raw) : GemmProduct(raw) {
+    if (trans_a || trans_b || tensors[1].tensor.rank != 2 || epilogue.scale != 1.0f) {
+      throw NotForModule("the weight is no matrix [K, N], or alpha is not 1");
+    }
+    fold_few_rows();
+  }
+
+  Problem problem(const Tensor* t) const {
+    Problem p;
+    p.x = t[0], p.w[0] = t[1], p.y[0] = t[2], p.turned = true;
+    if (bias >= 0) p.bias[0] = &t[bias];
+    if (residual >= 0) p.residual = &t[residual];
+    p.activation = epilogue.activation;
+    return p;
+  }
+  static std::size_t workspace(const Problem&) { return 0; }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+                              cudaStream_t stream) {
+    return cuda_ops::gemv_group(p, kernel, stream);
+  }
+};
+
 }  // namespace
 
 cuda_ops::GemmLibrary& gemm_library() {
@@ -99,6 +128,7 @@ cuda_ops::GemmLibrary& gemm_library() {
 
 void add_gemm_rows(std::vector<rm_kernel>& out) {
   Row<GemvOp>::add(out);
+  Row<TurnedGemvOp>::add(out);
   Row<GemmOp>::add(out);
 }
 

@@ -21,7 +21,7 @@ struct LinearsOp {
   /// Plans do not use the last: where the others do not serve, single products do better than it, which is
   /// for operands that turn out to lie on odd addresses.
   static auto rows() {
-    return cuda_ops::gemv_group_rows().subspan(kQuantised ? 2 : 0, kQuantised ? 1 : 2);
+    return cuda_ops::gemv_group_rows().subspan(kQuantised ? 3 : 0, kQuantised ? 1 : 3);
   }
 
   std::vector<Placed> tensors;
@@ -32,6 +32,7 @@ struct LinearsOp {
 
   explicit LinearsOp(const rm_problem& raw) {
     const Operands p(raw);
+    given.turned = p.attr_int("trans_b", 1) == 0;
     given.centred = p.attr_int("centred", 0) != 0;
     given.gated = p.attr_int("gated", 0) != 0;
     given.activation = activation_of(p.attr_string("activation", "none"));

@@ -165,7 +165,11 @@ void linears_row(const rm_launch* l, const State& s, int64_t m) {
     const size_t at = i + each(s) - 1;
     const float* bias = s.in[at].present ? in(at) : nullptr;
     if (each(s) == 2) {
-      y.push_back(product(x, in(i), s.in[i], bias));
+      Shape weight = s.in[i];
+      if (s.numbers.at("trans_b") == 0) {  // its columns are the rows
+        std::swap(weight.dims[0], weight.dims[1]), std::swap(weight.strides[0], weight.strides[1]);
+      }
+      y.push_back(product(x, in(i), weight, bias));
       continue;
     }
     const auto k = static_cast<int64_t>(x.size());
@@ -422,21 +426,26 @@ namespace {
 
 /// A layer as GPT-2 has it: layer norms, one product for q, k and v, no rotation. `shift`: the first norm has
 /// a bias, and products do.
-std::string centred_program(bool shift) {
+std::string centred_program(bool shift, bool rows) {
+  const auto weight = [&](const std::string& at, const std::string& name, int n, int k) {
+    return "weight " + at + " \"" + name + "\" : f32[" + std::to_string(rows ? n : k) + "," + std::to_string(rows ? k : n) + "]\n";
+  };
+  const std::string end = std::string("trans_b=") + (rows ? "1" : "0") + "}";
   const std::string bias = shift ? "%9" : "_", norm_bias = shift ? "%8" : "_";
   return std::string("rmir 1\nsym s0 [2,64]\ninput %0 \"x\" : f32[1,1,32]\ninput %1 \"length\" : i64[]\n") +
          "input %2 \"open\" : bool[1,1,1,s0]\ninput %3 \"keys\" : f32[1,4,s0,8] donated\n"
          "input %4 \"values\" : f32[1,4,s0,8] donated\ninput %5 \"cos\" : f32[1,1,1,8]\n"
          "input %6 \"sin\" : f32[1,1,1,8]\nweight %7 \"n1\" : f32[32]\nweight %8 \"nb\" : f32[32]\n"
-         "weight %9 \"qkvb\" : f32[96]\nweight %10 \"qkv\" : f32[96,32]\nweight %11 \"o\" : f32[32,32]\n"
-         "weight %12 \"n2\" : f32[32]\nweight %13 \"fc\" : f32[128,32]\nweight %14 \"fcb\" : f32[128]\n"
-         "weight %15 \"down\" : f32[32,128]\nweight %16 \"ob\" : f32[32]\n"
+         "weight %9 \"qkvb\" : f32[96]\n" +
+         weight("%10", "qkv", 96, 32) + weight("%11", "o", 32, 32) + "weight %12 \"n2\" : f32[32]\n" +
+         weight("%13", "fc", 128, 32) + "weight %14 \"fcb\" : f32[128]\n" + weight("%15", "down", 32, 128) +
+         "weight %16 \"ob\" : f32[32]\n"
          "literal %17 : i64[1] = 0000000000000000\n"
          "%18 = add(%1, %17) : i64[1]\n%19 = iota() {start=<0>, step=1} : i64[s0]\n"
          "%20 = reshape(%18) {shape=<1,1,1,1>} : i64[1,1,1,1]\n"
          "%21 = reshape(%19) {shape=<1,1,1,s0>} : i64[1,1,1,s0]\n" +
          with_padding(1) + "%25 = layer_norm(%0, %7, " + norm_bias + ") {eps=0x1p-10} : f32[1,1,32]\n" +
-         "%26 = gemm(%25, %10, " + bias + ", _) {activation=\"none\", trans_b=1} : f32[1,1,96]\n" +
+         "%26 = gemm(%25, %10, " + bias + ", _) {activation=\"none\", " + end + " : f32[1,1,96]\n" +
          "%27 = slice(%26) {axis=2, start=<0>, step=1, stop=<32>} : f32[1,1,32]\n"
          "%28 = slice(%26) {axis=2, start=<32>, step=1, stop=<64>} : f32[1,1,32]\n"
          "%29 = slice(%26) {axis=2, start=<64>, step=1, stop=<96>} : f32[1,1,32]\n"
@@ -447,10 +456,10 @@ std::string centred_program(bool shift) {
          "%35 = index_copy(%4, %18, %32) {axis=2} : f32[1,4,s0,8]\n"
          "%36 = sdpa(%30, %34, %35, %24) {is_causal=0, scale=0x1p-2} : f32[1,4,1,8]\n"
          "%37 = reshape(%36) {shape=<1,1,32>} : f32[1,1,32]\n"
-         "%38 = gemm(%37, %11, %16, %0) {activation=\"none\", trans_b=1} : f32[1,1,32]\n"
+         "%38 = gemm(%37, %11, %16, %0) {activation=\"none\", " + end + " : f32[1,1,32]\n"
          "%39 = layer_norm(%38, %12, %8) {eps=0x1p-10} : f32[1,1,32]\n"
-         "%40 = gemm(%39, %13, %14, _) {activation=\"gelu_tanh\", trans_b=1} : f32[1,1,128]\n"
-         "%43 = gemm(%40, %15, %16, %38) {activation=\"none\", trans_b=1} : f32[1,1,32]\n"
+         "%40 = gemm(%39, %13, %14, _) {activation=\"gelu_tanh\", " + end + " : f32[1,1,128]\n"
+         "%43 = gemm(%40, %15, %16, %38) {activation=\"none\", " + end + " : f32[1,1,32]\n"
          "return %43, %34, %35\n";
 }
 
@@ -458,8 +467,8 @@ std::string centred_program(bool shift) {
 
 TEST_CASE("a layer with layer norms and without rotation becomes five steps too") {
   std::mt19937 rng(7);
-  for (const bool shift : {true, false}) {
-    const Case c = load(centred_program(shift), rng);
+  for (const auto& [shift, rows] : {std::pair{true, true}, {false, true}, {true, false}}) {
+    const Case c = load(centred_program(shift, rows), rng);
     for (const auto& [centred, plain] : {std::pair{true, true}, {false, true}, {true, false}}) {
       allowed = {};
       allowed.centred = centred, allowed.plain = plain;

@@ -52,7 +52,10 @@ View output(const rm_launch* l, size_t i) {
 /// Element i of a row of the weight that operand `at` is; in integers of 8 bits, or of 4 in pairs with
 /// 8 added, and scales of groups, or as it is.
 double weight_at(const rm_launch* l, size_t at, int64_t row, int64_t i) {
-  if (running->op == "linears") return input(l, at).get({row, i});
+  if (running->op == "linears") {
+    const bool rows = std::get<int64_t>(running->attrs.at("trans_b")) != 0;
+    return rows ? input(l, at).get({row, i}) : input(l, at).get({i, row});
+  }
   const auto attr = [](const char* name) { return std::get<int64_t>(running->attrs.at(name)); };
   const bool bytes = attr("bits") == 8;
   double q = input(l, at).get({row, bytes ? i : i / 2});
@@ -90,7 +93,7 @@ rm_status* run_linears(const rm_launch* l) {
     return l->inputs[bias] == nullptr ? sum : sum + input(l, bias).get({row});
   };
   for (size_t y = 0; y < running->outputs.size(); ++y) {
-    const int64_t n = running->inputs[4 + each * y].layout.dims[0];
+    const int64_t n = running->outputs[y].layout.dims.back();
     const int64_t rows = x.layout.dims[0];
     for (int64_t at = 0; at < rows * n; ++at) {
       const int64_t m = at / n, j = at % n;

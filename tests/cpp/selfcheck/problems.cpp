@@ -251,7 +251,7 @@ void add_fused(std::vector<Shape>& out) {
     }
     const auto weight = [&](int64_t n, int64_t k) { return dense(t, {n, k}, true); };
     const ir::Attrs plain{{"activation", std::string("none")}, {"centred", int64_t{0}}, {"eps", 1e-5},
-                          {"gated", int64_t{0}}, {"weight_offset", 0.0}};
+                          {"gated", int64_t{0}}, {"trans_b", int64_t{1}}, {"weight_offset", 0.0}};
     ir::Attrs gated = plain, offset = plain, centred = plain;
     gated["gated"] = int64_t{1}, gated["activation"] = std::string("silu");
     offset["weight_offset"] = 1.0;
@@ -273,7 +273,10 @@ void add_fused(std::vector<Shape>& out) {
       centred["activation"] = std::string("none");
       out.push_back({"linears", {dense(t, {1, k}), norm, none, dense(t, {1, 300}), weight(300, k), none},
                      {dense(t, {1, 300})}, centred});
-      centred["activation"] = std::string("gelu_tanh");
+      centred["activation"] = std::string("gelu_tanh"), centred["trans_b"] = int64_t{0};
+      out.push_back({"linears", {dense(t, {1, 1, k}), norm, norm, none, weight(k, 304), dense(t, {304}, true)},
+                     {dense(t, {1, 1, 304})}, centred});
+      centred["trans_b"] = int64_t{1};
     }
     for (int64_t d : {64, 128, 256}) {
       for (bool masked : {false, true}) {

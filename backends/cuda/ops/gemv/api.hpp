@@ -23,7 +23,7 @@ struct Gemv {
 /// Up to three weights against the rows of x, which are normalised first where `norm` is given:
 /// y[i] = activation(x' w[i]^T + bias[i]), x' = x / rms(x) * (norm + weight_offset), plus the residual
 /// where there is one weight. centred: x' = (x - mean(x)) / sqrt(variance(x) + eps) * norm + norm_bias.
-/// gated: y[0] = activation(x' w[0]^T) * (x' w[1]^T).
+/// gated: y[0] = activation(x' w[0]^T) * (x' w[1]^T). turned: one weight, which is [K, N].
 /// All weights are of x's dtype, or all of 8 or of 4 bits with scales as in Gemv, of one group.
 struct GemvGroup {
   Tensor x;                                            // [M, K]
@@ -38,6 +38,7 @@ struct GemvGroup {
   const Tensor* residual = nullptr;                    // [M, N]
   Activation activation = Activation::none;
   bool gated = false;                                  // two weights, no bias; y[0] alone
+  bool turned = false;                                 // one weight of x's dtype, [K, N]
   bool stable_weights = false, overlap = false;        // as in Gemv, the norm's operands too
 };
 

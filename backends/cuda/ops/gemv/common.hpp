@@ -44,6 +44,8 @@ const char* gemv_group_quant_why_not(const GemvGroup& p);
 Status launch_gemv_group_quant(const GemvGroup& p, Workspace, Stream stream);
 const char* gemv_group_f32_why_not(const GemvGroup& p);
 Status launch_gemv_group_f32(const GemvGroup& p, Workspace, Stream stream);
+const char* gemv_turned_why_not(const GemvGroup& p);
+Status launch_gemv_turned(const GemvGroup& p, Workspace, Stream stream);
 const char* gemv_tensor_why_not(const Gemv& p);
 Status launch_gemv_tensor(const Gemv& p, Workspace, Stream stream);
 /// The launch of a row that asks for w first: early where that is allowed (Gemv::overlap).

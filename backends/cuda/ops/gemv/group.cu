@@ -12,7 +12,7 @@ constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, no
 constexpr std::int64_t kMostRows = 72 * 1024;  // bytes of a turn
 constexpr std::int64_t kTurnRows = 16;  // the most rows of a turn: all turns fit parts of so many
 
-std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[0]; }
+std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[p.turned ? 1 : 0]; }
 
 std::int64_t all_rows(const GemvGroup& p) {
   std::int64_t n = 0;
@@ -83,7 +83,7 @@ const char* waves_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (weight_bits(p.w[0]) != 0) return "w is quantised";
-  if (p.centred) return "x is centred";
+  if (p.centred || p.turned) return "x is centred or w [K, N]";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
   const std::int64_t m = p.x.shape[0];
@@ -126,6 +126,8 @@ constexpr KernelRow<GemvGroup> kRows[] = {
     {"gemv_group_f32_sm90", "M = 1, fp32, K a multiple of 4 up to 8192; layer norms too",
      gemv_group_f32_why_not,
      [](const GemvGroup& p) { return 0.8 * move_us(weight_bytes(p)); }, launch_gemv_group_f32},
+    {"gemv_group_turned_sm80", "M = 1, w [K, N], K up to 6144; on sm_90 above 768", gemv_turned_why_not,
+     [](const GemvGroup& p) { return 0.8 * move_us(weight_bytes(p)); }, launch_gemv_turned},
     {"gemv_group_quant_sm90", "x of 16 bits, int8 or int4, K up to 16384; groups as gemv_quant_sm90",
      gemv_group_quant_why_not,
      [](const GemvGroup& p) { return 0.75 * move_us(weight_bytes(p)); }, launch_gemv_group_quant},
@@ -189,7 +191,7 @@ GemvQuantGroupArgs gemv_group_args(const GemvGroup& p) {
     g.bias[i] = p.bias[i] ? p.bias[i]->data : nullptr;
     first += rows_of_weight(p, i);
   }
-  g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
+  g.turned = p.turned, g.gated = p.gated, g.eps = p.eps, g.weight_offset = p.weight_offset;
   g.norm = p.norm ? p.norm->data : nullptr;
   g.centred = p.centred, g.norm_bias = p.norm_bias ? p.norm_bias->data : nullptr;
   g.residual = p.residual ? p.residual->data : nullptr;
@@ -217,7 +219,10 @@ Status legal(const GemvGroup& p) {
   }
   if (p.residual && p.count != 1) return wrong("one weight with a residual");
   const int bits = weight_bits(p.w[0]);
-  const std::int64_t width = bits == 4 ? (k + 1) / 2 : k;
+  if (p.turned && (p.count != 1 || bits != 0 || p.w[0].rank != 2 || p.w[0].shape[0] != k)) {
+    return wrong("one weight [K, N] that is not quantised where it is turned");
+  }
+  const std::int64_t width = p.turned ? p.w[0].shape[1] : bits == 4 ? (k + 1) / 2 : k;
   Operand results[kMostWeights], operands[4 + 3 * kMostWeights];
   std::size_t made = 0, read = 0;
   operands[read++] = {"x", &p.x};
@@ -233,12 +238,12 @@ Status legal(const GemvGroup& p) {
     if (bits != 0 ? !are_scales(p, i) : p.scales[i] != nullptr) {
       return wrong("scales [K/group, N] of x's dtype, of one group, exactly where w is quantised");
     }
-    if (p.bias[i] && !is_vector(*p.bias[i], p.x, w.shape[0])) return wrong("a bias dense [N]");
+    if (p.bias[i] && !is_vector(*p.bias[i], p.x, rows_of_weight(p, i))) return wrong("a bias dense [N]");
     operands[read++] = {"w", &w};
     operands[read++] = {"scales", p.scales[i]};
     operands[read++] = {"bias", p.bias[i]};
     if (p.gated && i > 0) continue;
-    if (!are_rows(p.y[i], p.x, w.shape[0])) return wrong("y [M, N] of x's dtype, without gaps");
+    if (!are_rows(p.y[i], p.x, rows_of_weight(p, i))) return wrong("y [M, N] of x's dtype, without gaps");
     results[made++] = {"y", &p.y[i]};
   }
   if (p.residual && !are_rows(*p.residual, p.x, rows_of_weight(p, 0))) {

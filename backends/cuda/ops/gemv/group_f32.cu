@@ -42,6 +42,7 @@ int memory_of(const GemvF32Args& c, int slots) {
 const char* gemv_group_f32_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype != DType::f32) return "x is not fp32";
+  if (p.turned) return "w is [K, N]";
   if (weight_bits(p.w[0]) != 0) return "w is quantised";
   if (p.x.shape[0] != 1) return "more than one row of x";
   const std::int64_t k = p.x.shape[1];

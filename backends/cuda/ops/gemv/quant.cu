@@ -158,7 +158,7 @@ const char* gemv_group_quant_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (bits == 0) return "w is not quantised";
-  if (p.centred) return "x is centred";
+  if (p.centred || p.turned) return "x is centred or w [K, N]";
   if (p.x.shape[0] != 1) return "more than one row of x";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k > gemv_quant_most(16)) return "x does not fit the registers";

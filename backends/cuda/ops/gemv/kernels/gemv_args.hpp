@@ -51,6 +51,7 @@ struct GemvGroupArgs {
   int activation;
   int centred;            // norm is a layer norm's weight
   const void* norm_bias;  // may be null
+  int turned;             // w[0] is [K, N]
 };
 
 /// The same of weights of 8 or 4 bits (or none: then no scales); asking for w takes one line of it.

@@ -34,6 +34,7 @@ __device__ __forceinline__ void gemv_group_element(const GemvArgs& p, const Gemv
   const std::int64_t pitch = (part < 2 ? min(g.first[part + 1], p.n) : p.n) - g.first[part];
   const T* x = static_cast<const T*>(p.x) + m * p.x_pitch;
   const auto weight = [&](int of, int k) {
+    if (g.turned) return to_float(static_cast<const T*>(g.w[0])[k * static_cast<std::int64_t>(p.n) + n]);
     return gemv_weight<T>(p, static_cast<const char*>(g.w[of]) + n * p.w_pitch,
                           static_cast<const T*>(q.scales[of]) + n, pitch, k);
   };
