@@ -522,7 +522,7 @@ return %42, %33, %34
 
 
 def gpt2_text(dtype: str) -> str:
-    """A layer as GPT-2 has it: layer norms, weights [K, N], q, k and v of one product, no rotation."""
+    """A layer as GPT-2 has it: layer norms, weights [K, N], one product for q, k and v."""
     d = dtype
     return f"""rmir 1
 sym s0 [2,4096]
