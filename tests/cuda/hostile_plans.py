@@ -437,8 +437,8 @@ def linears_of(make: Maker, m: Plugged, bits: int) -> Problem:
         attrs |= {"bits": bits, "group": group, "pairs": 1}
     bound = tolerance(kind, k, 4) + 2.0**-14
     return m.problem(
-        make, f"{rows} {sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} {centred} "
-        f"{name} gated {gated} residual {alone}", inputs, list(y), attrs,
+        make, f"{rows} {sizes} x {k} {kind} {bits} bits of {group} norm {norm is not None} "
+        f"{centred} {name} gated {gated} residual {alone}", inputs, list(y), attrs,
         lambda: [Result(f"y{i}", a, b, bound, scale)
                  for i, (a, b) in enumerate(zip(y, wanted, strict=True))],
         constant=[i for i in constant if inputs[i] is not None],

@@ -228,7 +228,7 @@ Status legal(const GemvGroup& p) {
   operands[read++] = {"x", &p.x};
   operands[read++] = {"norm", p.norm};
   operands[read++] = {"norm's bias", p.norm_bias};
-  operands[read++] = {"residual", p.residual};
+  operands[read++] = {"residual", p.residual, true};
   for (int i = 0; i < p.count; ++i) {
     const Tensor& w = p.w[i];
     if (w.rank != 2 || w.dtype != (bits ? p.w[0].dtype : p.x.dtype) || w.shape[1] != width ||
@@ -244,7 +244,7 @@ Status legal(const GemvGroup& p) {
     operands[read++] = {"bias", p.bias[i]};
     if (p.gated && i > 0) continue;
     if (!are_rows(p.y[i], p.x, rows_of_weight(p, i))) return wrong("y [M, N] of x's dtype, without gaps");
-    results[made++] = {"y", &p.y[i]};
+    results[made++] = {"y", &p.y[i], true};
   }
   if (p.residual && !are_rows(*p.residual, p.x, rows_of_weight(p, 0))) {
     return wrong("a residual like y");
