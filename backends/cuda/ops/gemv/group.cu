@@ -26,10 +26,10 @@ double weight_bytes(const GemvGroup& p) {
          (bits ? bits : 8 * size_of(p.x.dtype)) / 8;
 }
 
-template <class T, int kPairs, int kSegments>
-Status launch(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
+template <class T, int kPairs, int kSegments, class Group>
+Status launch(GemvArgs& a, const Group& g, bool overlap, Stream stream) {
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
-  auto* kernel = gemv_group_waves<T, kPairs, kSegments>;
+  auto* kernel = gemv_group_waves<T, kPairs, kSegments, Group>;
   a.steps = static_cast<int>(ceil_div(a.row_bytes, 64 * kSegments));
   a.stages_at = 128 + 2 * kGemvWavesWarps * kRows * 32 + kGemvWavesSquares;
   a.stage_bytes = kRows * a.row_bytes;
@@ -44,16 +44,28 @@ Status launch(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) 
   return rm::cuda_ops::launch("gemv", kernel, how, stream, a, g);
 }
 
-template <class T>
-Status launch_once(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
+template <class T, class Group>
+Status launch_once(GemvArgs& a, const Group& g, bool overlap, Stream stream) {
   a.stages_at = 128 + kGemvWavesWarps * kGemvOnceRows * 32;
-  if (Status s = allow_shared_memory("gemv", gemv_group_once<T>, kGemvHalfMemory); !s) return s;
+  auto* kernel = gemv_group_once<T, Group>;
+  if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
   const Launch how{static_cast<unsigned>(ceil_div(a.n, kGemvOnceRows)), kGemvWavesWarps * 32,
                    static_cast<std::size_t>(kMemory), 1, overlap};
-  return rm::cuda_ops::launch("gemv", gemv_group_once<T>, how, stream, a, g);
+  return rm::cuda_ops::launch("gemv", kernel, how, stream, a, g);
 }
 
-/// As gemv_waves_sm90 cuts one weight of all the rows.
+/// One row of x: as gemv_waves_sm90 cuts one weight of all the rows.
+template <class T, class Group>
+Status launch_row(GemvArgs& a, const Group& g, int rows, bool overlap, Stream stream) {
+  const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
+  if (once) return launch_once<T>(a, g, overlap, stream);
+  return rows >= 16  ? launch<T, 8, 8>(a, g, overlap, stream)
+         : rows >= 8 ? launch<T, 4, 8>(a, g, overlap, stream)
+         : rows >= 4 ? launch<T, 2, 8>(a, g, overlap, stream)
+                     : launch<T, 1, 8>(a, g, overlap, stream);
+}
+
+/// Of several rows, too.
 template <class T>
 Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
   const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
@@ -71,19 +83,18 @@ Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream strea
            : rows >= 8 ? launch<T, 2, 4>(a, g, overlap, stream)
                        : launch<T, 1, 4>(a, g, overlap, stream);
   }
-  const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
-  if (once) return launch_once<T>(a, g, overlap, stream);
-  return rows >= 16  ? launch<T, 8, 8>(a, g, overlap, stream)
-         : rows >= 8 ? launch<T, 4, 8>(a, g, overlap, stream)
-         : rows >= 4 ? launch<T, 2, 8>(a, g, overlap, stream)
-                     : launch<T, 1, 8>(a, g, overlap, stream);
+  if (g.norm == nullptr || !g.centred) return launch_row<T>(a, g, rows, overlap, stream);
+  GemvCentredArgs centred{g, g.norm, g.norm_bias};
+  centred.norm = nullptr;
+  return launch_row<T>(a, centred, rows, overlap, stream);
 }
 
 const char* waves_why_not(const GemvGroup& p) {
   if (const char* why = gemv_card_why_not()) return why;
   if (p.x.dtype == DType::f32) return "x is fp32";
   if (weight_bits(p.w[0]) != 0) return "w is quantised";
-  if (p.centred || p.turned) return "x is centred or w [K, N]";
+  if (p.turned) return "w is [K, N]";
+  if (p.centred && p.x.shape[0] != 1) return "several rows of x are centred";
   const std::int64_t k = p.x.shape[1];
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
   const std::int64_t m = p.x.shape[0];

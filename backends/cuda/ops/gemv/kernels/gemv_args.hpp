@@ -54,6 +54,11 @@ struct GemvGroupArgs {
   int turned;             // w[0] is [K, N]
 };
 
+/// The same of one row of x that a layer norm takes first: GemvGroupArgs has no norm.
+struct GemvCentredArgs : GemvGroupArgs {
+  const void *weight, *shift;  // the norm's; shift may be null
+};
+
 /// The same of weights of 8 or 4 bits (or none: then no scales); asking for w takes one line of it.
 struct GemvQuantGroupArgs {
   const void* scales[3];  // as gemv has them, without gaps

@@ -14,6 +14,53 @@ struct GemvAlone {};
 template <class Group>
 inline constexpr bool kGemvGroup = !std::is_same_v<Group, GemvAlone>;
 
+/// A group whose row of x is centred.
+template <class Group>
+inline constexpr bool kGemvCentred = std::is_same_v<Group, GemvCentredArgs>;
+
+/// A row of x of which each thread of the block has kCount vectors becomes its layer norm, rounded as a norm
+/// of its own stores it. at: a vector's first byte in the row, at or behind row_bytes where there is none.
+template <class T, int kCount, class At>
+__device__ __forceinline__ void gemv_centre(const GemvArgs& p, const GemvCentredArgs& g,
+                                            uint4 (&x)[kCount], const At& at) {
+  constexpr int V = kVec<T>;
+  const auto values = [](const uint4& from, float (&to)[V]) {
+    load_vec<T, V>(reinterpret_cast<const T*>(&from), to);
+  };
+  float v[V], w[V], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    values(x[i], v);  // zeros behind the row
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum += v[j];
+  }
+  const float mean = block_reduce<Sum>(sum) / static_cast<float>(p.k);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (at(i) >= p.row_bytes) continue;
+    values(x[i], v);
+#pragma unroll
+    for (int j = 0; j < V; ++j) squares += (v[j] - mean) * (v[j] - mean);
+  }
+  const float inverse = rsqrtf(block_reduce<Sum>(squares) / static_cast<float>(p.k) + g.eps);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (at(i) >= p.row_bytes) continue;
+    const auto there = [&](const void* row) {
+      return __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(row) + at(i)));
+    };
+    values(x[i], v), values(there(g.weight), w);
+#pragma unroll
+    for (int j = 0; j < V; ++j) v[j] = (v[j] - mean) * inverse * w[j];
+    if (g.shift != nullptr) {
+      values(there(g.shift), w);
+#pragma unroll
+      for (int j = 0; j < V; ++j) v[j] += w[j];
+    }
+    store_vec<T, V>(reinterpret_cast<T*>(&x[i]), v);
+  }
+}
+
 /// The residual of the element that a thread stores of a turn whose rows have kSegments sums each and whose
 /// rows of x are 8 / kSegments: asked for before the sums are there, for it comes from the L2 cache.
 template <class T, int kSegments>

@@ -91,6 +91,23 @@ __device__ __forceinline__ void gemv_waves_sum(
   }
 }
 
+/// One row of x, all of which the block's warps hold (kHeld suffices for what launches give them), centred.
+template <class T, int kHeld>
+__device__ __forceinline__ void gemv_waves_centre(const GemvArgs& p, const GemvCentredArgs& g,
+                                                  uint4 (&xs)[kHeld]) {
+  const int lane = threadIdx.x % 32, warp = uniform_warp();
+  const auto at = [&](int j) {  // as gemv_waves_sum
+    return (warp + j * kGemvWavesWarps) * 512 + lane / 4 * 64 + lane % 4 * 16;
+  };
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    xs[j] = at(j) < p.row_bytes
+                ? __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at(j)))
+                : uint4{0, 0, 0, 0};
+  }
+  gemv_centre<T>(p, g, xs, at);
+}
+
 /// [row of w][column of the products], those where the pieces agree.
 template <int kPairs, int kSegments>
 __device__ __forceinline__ void gemv_waves_store(
@@ -149,6 +166,7 @@ __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group&
   __syncthreads();
   wait_for_previous();  // x is written by the kernel before
   uint4 xs[kHeld];
+  if constexpr (kGemvCentred<Group>) gemv_waves_centre<T>(p, g, xs);
   int stage = 0, parity = 0;
   float squares = 0.0f;
   auto* all_squares = reinterpret_cast<float*>(memory + p.stages_at - kGemvWavesSquares);
@@ -157,7 +175,8 @@ __device__ __forceinline__ void gemv_waves_block(const GemvArgs& p, const Group&
     float residual = 0.0f;
     if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, kSegments>(p, row0, kRows);
     gemv_waves_sum<T, kPairs, kSegments>(p, g, squares, memory + p.stages_at + stage * p.stage_bytes,
-                                         base + 8 * stage, parity, turn == 0, xs, sum);
+                                         base + 8 * stage, parity, turn == 0 && !kGemvCentred<Group>,
+                                         xs, sum);
     auto* all = reinterpret_cast<float*>(memory + 128) + turn % 2 * kGemvWavesWarps * kRows * 8;
     gemv_waves_store<kPairs, kSegments>(all + warp * kRows * 8, sum);
     if constexpr (kGemvGroup<Group>) {
@@ -195,9 +214,9 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
 #endif
 }
 
-template <class T, int kPairs, int kSegments>
+template <class T, int kPairs, int kSegments, class Group>
 __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
-    gemv_group_waves(const __grid_constant__ GemvArgs p, const __grid_constant__ GemvGroupArgs g) {
+    gemv_group_waves(const __grid_constant__ GemvArgs p, const __grid_constant__ Group g) {
 #if __CUDA_ARCH__ >= 900
   gemv_waves_block<T, kPairs, kSegments>(p, g);
 #else
@@ -245,7 +264,11 @@ __device__ __forceinline__ void gemv_once_block(const GemvArgs& p, const Group& 
     if constexpr (!kGemvGroup<Group>) residual = gemv_residual<T, 8>(p, row0, kRows);
     uint4 x{0, 0, 0, 0};
     if (inside) x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.x) + at));
-    if constexpr (kGemvGroup<Group>) {
+    if constexpr (kGemvCentred<Group>) {
+      uint4 one[1] = {x};
+      gemv_centre<T>(p, g, one, [&](int) { return at; });
+      x = one[0];
+    } else if constexpr (kGemvGroup<Group>) {
       if (g.norm != nullptr) {
         float squares = 0.0f;
         if (inside) x = gemv_normed<T>(g, x, weight, squares);
@@ -285,9 +308,9 @@ __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
 #endif
 }
 
-template <class T>
+template <class T, class Group>
 __global__ void __launch_bounds__(32 * kGemvWavesWarps, 2)
-    gemv_group_once(const __grid_constant__ GemvArgs p, const __grid_constant__ GemvGroupArgs g) {
+    gemv_group_once(const __grid_constant__ GemvArgs p, const __grid_constant__ Group g) {
 #if __CUDA_ARCH__ >= 900
   gemv_once_block<T>(p, g);
 #else
