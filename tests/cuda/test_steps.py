@@ -62,6 +62,9 @@ def test_groups_of_products_equal_float64(
         many = many if 2 * depth * (8 if many > 2 else 4) <= 72 * 1024 else 1
         x = arena.put(torch.randn(many, depth, device="cuda") * 2, t)
         norm = arena.put(torch.rand(depth, device="cuda"), t) if k % 4 else None
+        layer = norm is not None and many == 1 and k % 3 != 1
+        shift = arena.put(torch.randn(depth, device="cuda"), t) if layer and k % 2 else None
+        weight_offset = 0.0 if layer else weight_offset
         w = [arena.put(torch.randn(n, depth, device="cuda") * depth**-0.5, t) for n in rows]
         bias = [
             arena.put(torch.randn(n, device="cuda"), t) if b else None
@@ -73,6 +76,8 @@ def test_groups_of_products_equal_float64(
         y = [arena.result(arena.view((many, n), t)) for n in made]
         arena.freeze()
         h = normed(x, norm, 1e-3, weight_offset)
+        if layer and norm is not None:
+            h = centred(x, norm, shift)
         wanted = [h @ a.double().T for a in w]
         scales = [spread(h, a) + 1 for a in w]
         wanted = [v if b is None else v + b.double() for v, b in zip(wanted, bias, strict=True)]
@@ -85,9 +90,10 @@ def test_groups_of_products_equal_float64(
         bound = 4 * tolerance(dtype, depth) + 8 * 2.0**-23
         for overlap in (False, True):
             arena.poison()
-            m.group(x, w, y=y, norm=norm, eps=1e-3, weight_offset=weight_offset, bias=bias,
-                    residual=residual, activation=name, gated=gated, stable_weights=overlap,
-                    overlap=overlap, kernel=GROUP[0])  # fmt: skip
+            m.group(x, w, y=y, norm=norm, norm_bias=shift, centred=layer, eps=1e-3,
+                    weight_offset=weight_offset, bias=bias, residual=residual, activation=name,
+                    gated=gated, stable_weights=overlap, overlap=overlap,
+                    kernel=GROUP[0])  # fmt: skip
             what = f"problem {k}, {many} {rows} x {depth}, {name}, gated {gated}, seed {seed}"
             for got, right, scale in zip(y, wanted, scales, strict=True):
                 assert_close(got, right, bound, scale, what)
