@@ -139,7 +139,8 @@ def test_a_recorded_step_is_one_graph_and_trains_like_an_eager_one(compiled: lis
 
 
 def test_losses_follow_those_of_the_cpu() -> None:
-    batches = [[torch.randint(0, 4, (3, 6)) for _ in range(2)] for _ in range(20)]
+    # One batch again and again: of others a loss may rise by chance.
+    batches = [[torch.randint(0, 4, (3, 6)) for _ in range(2)]] * 20
     start = {n: t.cpu() for n, t in Net().state_dict().items()}
     curves = []
     for name in ("cpu", "cuda"):
