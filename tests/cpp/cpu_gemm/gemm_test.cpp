@@ -287,7 +287,7 @@ TEST_CASE("every row agrees with sums in double on sizes around the edges it nam
   for (const rm_kernel* row : gemm_rows()) {
     INFO(text(row->name));
     const std::string name = text(row->name);
-    const bool own = name.find("direct") != name.npos || name.find("packed") != name.npos;
+    const bool own = name.find("direct") != name.npos || name.find("packed") != name.npos || name.find("split") != name.npos;
     CHECK((row->num_edges > 0) == own);
     if (!own) continue;
     const std::vector<int64_t> ms = sizes_around_edges(*row, 'M');
@@ -375,6 +375,97 @@ TEST_CASE("NaN and infinity reach exactly the elements they belong to") {
   }
 }
 
+/// The row of that name; null where there is none.
+const rm_kernel* row_named(const std::string& name) {
+  for (const rm_kernel* row : gemm_rows()) {
+    if (text(row->name) == name) return row;
+  }
+  return nullptr;
+}
+
+/// Root of the mean squared error of a row's results, each relative to the sum of its products' magnitudes; -1 where the
+/// row does not take them.
+double error_of(const char* name, const Spec& s, Operands& o) {
+  const rm_kernel* row = row_named(name);
+  if (!row) return -1;
+  const Prepared prepared(*row, make_problem(s, o));
+  if (!prepared.supported()) return -1;
+  prepared.launch();
+  double sum = 0;
+  for_each_index(o.c.shape, [&](const std::vector<int64_t>& at) {
+    double value = 0, magnitude = 0;
+    for (int64_t k = 0; k < s.k; ++k) {
+      const double x = get(kF32, o.a.data(), o.a.at({at[0], k}));
+      const double y = get(kF32, o.b.data(), o.b.at({s.trans_b ? at[1] : k, s.trans_b ? k : at[1]}));
+      value += x * y, magnitude += std::fabs(x * y);
+    }
+    const double off = (get(kF32, o.c.data(), o.c.at(at)) - value) / magnitude;
+    sum += off * off;
+  });
+  return std::sqrt(sum / double(s.m * s.n));
+}
+
+TEST_CASE("products of parts are as near as multiply-adds of f32") {
+  Random random(20261128);
+  for (int64_t k : {1, 20, 256, 1030}) {
+    for (double spread : {0.0, 3.0, 12.0}) {
+      Spec s;
+      s.m = 45, s.n = 50, s.k = k, s.constant_b = false, s.trans_b = random() % 2;
+      Operands o = make_operands(s, random);
+      std::normal_distribution<double> normal;
+      for (Tensor* t : {&o.a, &o.b}) {  // magnitudes that differ by powers of two
+        for (int64_t i = 0; i < t->elements; ++i) {
+          set(kF32, t->data(), i, get(kF32, t->data(), i) * std::exp2(std::round(spread * normal(random))));
+        }
+      }
+      const double split = error_of("gemm_split_amx", s, o), chain = error_of("gemm_packed_avx512", s, o);
+      if (split < 0 || chain < 0) {
+        MESSAGE("not run: this machine cannot");
+        return;
+      }
+      INFO(describe(s), " spread ", spread, ": ", split, " against ", chain);
+      CHECK(split <= 2 * chain + 0x1p-27);
+    }
+  }
+}
+
+TEST_CASE("where magnitudes leave the limits of the parts, results are those of multiply-adds") {
+  Random random(20261129);
+  const rm_kernel *split = row_named("gemm_split_amx"), *packed = row_named("gemm_packed_avx512");
+  if (!split || !packed) return;
+  const double odd[] = {NAN, INFINITY, -INFINITY, 3.4e38, 0x1p127, -0x1p126};
+  for (int round = 0; round < 40; ++round) {
+    Spec s;
+    const int64_t sizes[] = {1, 16, 33, 70, 300};
+    s.m = pick(sizes, random), s.n = pick(sizes, random), s.k = pick(sizes, random);
+    s.constant_b = false, s.trans_b = random() % 2, s.bias = random() % 2, s.scattered = random() % 2;
+    Operands o = make_operands(s, random);
+    Tensor& odd_one = random() % 2 ? o.a : o.b;
+    const int kind = round % 4;
+    for (int64_t i = 0; i < odd_one.elements; ++i) {
+      if (kind == 1) set(kF32, odd_one.data(), i, get(kF32, odd_one.data(), i) * 0x1p-120);
+      if (kind == 2) set(kF32, odd_one.data(), i, get(kF32, odd_one.data(), i) * 0x1p70);
+    }
+    for (Tensor* t : {&o.a, &o.b}) {  // products that are infinite or below all normal numbers, of operands that are neither
+      for (int64_t i = 0; i < t->elements && kind >= 2; ++i) {
+        set(kF32, t->data(), i, get(kF32, t->data(), i) * (kind == 2 ? 0x1p60 : 0x1p-50));
+      }
+    }
+    if (kind == 0) set(kF32, odd_one.data(), int64_t(random() % uint64_t(odd_one.elements)), pick(odd, random));
+    const Prepared parts(*split, make_problem(s, o)), chain(*packed, make_problem(s, o));
+    if (!parts.supported() || !chain.supported()) return;
+    const size_t bytes = size_t(o.c.elements) * 4;
+    std::memset(o.c.data(), 0, bytes);
+    parts.launch();
+    const std::string first(o.c.memory.get(), bytes);
+    std::memset(o.c.data(), 0, bytes);
+    chain.launch();
+    INFO(describe(s), " kind ", kind);
+    CHECK((first == std::string(o.c.memory.get(), bytes)));
+    CHECK(parts.workspace_kept());
+  }
+}
+
 TEST_CASE("integers and double precision run on the plain loop") {
   Random random(5);
   for (DLDataType type : {kF64, kI64, kI32, kI8}) {
@@ -390,9 +481,10 @@ TEST_CASE("integers and double precision run on the plain loop") {
 TEST_CASE("any number of threads gives the same bits, and so does any number of rows") {
   Random random(31);
   for (DLDataType type : {kF32, kBF16, kF16}) {
-    for (int64_t m : {1, 3, 7, 32, 64, 200}) {
+    for (int64_t m : {1, 3, 7, 7, 32, 64, 64, 200, 200, 700}) {
       Spec s;
       s.dtype = type, s.m = m, s.n = 333, s.k = 600, s.bias = true, s.activation = "gelu";
+      s.constant_b = random() % 2;
       Operands o = make_operands(s, random);
       for (const rm_kernel* row : gemm_rows()) {
         if (!(row->traits & RM_KERNEL_DETERMINISTIC)) continue;
@@ -412,7 +504,8 @@ TEST_CASE("any number of threads gives the same bits, and so does any number of 
         omp_set_num_threads(before);
         // The last row alone. A library may choose another algorithm for one row; ours may not.
         if (text(row->name).find("packed") == std::string::npos &&
-            text(row->name).find("direct") == std::string::npos) {
+            text(row->name).find("direct") == std::string::npos &&
+            text(row->name).find("split") == std::string::npos) {
           continue;
         }
         Spec one = s;

@@ -39,7 +39,8 @@ struct Gemm {
   static GemmProblem decode(const rm_problem& p) { return gemm::decode(p); }
   template <class Of>
   static double cost_ns(const GemmProblem& g) {
-    return roofline_ns(g, Of::roof(g));
+    if constexpr (requires { Of::cost_ns(g); }) return Of::cost_ns(g);
+    else return roofline_ns(g, Of::roof(g));
   }
 };
 
@@ -51,6 +52,7 @@ std::span<const rm_kernel> gemm_rows() {
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
     make_decoded_row<Gemm, Row<Amx>>("gemm_direct_amx_bf16"),
+    make_decoded_row<Gemm, Row<Split>>("gemm_split_amx"),
     make_decoded_row<Gemm, Row<DirectBf16>>("gemm_direct_avx512_bf16"),
     make_decoded_row<Gemm, Row<Direct<Isa::avx512>>>("gemm_direct_avx512"),
     make_decoded_row<Gemm, Row<Direct<Isa::avx2>>>("gemm_direct_avx2"),

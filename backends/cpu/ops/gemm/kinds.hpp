@@ -11,6 +11,7 @@
 #include "ops/gemm/direct.hpp"
 #include "ops/gemm/naive.hpp"
 #include "ops/gemm/packed.hpp"
+#include "ops/gemm/split.hpp"
 #include "ops/gemm/unpacked.hpp"
 
 namespace rm::cpu {
@@ -26,6 +27,7 @@ extern const DirectSet direct_kernels;
 }
 namespace amx_bf16 {
 extern const AmxSet amx_kernels;
+extern const SplitSet split_kernels;
 }
 #endif
 
@@ -136,6 +138,19 @@ struct Amx {
     return AmxGemm(std::move(g), amx_bf16::amx_kernels, *RM_CPU_PICK(Isa::avx512, gemm_kernels));
   }
   static std::vector<rm_edge> edges() { return AmxGemm::edges(); }
+};
+
+struct Split {
+  using Kernel = SplitGemm;
+  static const char* reject(const GemmProblem& g) {
+    if (!extras().amx_bf16) return "this machine (or the option cpu_isa) has no AMX for bf16";
+    return SplitGemm::reject(g);
+  }
+  static double cost_ns(const GemmProblem& g) { return SplitGemm::cost_ns(g); }
+  static Kernel build(GemmProblem g) {
+    return SplitGemm(std::move(g), amx_bf16::split_kernels, *RM_CPU_PICK(Isa::avx512, gemm_kernels));
+  }
+  static std::vector<rm_edge> edges() { return SplitGemm::edges(); }
 };
 #endif
 

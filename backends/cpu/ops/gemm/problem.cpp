@@ -119,7 +119,8 @@ GemmProblem decode(const rm_problem& problem) {
   }
   g.activation = parse_activation(p.attr_string("activation", "none"));
   g.alpha = p.attr_float("alpha", 1.0);
-  g.constant_b = (problem.constant_inputs >> kB & 1) != 0 && p.attr_int("pack_weights", 1) != 0;
+  g.constant_operand_b = (problem.constant_inputs >> kB & 1) != 0;
+  g.constant_b = g.constant_operand_b && p.attr_int("pack_weights", 1) != 0;
 
   std::vector<Axis> axes = leading_axes(g, a, b, residual, c);
   fold(g, axes);

@@ -20,6 +20,7 @@ struct GemmProblem {
   int64_t batch = 1;        // product of outer
   bool shared_b = true;     // b has no outer axes of its own
   bool constant_b = false;  // b never changes and may be kept packed
+  bool constant_operand_b = false;  // b never changes
 
   std::array<DType, kOperands> dtype{};  // DType::invalid: absent
   /// Element strides: a (m, k), b (k, n), bias (0, n), residual and c (m, n).
