@@ -333,8 +333,9 @@ Tolerance tolerance(const Shape& shape, DType dtype) {
   const double rounding = 2 * epsilon(dtype), single = is_double ? 0x1p-52 : 0x1p-23;
   // Programs of several functions, each good to some units in the last place.
   if (shape.op == "ewise" || shape.op == "gemm_ewise" || shape.op == "small_steps") return {std::max(rounding, 2048 * single), 512 * single};
-  // Kernels of GPUs may round the weight to x's type first: random errors of half a rounding each.
-  if (shape.op == "quant_linear" && attr_or<int64_t>(shape, "pairs", 0) != 0) {
+  // The weight may be rounded to x's type first: random errors of half a rounding each.
+  const bool halves = dtype == DType::kBF16 || attr_or<int64_t>(shape, "pairs", 0) != 0;
+  if (shape.op == "quant_linear" && halves) {
     return {std::max(rounding, 0x1p-14), std::max(epsilon(dtype) / 4, 0x1p-12)};
   }
   // x may be rounded to 15 bits within a group.

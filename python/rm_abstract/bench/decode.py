@@ -53,7 +53,7 @@ CASES = [
     Case(shape, precision, prompt)
     for shape in decoders.SHAPES
     for precision in ("fp32", "bf16", "int8", "int4")
-    for prompt in (16, 512)
+    for prompt in (16, 512, 4096)
 ]
 
 
@@ -124,7 +124,10 @@ def candidates(
         if llama_python:
             kind = LLAMA_CPP[case.precision]
             threads = torch.get_num_threads()
-            made[f"llama.cpp {kind}"] = decoders.LlamaCpp(llama_python, model, kind, threads)
+            rows = f" batch {batch}" if batch > 1 else ""
+            made[f"llama.cpp {kind}{rows}"] = decoders.LlamaCpp(
+                llama_python, model, kind, threads, batch
+            )
         for candidate in made.values():
             stack.callback(candidate.close)
         yield made
@@ -188,7 +191,8 @@ def run_case(
             candidate.generate(prompt, case.new_tokens)
         found = cosines(case, made, prompt)
         routed = routed_calls(case, made["rm_abstract"])
-        bounds = Bounds(DTYPES.get(case.precision, "float32"))
+        # Activations of quantised cases are bf16: what matrix instructions of that type reach.
+        bounds = Bounds(DTYPES.get(case.precision, "bfloat16"))
         taken = {name: Taken() for name in made}
         texts: dict[str, list[int]] = {}
         order = list(made)

@@ -43,7 +43,7 @@ class Shape:
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
             num_key_value_heads=self.kv_heads,
-            max_position_embeddings=4096,
+            max_position_embeddings=8192,
             bos_token_id=1,
             eos_token_id=None,  # random weights: every generation goes to its length
             pad_token_id=0,
@@ -134,11 +134,12 @@ class HuggingFace:
 class LlamaCpp:
     """llama.cpp in a process of its own, spoken to in lines of JSON."""
 
-    def __init__(self, python: str, model: Any, kind: str, threads: int) -> None:
+    def __init__(self, python: str, model: Any, kind: str, threads: int, rows: int = 1) -> None:
+        self.rows = rows
         self.directory = tempfile.TemporaryDirectory(prefix="rm_bench_")
         dump(model, Path(self.directory.name))
         self.process = subprocess.Popen(
-            [python, str(CHILD), self.directory.name, kind, str(threads)],
+            [python, str(CHILD), self.directory.name, kind, str(threads), str(rows)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -164,7 +165,7 @@ class LlamaCpp:
 
     def generate(self, prompt: list[int], new_tokens: int) -> Sample:
         answer = self._ask(prompt=prompt, new_tokens=new_tokens)
-        return Sample(answer["first_s"], answer["rest_s"], answer["tokens"])
+        return Sample(answer["first_s"], answer["rest_s"], answer["tokens"], self.rows)
 
     def first_logits(self, prompt: list[int]) -> torch.Tensor:
         import torch

@@ -1,8 +1,9 @@
 """Runs llama.cpp (PyPI: llama-cpp-python, gguf) for `bench decode`, in an interpreter that has it.
 
-    python llama_cpp_child.py FOLDER f32|f16|bf16|q8_0|q4_0 THREADS
+    python llama_cpp_child.py FOLDER f32|f16|bf16|q8_0|q4_0 THREADS [ROWS]
 
-FOLDER holds what `decoders.dump` wrote. One JSON line in, one JSON line out. Imports nothing of
+FOLDER holds what `decoders.dump` wrote; ROWS sequences are decoded together (1). One JSON line in,
+one JSON line out. Imports nothing of
 rm_abstract, so that any interpreter can run it.
 """
 
@@ -19,7 +20,7 @@ import gguf
 import llama_cpp
 import numpy as np
 
-CONTEXT = 4096
+CONTEXT = 4608  # of a sequence
 NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -104,7 +105,7 @@ def write_model(folder: Path, kind: str, words: bool = False) -> Path:
 
 
 class Model:
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, rows: int = 1) -> None:
         silent = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
         self.quiet = silent(lambda *_: None)
         llama_cpp.llama_log_set(self.quiet, None)
@@ -112,40 +113,57 @@ class Model:
         options = llama_cpp.llama_model_default_params()
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), options)
         settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx = CONTEXT
-        settings.n_batch = settings.n_ubatch = 512
+        settings.n_ctx = settings.n_batch = CONTEXT * rows
+        settings.n_ubatch = 512
+        settings.n_seq_max = rows
         settings.n_threads = settings.n_threads_batch = threads
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
             raise RuntimeError("llama.cpp made no context")
         vocabulary = llama_cpp.llama_model_get_vocab(self.model)
         self.size = llama_cpp.llama_vocab_n_tokens(vocabulary)
+        self.rows = rows
+        self.batch = llama_cpp.llama_batch_init(CONTEXT * rows, 0, 1)
 
-    def decode(self, tokens: list[int]) -> np.ndarray:
-        ids = (llama_cpp.llama_token * len(tokens))(*tokens)
-        batch = llama_cpp.llama_batch_get_one(ids, len(tokens))
+    def decode(self, rows: list[list[int]], position: int) -> list[np.ndarray]:
+        """Tokens of every row, from `position` on; the logits behind the last of each."""
+        batch, count, last = self.batch, 0, []
+        for row, tokens in enumerate(rows):
+            for at, token in enumerate(tokens):
+                batch.token[count] = token
+                batch.pos[count] = position + at
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = row
+                batch.logits[count] = at + 1 == len(tokens)
+                count += 1
+            last.append(count - 1)
+        batch.n_tokens = count
         if llama_cpp.llama_decode(self.context, batch) != 0:
             raise RuntimeError("llama_decode failed")
-        logits = llama_cpp.llama_get_logits_ith(self.context, -1)
-        return np.ctypeslib.as_array(logits, shape=(self.size,))
+        found = [llama_cpp.llama_get_logits_ith(self.context, at) for at in last]
+        return [np.ctypeslib.as_array(logits, shape=(self.size,)) for logits in found]
 
     def run(self, prompt: list[int], new_tokens: int, logits: bool = False) -> dict[str, Any]:
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
         start = time.perf_counter()
-        row = self.decode(prompt)
-        first_logits = row.tolist() if logits else []
-        tokens = [int(row.argmax())]
+        found = self.decode([prompt] * self.rows, 0)
+        first_logits = found[0].tolist() if logits else []
+        texts = [[int(row.argmax())] for row in found]
         first = time.perf_counter()
-        while len(tokens) < new_tokens:
-            tokens.append(int(self.decode(tokens[-1:]).argmax()))
+        while len(texts[0]) < new_tokens:
+            position = len(prompt) + len(texts[0]) - 1
+            found = self.decode([text[-1:] for text in texts], position)
+            for text, row in zip(texts, found, strict=True):
+                text.append(int(row.argmax()))
         end = time.perf_counter()
-        answer = {"first_s": first - start, "rest_s": end - first, "tokens": tokens}
+        answer = {"first_s": first - start, "rest_s": end - first, "tokens": texts[0]}
         return {**answer, "logits": first_logits} if logits else answer
 
 
 def main() -> None:
     folder, kind, threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    model = Model(write_model(folder, kind), threads)
+    rows = int(sys.argv[4]) if len(sys.argv) > 4 else 1
+    model = Model(write_model(folder, kind), threads, rows)
     print(json.dumps({"version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
         print(json.dumps(model.run(**json.loads(line))), flush=True)

@@ -57,6 +57,9 @@ std::map<char, std::vector<Make>> axes_of(const std::string& op) {
         out['N'].push_back([=](int64_t n) { return quant_linear(5, n, 96, bits, tile); });
         out['N'].push_back([=](int64_t n) { return quant_linear(13, n, 96, bits, tile); });
         out['K'].push_back([=](int64_t n) { return quant_linear(5, 21, n, bits, tile); });
+        out['M'].push_back([=](int64_t n) { return quant_linear(n, 37, 96, bits, tile, DType::kBF16); });
+        out['N'].push_back([=](int64_t n) { return quant_linear(13, n, 96, bits, tile, DType::kBF16); });
+        out['K'].push_back([=](int64_t n) { return quant_linear(13, 21, n, bits, tile, DType::kBF16); });
       }
     }
     return out;

@@ -79,12 +79,12 @@ Shape sdpa_backward(int64_t s, int64_t t, int64_t d, DType dtype) {
           {{"scale", 0.125}, {"is_causal", int64_t{s > 1}}}};
 }
 
-Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile) {
+Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile, DType dtype) {
   const int64_t p = (k + 63) / 64 * 64 * bits / 8, g = (k + 31) / 32;
   return {"quant_linear",
-          {dense(DType::kF32, {m, k}), dense(bits == 8 ? DType::kI8 : DType::kU8, {n, p}, true),
-           dense(DType::kF16, {n, g}, true), absent(), dense(DType::kF32, {n}, true), absent()},
-          {dense(DType::kF32, {m, n})},
+          {dense(dtype, {m, k}), dense(bits == 8 ? DType::kI8 : DType::kU8, {n, p}, true),
+           dense(DType::kF16, {n, g}, true), absent(), dense(dtype, {n}, true), absent()},
+          {dense(dtype, {m, n})},
           {{"bits", bits}, {"group", int64_t{32}}, {"tile", tile},
            {"x_bits", int64_t{tile == 8 ? 8 : 16}}, {"activation", std::string("none")}}};
 }
@@ -308,6 +308,7 @@ void add_quantised(std::vector<Shape>& out) {
       for (int64_t rows : {1, 5, 64}) {
         out.push_back(quant_linear(rows, 300, 512, bits, tile));
       }
+      out.push_back(quant_linear(64, 300, 512, bits, tile, DType::kBF16));
       out.push_back({"quantize", {dense(DType::kF32, {300, 500}, true)},
                      {dense(bits == 8 ? DType::kI8 : DType::kU8, {300, 512 * bits / 8}),
                       dense(DType::kF16, {300, 16})},

@@ -23,7 +23,8 @@ select::Operand dense(ir::DType dtype, ir::Ints dims, bool constant = false);
 inline select::Operand absent() { return {false, {}, false}; }
 selfcheck::Shape sdpa(int64_t s, int64_t t, int64_t e, ir::DType dtype = ir::DType::kF32);
 selfcheck::Shape sdpa_backward(int64_t s, int64_t t, int64_t d, ir::DType dtype = ir::DType::kF32);
-selfcheck::Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile);
+selfcheck::Shape quant_linear(int64_t m, int64_t n, int64_t k, int64_t bits, int64_t tile,
+                              ir::DType dtype = ir::DType::kF32);
 /// Two experts, [K,N] each, or stored as [N,K].
 selfcheck::Shape grouped_gemm(int64_t m, int64_t n, int64_t k, bool turned, ir::DType dtype);
 selfcheck::Shape gemm(int64_t m, int64_t n, int64_t k, ir::DType dtype = ir::DType::kF32);

@@ -116,7 +116,7 @@ void AmxGemm::run(const Operands& o, int64_t begin, int64_t end, float* acc) con
 /// fetch ahead within a page.
 void AmxGemm::few_rows(const Operands& o, const Share& s, float* acc) const {
   const int64_t each = (s.chunk1 - s.chunk0) / 2, second = s.chunk0 + each;
-  AmxArgs args{{rows(o, s.group0), nullptr}, {}, row_bytes_, g_.k,
+  AmxArgs args{{rows(o, s.group0), nullptr}, {}, row_bytes_, kAmxBlock * 2, g_.k,
                {acc, acc + kAccFloats / 2}, {}};
   for (int64_t i = 0; i < each; ++i) {
     const int64_t chunk[2] = {s.chunk0 + i, second + i};
@@ -138,7 +138,7 @@ void AmxGemm::few_rows(const Operands& o, const Share& s, float* acc) const {
 /// Two groups of rows at a time; the others find the chunk in the second-level cache.
 void AmxGemm::many_rows(const Operands& o, const Share& s, float* acc) const {
   for (int64_t chunk = s.chunk0; chunk < s.chunk1; ++chunk) {
-    AmxArgs args{{}, {weight(o, chunk), nullptr}, row_bytes_, g_.k,
+    AmxArgs args{{}, {weight(o, chunk), nullptr}, row_bytes_, kAmxBlock * 2, g_.k,
                  {acc, acc + kAccFloats / 2}, {}};
     for (int64_t group = s.group0; group < s.group1; group += 2) {
       const bool two = group + 1 < s.group1, fetch = group == s.group0 && chunk + 1 < s.chunk1;

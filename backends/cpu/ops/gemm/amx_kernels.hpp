@@ -28,7 +28,8 @@ struct AmxSpread {
 struct AmxArgs {
   const void* x[2];
   const void* w[2];
-  int64_t row_bytes;  // of the weight
+  int64_t row_bytes;   // of the weight
+  int64_t step_bytes;  // from a row's block of k to its next: kAmxBlock elements, or of a copy in tiles
   int64_t k;
   float* acc[2];
   /// Chunks whose rows are fetched into the second-level cache meanwhile; null: nothing to fetch.

@@ -106,7 +106,7 @@ void two_chunks(const AmxArgs& a) {
     ahead0.fetch();
     ahead1.fetch();
     step(w0, w0 + half, w1, w1 + half, a.row_bytes);
-    w0 += kLine, w1 += kLine;
+    w0 += a.step_bytes, w1 += a.step_bytes;
   }
   if (whole < blocks) {
     alignas(64) char rest[4][kAmxTileBytes];
@@ -155,7 +155,7 @@ void one_chunk(const AmxArgs& a) {
   for (int64_t b = 0; b < whole; ++b) {
     ahead.fetch();
     step(w, w + half, a.row_bytes);
-    w += kLine;
+    w += a.step_bytes;
   }
   if (whole < blocks) {
     alignas(64) char rest[2][kAmxTileBytes];

@@ -25,7 +25,7 @@ class QuantLinear::Panels final : public gemm::PanelSource {
   void fill(const void* launch, int64_t begin, int64_t end, char* dst,
             char* scratch) const override {
     const QuantProblem& q = owner_.q_;
-    const Operands o = owner_.operands(*static_cast<const rm_launch*>(launch));
+    const Operands o = operands(q, *static_cast<const rm_launch*>(launch));
     const int64_t nr = owner_.tiles_.nr, width = q.blocks() * kBlock, k = q.gemm.k;
     const int bits = q.bits == 8 ? 0 : 1;
     auto* rows = reinterpret_cast<float*>(scratch);
@@ -138,30 +138,16 @@ uint64_t QuantLinear::workspace_bytes() const {
   return lay_out(nullptr, &unused) * static_cast<uint64_t>(threads_);
 }
 
-Operands QuantLinear::operands(const rm_launch& l) const {
-  // Trailing operands that are absent need not be in the list at all.
-  const auto in = [&](Input i, bool present = true) {
-    return present ? static_cast<const char*>(l.inputs[i]) : nullptr;
-  };
-  return {in(kX),
-          reinterpret_cast<const uint8_t*>(in(kQ)),
-          reinterpret_cast<const uint16_t*>(in(kScale)),
-          reinterpret_cast<const uint16_t*>(in(kZero, q_.has_zero)),
-          in(kBiasIn, q_.gemm.has(gemm::kBias)),
-          in(kResidualIn, q_.gemm.has(gemm::kResidual)),
-          static_cast<char*>(l.outputs[0])};
-}
-
 void QuantLinear::launch(const rm_launch& l) const {
   if (q_.gemm.empty()) return;
   if (many_) {
-    const Operands o = operands(l);
+    const Operands o = operands(q_, l);
     const void* inputs[] = {o.x, nullptr, o.bias, o.residual};
     const rm_launch inner{sizeof(rm_launch), nullptr, inputs, l.outputs, l.workspace, l.stream};
     many_->run(inner, &l);
     return;
   }
-  const Operands o = operands(l);
+  const Operands o = operands(q_, l);
   if (rounded_) return rounded_->launch(o, l.workspace);
   Scratch unused{};
   const uint64_t bytes = lay_out(nullptr, &unused);

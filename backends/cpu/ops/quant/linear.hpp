@@ -32,7 +32,6 @@ class QuantLinear {
     float *scales, *sums, *factors, *acc;
   };
 
-  Operands operands(const rm_launch& l) const;
   uint64_t lay_out(char* base, Scratch* s) const;
   void run(const Operands& o, int64_t chunk0, int64_t chunk1, char* memory) const;
   void dot_rows(const Operands& o, const Scratch& s, const int64_t* columns,

@@ -121,6 +121,20 @@ void TiledLinear::rows(const Operands& o, const Scratch& s, int64_t panel, int64
   }
 }
 
+Operands operands(const QuantProblem& q, const rm_launch& l) {
+  // Trailing operands that are absent need not be in the list at all.
+  const auto in = [&](Input i, bool present = true) {
+    return present ? static_cast<const char*>(l.inputs[i]) : nullptr;
+  };
+  return {in(kX),
+          reinterpret_cast<const uint8_t*>(in(kQ)),
+          reinterpret_cast<const uint16_t*>(in(kScale)),
+          reinterpret_cast<const uint16_t*>(in(kZero, q.has_zero)),
+          in(kBiasIn, q.gemm.has(gemm::kBias)),
+          in(kResidualIn, q.gemm.has(gemm::kResidual)),
+          static_cast<char*>(l.outputs[0])};
+}
+
 void store_columns(const QuantProblem& q, const gemm::KernelSet& kernels, gemm::TileType type,
                    const Operands& o, const float* acc, int64_t n, int64_t cols) {
   const gemm::GemmProblem& g = q.gemm;

@@ -18,6 +18,8 @@ struct Operands {
   char* c;
 };
 
+Operands operands(const QuantProblem& q, const rm_launch& l);
+
 /// Finishes columns [n, n + cols) of all rows of x: bias, activation, residual, rounding.
 void store_columns(const QuantProblem& q, const gemm::KernelSet& kernels, gemm::TileType type,
                    const Operands& o, const float* acc, int64_t n, int64_t cols);
