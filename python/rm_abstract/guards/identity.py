@@ -55,6 +55,7 @@ def describe(
             except Unstable as error:
                 raise Unstable(f"{name or 'the module'}.{key}: {error}") from None
         rows.append(row)
+    files.update(_files_of_user_code(found))
     replaced = replaced_code({type(sub) for sub in module.modules()}, files, installed)
     return json.dumps(
         {
@@ -215,6 +216,14 @@ def _sources(kind: type) -> Iterator[str]:
         yield file
         if not installed(file):
             yield from _user_files()
+
+
+def _files_of_user_code(found: Sources) -> Iterator[str]:
+    """Of functions that were reached and of the classes they use, wherever they were put. What has
+    no file has its code in other rows."""
+    for function in found.user_functions:
+        if os.path.isfile(function.__code__.co_filename):
+            yield function.__code__.co_filename
 
 
 def _user_files() -> Iterator[str]:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from rm_abstract.guards.packages import namespace_of
+from rm_abstract.guards.registered import table_of
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 _TORCH_ROOT = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_MAX_REGISTRY = 512
 # What Python functions are found in.
 _METHODS = (staticmethod, classmethod, types.MethodType)
 _HOLDERS = (
@@ -80,7 +80,7 @@ class _Finder:
     def registries(self, owner: str, values: Mapping[str, Any]) -> None:
         """Tables of functions that modules look things up in, such as attention by name."""
         for name, value in sorted(values.items()):
-            for key, item in _table(value):
+            for key, item in table_of(value):
                 for function in _functions(item):
                     self.rows.append([owner, name, key, self._describe(function)])
 
@@ -145,22 +145,6 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
         yield from _functions(value.func)
     elif isinstance(value, functools.cached_property):
         yield from _functions(value.func)
-
-
-def _table(value: Any) -> list[tuple[str, Any]]:
-    """The items of a dictionary, or of transformers' interface tables, as they are stored: their
-    own look-up may import or make things."""
-    if isinstance(value, dict):
-        items = list(dict.items(value))
-    elif isinstance(getattr(type(value), "_global_mapping", None), dict):
-        items = [
-            *type(value)._global_mapping.items(),
-            *vars(value).get("_local_mapping", {}).items(),
-        ]
-    else:
-        return []
-    named = [(key, item) for key, item in items if isinstance(key, str) and key[:2] != "__"]
-    return sorted(named, key=lambda pair: pair[0]) if len(named) <= _MAX_REGISTRY else []
 
 
 def _cells(function: types.FunctionType) -> list[Any]:

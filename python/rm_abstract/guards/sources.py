@@ -36,6 +36,7 @@ from rm_abstract.guards.kinds import (
     slots_of,
 )
 from rm_abstract.guards.packages import is_user_class, is_user_code, namespace_of
+from rm_abstract.guards.registered import interface_tables, put_there, value_behind
 
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
@@ -86,6 +87,8 @@ class _Search:
         self._items = 0
         self._read: set[int] = set()  # functions whose code was looked at
         self._followed: set[str] = set()  # files of libraries whose functions are looked at
+        self._packages: set[str] = set()  # of the tree's classes, without torch
+        self._passed: set[int] = set()  # their other functions
 
     def run(self) -> Sources:
         root = self._root
@@ -173,6 +176,8 @@ class _Search:
             self._module_value(value, where, strict)
         elif strict or is_user_class(type(value)):
             self._holder(value, where)
+        elif interface_tables(value) or is_a(value, dict):
+            self._registry(value, where)
         elif kind_of(value) == "tuple":
             self._pending += [(v, where, False) for v in value]
 
@@ -286,6 +291,13 @@ class _Search:
         self._pending += [(value.func, where, strict), (value.args, where, strict)]
         self._pending += [(v, f"{where}.{k}", strict) for k, v in value.keywords.items()]
 
+    def _registry(self, value: Any, where: Place) -> None:
+        """A table in which a library looks functions up: those that a script put there."""
+        self._seen.add(id(value))
+        for table in interface_tables(value):
+            self.found.dicts.append((table, None, where))
+        self._pending += [(item, f"{where}[{key!r}]", False) for key, item in put_there(value)]
+
     def _foreign_module(self, module: torch.nn.Module, where: Place) -> None:
         """A module that is no part of the tree: its weights are constants of the capture."""
         for path, part in module.named_modules():
@@ -332,6 +344,7 @@ class _Search:
         self._classes[kind] = constructed
         self._followed.add(namespace_of(kind).get("__file__") or "")
         user = is_user_class(kind)
+        self._packages.update({kind.__module__.partition(".")[0]} - {"torch", "builtins"})
         self.found.user_code |= user
         if is_user_class(type(kind)):  # a metaclass: its attributes are read through the class
             self._class(type(kind), constructed=False)
@@ -363,7 +376,10 @@ class _Search:
                 if name != "__class__":
                     self._cell(cell, name, user)
         followed = user or (function.__globals__.get("__file__") or "") in self._followed
-        if id(function) in self._read or not followed:
+        if not followed:
+            self._library_function(function)
+            return
+        if id(function) in self._read:
             return
         self._read.add(id(function))
         reads = reads_of(function.__code__)
@@ -385,6 +401,21 @@ class _Search:
             self._pending.append((function.__kwdefaults__, function.__qualname__, True))
         self._pending += [(v, f"a default of {function.__qualname__}", True) for v in defaults]
         self._imports(function, reads)
+
+    def _library_function(self, function: types.FunctionType) -> None:
+        """One of the packages that the tree's classes are from: only code of the user's that it
+        leads to is looked at."""
+        space = function.__globals__
+        package = str(space.get("__name__", "")).partition(".")[0]
+        if package not in self._packages or id(function) in self._passed:
+            return
+        self._passed.add(id(function))
+        for chain in reads_of(function.__code__).chains:
+            value = value_behind(space, chain)
+            if is_a(value, types.FunctionType):
+                self._function(value)
+            elif value is not None and id(value) not in self._seen and interface_tables(value):
+                self._registry(value, ".".join(chain))
 
     def _cell(self, cell: types.CellType, name: str, strict: bool) -> None:
         if id(cell) in self._seen and strict:

@@ -1,0 +1,59 @@
+"""Functions that a script puts into tables of installed packages, which look them up by name: what
+``transformers.AttentionInterface.register`` does. They are the user's code in a package's place.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from rm_abstract.guards.packages import is_user_class, is_user_code
+
+MAX_ENTRIES = 512
+
+
+def interface_tables(value: Any) -> list[dict[str, Any]]:
+    """The dictionaries behind one of transformers' interface tables, as they are stored: its own
+    look-up may import or make things. Empty for anything else."""
+    shared = getattr(type(value), "_global_mapping", None)
+    if isinstance(value, (dict, type)) or not isinstance(shared, dict):
+        return []
+    own = getattr(value, "__dict__", {}).get("_local_mapping")
+    return [shared, own] if isinstance(own, dict) else [shared]
+
+
+def table_of(value: Any) -> list[tuple[str, Any]]:
+    """The named items of a dictionary or an interface table, sorted; empty for a large one."""
+    if isinstance(value, dict):
+        items = list(dict.items(value))
+    else:
+        items = [item for table in interface_tables(value) for item in table.items()]
+    named = [(key, item) for key, item in items if isinstance(key, str) and key[:2] != "__"]
+    return sorted(named, key=lambda pair: pair[0]) if len(named) <= MAX_ENTRIES else []
+
+
+def put_there(value: Any) -> list[tuple[str, Any]]:
+    """The items that are code of the user's, or hold some."""
+    return [(key, item) for key, item in table_of(value) if _is_the_users(item)]
+
+
+def _is_the_users(item: Any) -> bool:
+    if isinstance(item, types.FunctionType):
+        return is_user_code(item)
+    if isinstance(item, types.MethodType):
+        return _is_the_users(item.__func__) or is_user_class(type(item.__self__))
+    if isinstance(item, functools.partial):
+        return _is_the_users(item.func)
+    return is_user_class(item if isinstance(item, type) else type(item))
+
+
+def value_behind(space: Mapping[str, Any], chain: tuple[str, ...]) -> Any:
+    """What code reads by a global's name and attributes of modules; None where that is nothing."""
+    value = space.get(chain[0])
+    for name in chain[1:]:
+        if not isinstance(value, types.ModuleType):
+            break
+        value = vars(value).get(name)
+    return value
