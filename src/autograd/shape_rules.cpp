@@ -115,6 +115,7 @@ std::vector<NamedRule> shape_rules() {
           {"scan", nullptr, "running products and extremes are not differentiated"},
           {"iota", nullptr, kAlone}, {"full", nullptr, kAlone}, {"dim_value", nullptr, kAlone},
           {"uniform", nullptr, "its operand is an integer state"},
+          {"check", nullptr, "its operand is a truth"},
           {"bitcast", nullptr, "bits have no slope"}};
 }
 

@@ -79,6 +79,13 @@ Program::Program(ir::Graph graph, std::shared_ptr<const select::KernelTable> ker
   state_ = std::make_shared<State>(std::move(graph), std::move(kernels), std::move(forced_kernel),
                                    packing, std::move(device));
   ir::verify(state_->graph);
+  const std::vector<ir::Node>& nodes = state_->graph.nodes;
+  if (std::any_of(nodes.begin(), nodes.end(), ir::is_kept) && !state_->kernels.has_rows("check")) {
+    throw Error(RM_UNIMPLEMENTED,
+                "[program] expected a forward without checks of values for a device whose kernels "
+                "cannot refuse, got one; try the CPU",
+                "RM212");
+  }
 }
 
 Program::~Program() = default;

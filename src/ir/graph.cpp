@@ -124,7 +124,7 @@ void Graph::compact() {
   for (auto it = nodes.rbegin(); it != nodes.rend(); ++it) {
     bool used = std::any_of(it->results.begin(), it->results.end(),
                             [&](ValueId r) { return live[static_cast<size_t>(r)] != 0; });
-    if (!used) continue;
+    if (!used && !is_kept(*it)) continue;
     for (ValueId v : it->operands) {
       if (v != kNoValue) live[static_cast<size_t>(v)] = 1;
     }

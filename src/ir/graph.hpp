@@ -45,6 +45,9 @@ struct Node {
   std::string s_or(std::string_view attr, std::string_view otherwise) const;
 };
 
+/// True for a node that is there for what it does: it stays although nothing uses its results.
+inline bool is_kept(const Node& node) { return node.op == "check"; }
+
 enum class ValueKind : uint8_t { kInput, kWeight, kLiteral, kResult };
 
 struct Value {
@@ -92,7 +95,7 @@ class Graph {
   /// number of uses of each value, graph outputs included.
   std::vector<int32_t> use_counts() const;
 
-  /// Drops unused nodes, weights and literals and renumbers values in order of appearance.
+  /// Drops unused nodes but those that are kept, weights and literals and renumbers values in order of appearance.
   void compact();
 
  private:

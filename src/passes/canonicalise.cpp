@@ -13,9 +13,10 @@ void canonicalise(ir::Graph& graph, const PassContext&) {
                         drop_identity_arithmetic, drop_identity_logic,
                         square_is_product,        compose_casts,
                         where_of_constant,        compare_ranges,
-                        index_by_ranges_is_view,  sum_of_iota_is_iota,
-                        cumsum_of_zeros_is_zero,  sum_of_frames_is_concat,
-                        leave_broadcast_to_consumer});
+                        compare_bounds,           all_of_constant,
+                        drop_true_check,          index_by_ranges_is_view,
+                        sum_of_iota_is_iota,      cumsum_of_zeros_is_zero,
+                        sum_of_frames_is_concat,  leave_broadcast_to_consumer});
 }
 
 }  // namespace rm::passes

@@ -32,7 +32,8 @@ bool is_static(const ir::Graph& graph, const ir::Node& node) {
 
 bool fold_node(Rewriter& rw, const ir::Node& node) {
   const ops::OpDef* def = ops::find(node.op);
-  if (def == nullptr || def->is(ops::kOpaque) || !is_static(rw.graph(), node)) return false;
+  if (def == nullptr || def->is(ops::kOpaque) || !ops::is_pure(node)) return false;
+  if (!is_static(rw.graph(), node)) return false;
   std::vector<ops::HostTensor> held;
   for (ir::ValueId v : node.operands) {
     if (v == ir::kNoValue) {

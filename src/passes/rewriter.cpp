@@ -42,8 +42,7 @@ bool Rewriter::sweep(std::span<const Rule> rules) {
   graph_.nodes.clear();
   for (Node& node : old) {
     for (ValueId& v : node.operands) v = resolve(v);
-    bool live = std::any_of(node.results.begin(), node.results.end(),
-                            [&](ValueId r) { return uses(r) > 0; });
+    bool live = is_live(node);
     bool replaced = live && std::any_of(rules.begin(), rules.end(),
                                         [&](Rule rule) { return rule(*this, node); });
     changed = changed || replaced;
@@ -97,11 +96,14 @@ const Node* Rewriter::def(ValueId v, std::string_view op) const {
   return node != nullptr && node->op == op ? node : nullptr;
 }
 
+bool Rewriter::is_live(const Node& node) const {
+  return ir::is_kept(node) || std::any_of(node.results.begin(), node.results.end(),
+                                          [&](ValueId r) { return uses(r) > 0; });
+}
+
 bool Rewriter::used_above(ValueId v) const {
   return std::any_of(emitted_.begin(), emitted_.end(), [&](const Node& node) {
-    bool live = std::any_of(node.results.begin(), node.results.end(),
-                            [&](ValueId r) { return uses(r) > 0; });
-    return live && std::find(node.operands.begin(), node.operands.end(), v) != node.operands.end();
+    return is_live(node) && std::find(node.operands.begin(), node.operands.end(), v) != node.operands.end();
   });
 }
 

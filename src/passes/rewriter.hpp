@@ -37,6 +37,8 @@ class Rewriter {
   const ir::Node* def(ir::ValueId v, std::string_view op) const;
   int uses(ir::ValueId v) const { return uses_[static_cast<size_t>(v)]; }
   bool single_use(ir::ValueId v) const { return uses(v) == 1; }
+  /// True when something uses a result of the node, or it is kept.
+  bool is_live(const ir::Node& node) const;
   /// True when a live node emitted so far reads `v`.
   bool used_above(ir::ValueId v) const;
 

@@ -31,7 +31,12 @@ bool covers_once(const ir::Layout& layout, int64_t bytes) {
 }  // namespace
 
 Lowering::Lowering(const LowerRequest& request)
-    : request_(request), refs_(request.graph->num_values()) {}
+    : request_(request), refs_(request.graph->num_values()) {
+  for (size_t n = 0; n < request.nodes.size(); ++n) {
+    const ir::Node& node = graph().nodes[static_cast<size_t>(request.nodes[n])];
+    if (ir::is_kept(node)) nodes_checked_ = n + 1;
+  }
+}
 
 Ref Lowering::ref(ir::ValueId v) {
   if (v == ir::kNoValue) return {};
@@ -119,7 +124,7 @@ bool Lowering::read_elsewhere(int32_t buffer, const ir::Node& current, size_t op
 Ref Lowering::updated(const ir::Node& node, size_t operand) {
   Ref r = ref(node.operands[operand]);
   const Buffer& b = list_.buffers[static_cast<size_t>(r.buffer)];
-  const bool ours = b.donated || b.kind == BufferKind::kTemp;
+  const bool ours = b.kind == BufferKind::kTemp || (b.donated && current_ >= nodes_checked_);
   if (!ours || !covers_once(r.layout, b.bytes) || read_elsewhere(r.buffer, node, operand)) {
     Ref copy = temporary_for(node.operands[operand]);
     emit("copy", {}, {r}, {copy});
@@ -148,7 +153,7 @@ bool Lowering::compute_into(const Ref& value, const Ref& state, const ir::Node& 
     if (maker != list_.steps.size()) return false;  // written in parts
     maker = s;
   }
-  if (maker == list_.steps.size()) return false;
+  if (maker == list_.steps.size() || maker < steps_checked_ || current_ < nodes_checked_) return false;
   const Step& step = list_.steps[maker];
   if (step.op != "adam" && (step.op != "ewise" || step.updates || step.outputs.size() != 1)) return false;
   for (const Ref& in : step.inputs) {
@@ -232,6 +237,13 @@ void Lowering::assign(const ir::Node& node) {
   if (list_.buffers[static_cast<size_t>(state.buffer)].donated) {
     late_.push_back({node.result(), state, value});
   }
+}
+
+void Lowering::check(const ir::Node& node) {
+  const Ref out = temporary_for(node.result());
+  define(node.result(), out);
+  emit("check", node.attrs, {ref(node.operands[0])}, {out});
+  steps_checked_ = list_.steps.size();
 }
 
 // A value that is another state's memory has to be saved before any state is written, and so has a

@@ -332,6 +332,8 @@ void in_place(Lowering& l, const Node& n) {
 
 void assign(Lowering& l, const Node& n) { l.assign(n); }
 
+void check(Lowering& l, const Node& n) { l.check(n); }
+
 const std::unordered_map<std::string_view, LowerRule>& rules() {
   static const std::unordered_map<std::string_view, LowerRule> table{
       {"reshape", reshape},   {"permute", permute},       {"expand", expand},
@@ -353,7 +355,7 @@ const std::unordered_map<std::string_view, LowerRule>& rules() {
       {"conv", lower_conv},   {"pool", lower_images},
       {"resize", lower_images}, {"group_norm", lower_images},
       {"assign", assign},     {"recurrent", direct},
-      {"adam", direct},
+      {"adam", direct},         {"check", check},
   };
   return table;
 }

@@ -55,6 +55,8 @@ class Lowering {
   /// `value` as the new content of `state`: the step that computes it writes the state's memory when
   /// nothing reads the old content from there on, else a copy does, behind all other steps.
   void assign(const ir::Node& node);
+  /// A step that may refuse the call. What the caller gave away is written behind the last of them.
+  void check(const ir::Node& node);
 
  private:
   bool read_elsewhere(int32_t buffer, const ir::Node& current, size_t operand) const;
@@ -74,6 +76,7 @@ class Lowering {
   };
   std::vector<Late> late_;  // assignments left to copies behind all other steps
   size_t current_ = 0;                        // of request_.nodes: the node that is being lowered
+  size_t nodes_checked_ = 0, steps_checked_ = 0;  // behind the last check
 };
 
 /// Dense, in the order N, spatial axes, C.

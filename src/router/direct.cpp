@@ -160,7 +160,8 @@ DirectPrograms::Served DirectPrograms::serve(PyObject* tensors, PyObject* core_e
       exchange::set_core_error(core_error, error);
       return Served::kYes;
     }
-    *code = error.reason().empty() ? "RM104" : error.reason();
+    const char* const of_call = error.code() == RM_OUT_OF_RANGE ? "RM120" : "RM104";
+    *code = error.reason().empty() ? of_call : error.reason();
     *detail = error.what();
     return Served::kDeclined;
   } catch (py::error_already_set& error) {

@@ -307,7 +307,7 @@ double epsilon(DType dtype) {
 bool is_exact(const Shape& shape, DType dtype) {
   if (!ir::is_floating(dtype)) return true;
   for (const char* op : {"copy", "gather", "index", "index_copy", "embedding", "sort", "quantize",
-                         "uniform"}) {
+                         "uniform", "check"}) {
     if (shape.op == op) return true;
   }
   return false;

@@ -133,6 +133,7 @@ void fill(const Shape& s, size_t input, HostTensor& t, Random& random) {
   const auto axis = static_cast<size_t>(
       attr_or<int64_t>(s, "axis", static_cast<int64_t>(s.inputs[0].layout.dims.size()) - 1));
   if (s.op == "gemm" || s.op == "conv" || s.op == "recurrent") return fill_floats(t, random, 8, 8);
+  if (s.op == "check") return fill_ints(t, random, 1, 1);
   if (s.op == "grouped_gemm") return input == 2 ? fill_ends(t, random, dim(0, 0)) : fill_floats(t, random, 8, 8);
   if ((s.op == "gemm_ewise" && input < 2) || s.op == "slopes") return fill_floats(t, random, 8, 8);
   if (s.op == "small_steps" && !ir::is_floating(t.type.dtype)) return fill_ints(t, random, 0, 1);

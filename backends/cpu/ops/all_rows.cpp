@@ -4,6 +4,7 @@
 #include <span>
 
 #include "ops/adam/rows.hpp"
+#include "ops/check/rows.hpp"
 #include "ops/conv/rows.hpp"
 #include "ops/copy/rows.hpp"
 #include "ops/cross_entropy/rows.hpp"
@@ -74,6 +75,7 @@ std::vector<rm_kernel> all_rows() {
   add(uniform_rows());
   add(recurrent_rows());
   add(adam_rows());
+  add(check_rows());
   add(quantize_rows());
   add(quant_linear_rows());
   return rows;

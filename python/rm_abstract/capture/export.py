@@ -34,6 +34,7 @@ from rm_abstract.capture import (
     layer_list,
     layouts,
     repeated_layers,
+    value_checks,
     written_views,
 )
 from rm_abstract.capture.captured import Captured
@@ -376,6 +377,7 @@ def _functional(program: ExportedProgram, module: torch.nn.Module) -> ExportedPr
     """The program without writes in place. torch traces it again, which can fail as an export."""
     with _quietly():
         try:
+            value_checks.keep_through_decompositions(program)
             functional: ExportedProgram = program.run_decompositions({})
             return functional
         except Exception as error:  # assertions of torch's own among them

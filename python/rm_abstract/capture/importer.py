@@ -16,7 +16,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from rm_abstract.capture import rows_by_values
+from rm_abstract.capture import rows_by_values, value_checks
 from rm_abstract.capture.aten_args import UnsupportedCall, encode_call
 from rm_abstract.capture.decompositions import MOST_TRACED, decomposed, over_rows
 from rm_abstract.capture.dims import Dim, SymbolNames, as_dim
@@ -37,14 +37,7 @@ _SIZE_OPS: dict[Any, Callable[..., Any]] = {
 }
 _OURS = ("aten", "rm_abstract", "prims", "transformers")  # namespaces whose operators handlers know
 # Kernels of these refuse some values: in a branch that is not taken nothing may be refused.
-_MAY_REFUSE = {"gather", "index", "index_copy", "scatter", "embedding", "uniform"}
-_DROPPED = {
-    "aten._assert_tensor_metadata.default",
-    "aten._assert_scalar.default",
-    "aten._assert_async.msg",
-    "aten.sym_constrain_range.default",
-    "aten.sym_constrain_range_for_size.default",
-}
+_MAY_REFUSE = {"gather", "index", "index_copy", "scatter", "embedding", "uniform", "check"}
 
 
 @dataclass(frozen=True)
@@ -131,6 +124,8 @@ class _Importer:
         self.inputs: list[Value] = []
         self.written: dict[str, Value] = {}
         self.by_values = rows_by_values.Found()
+        self.checked: set[torch.fx.Node] = set()  # what serves checks alone
+        self.conditions = value_checks.Conditions(self.b, self.env, self.dim)
 
     def run(self) -> ImportedProgram:
         graph = self.ep.graph_module.graph
@@ -253,6 +248,7 @@ class _Importer:
     # ---- nodes ---------------------------------------------------------------------------------
 
     def interpret(self, module: torch.fx.GraphModule) -> Sequence[Any]:
+        self.checked |= value_checks.serving_checks_alone(module.graph)
         for node in module.graph.nodes:
             if node.op == "output":
                 return [self.resolve(a) for a in node.args[0]]
@@ -283,6 +279,8 @@ class _Importer:
         return arg
 
     def call(self, node: torch.fx.Node) -> Any:
+        if node in self.checked:
+            return None
         val = node.meta.get("val")
         if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
             return self.dim(val)
@@ -305,13 +303,39 @@ class _Importer:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return self.higher_order(node)
         name = str(node.target)
-        if name in _DROPPED:
-            return None
+        if name == "aten._assert_tensor_metadata.default":
+            return None  # of types, which are the program's
+        if name in value_checks.TENSORS | value_checks.SCALARS | value_checks.RANGES:
+            return self.checks(node, name)
         if not isinstance(node.target, torch._ops.OpOverload):
             if isinstance(val, (bool, torch.SymBool)) or val is None:
                 return None  # a size condition; the export recorded it as a guard
             raise self.unsupported(node, "a size computed with integers", name)
         return self.aten(node, node.target, val)
+
+    def checks(self, node: torch.fx.Node, name: str) -> None:
+        """What eager checks while it runs."""
+        if name in value_checks.TENSORS:
+            condition = self.env[node.args[0]]  # type: ignore[index]
+            message = str(node.args[1]) if len(node.args) > 1 else ""
+            self.conditions.check(condition, message)
+        elif value_checks.reads_values(node.args[0]):  # of sizes alone: the export's guards
+            try:
+                one = name in value_checks.SCALARS
+                found = (
+                    [self.conditions.scalar(node.args[0])]
+                    if one
+                    else self.conditions.in_range(node)
+                )
+            except value_checks.Unknown as error:
+                raise capture_error(
+                    "RM203",
+                    f"expected a condition over elements and sizes of tensors, got {error} in "
+                    f"{node.name} ({source_line(node)})",
+                    "torch._assert_async of a tensor",
+                ) from error
+            for condition in found:
+                self.conditions.check(condition)
 
     def in_groups(self, found: rows_by_values.Grouped) -> Value:
         """Products of groups of rows, as one."""
@@ -451,7 +475,7 @@ class _Importer:
         operands = [n for n in node.all_input_nodes]
         parameters = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self.env.update((p, self.env[n]) for p, n in zip(parameters, operands, strict=True))
-        before = len(self.kept)
+        before, nodes = len(self.kept), self.b.mark()
         try:
             results = list(self.interpret(graph))
             self.check(node, results, types)
@@ -459,6 +483,7 @@ class _Importer:
             results = []
         if len(self.kept) > before or not results or not all(isinstance(r, Value) for r in results):
             del self.kept[before:]  # its nodes have no users and vanish
+            self.b.forget_checks(nodes)
             self.traced[key] = None
             return None
         return results

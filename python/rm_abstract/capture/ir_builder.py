@@ -213,6 +213,13 @@ class IrBuilder:
     def operators_since(self, mark: int) -> set[str]:
         return {line.split(" = ", 1)[1].split("(", 1)[0] for line in self._nodes[mark:]}
 
+    def forget_checks(self, mark: int) -> None:
+        """Drops the checks among the nodes since then, which stay without users."""
+        lost = [line for line in self._nodes[mark:] if " = check(" in line]
+        self._nodes[mark:] = [line for line in self._nodes[mark:] if line not in lost]
+        for line in lost:
+            self._seen.pop(line.split(" = ", 1)[1], None)
+
     # ---- helpers every family uses -------------------------------------------------------------
 
     def draw(self, dims: Sequence[Dim]) -> Value:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.tracing import tracing
-from rm_abstract.capture import budget, export
+from rm_abstract.capture import budget, export, value_checks
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.importer import import_program, is_inplace, source_line
 from rm_abstract.guards.traced_copy import copied
@@ -109,6 +109,7 @@ def capture_forward(
             widen_losses(program.graph_module)
         if regions or is_inplace(program):
             try:
+                value_checks.keep_through_decompositions(program)
                 program = program.run_decompositions({})  # regions become the casts that they made
             except Exception as error:  # an assertion of torch's own, for two names of one buffer
                 raise export._export_error(module, error) from error

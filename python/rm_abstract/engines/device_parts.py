@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.base.errors import CompileError
 from rm_abstract.worker import ir_text
 from rm_abstract.worker.shared_tensors import tensors_in
 
@@ -51,6 +52,16 @@ def support_of(backend: str, device: int, text: str) -> Support:
     on_device = sum(len(part["nodes"]) for part in split["parts"] if part["on_device"])
     states = {number for part in split["parts"] for number in part["states"]}
     return Support(split["parts"], split["outputs"], len(nodes), on_device, states, dict(kept))
+
+
+def refuse_checks(device: str, text: str) -> None:
+    """Raises CompileError (RM212) for a program that has to refuse some values: a device's own
+    compiler has no such operator, and states on the device may be written by then."""
+    if any(node.op == "check" for node in ir_text.parse(text).nodes):
+        raise CompileError(
+            f"[{device}] expected a forward without checks of values, got one; try the CPU",
+            code="RM212",
+        )
 
 
 class HostPart:

@@ -17,7 +17,13 @@ from rm_abstract import _core
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import CompileError, ExecutionError
 from rm_abstract.engines.buckets import Bucket, Buckets, Padding, padding_of, place, take
-from rm_abstract.engines.device_parts import MIN_PART_NODES, DevicePart, HostPart, support_of
+from rm_abstract.engines.device_parts import (
+    MIN_PART_NODES,
+    DevicePart,
+    HostPart,
+    refuse_checks,
+    support_of,
+)
 from rm_abstract.engines.variant import BAD_CALL, Record
 from rm_abstract.worker import ir_text
 
@@ -78,6 +84,7 @@ class DeviceProgram:
         self._served: dict[tuple[int, ...], bool] = {}
         self._paddings: dict[tuple[object, ...], Padding] = {}
         text = _core.ir.substitute(self._record.ir, dict(bucket.sizes))
+        refuse_checks(self._compiler.device, text)
         self.support = support_of(self._compiler.backend, self._compiler.index, text)
         if not self.support.device_nodes:
             reasons = ", ".join(sorted(self.support.kept)[:4])

@@ -24,6 +24,7 @@ from rm_abstract.calls.call import CallSpec, FlatCall
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.context import EngineContext
+from rm_abstract.engines.device_parts import refuse_checks
 from rm_abstract.engines.eager_gate import EagerGate
 from rm_abstract.engines.engine_module import EngineModule
 from rm_abstract.engines.onnxruntime_options import DEFAULT_PROVIDERS
@@ -82,6 +83,7 @@ class OnnxRuntimeCompiler:
         sizes = _sizes(record, [tuple(tensor.shape) for tensor in tensors])
         try:
             text = _core.ir.substitute(record.ir, sizes)
+            refuse_checks("onnxruntime", text)
             code, artefact, source = self._exported(text, weights)
         except _core.CoreError as error:
             raise from_core(error, CompileError) from error

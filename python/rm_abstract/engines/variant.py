@@ -23,7 +23,8 @@ from rm_abstract.verification.quantised import QuantisedWeight
 RECORD_VERSION = 3
 _TIMED_CALLS = 64  # of a program are timed, for the report; later ones pay nothing
 NO_SAMPLE = 1 << 62
-BAD_CALL = (3, 11)  # RM_INVALID_ARGUMENT, RM_OUT_OF_RANGE of rm_code
+OUT_OF_RANGE = 11  # RM_OUT_OF_RANGE of rm_code
+BAD_CALL = (3, OUT_OF_RANGE)  # RM_INVALID_ARGUMENT
 
 
 class Program(Protocol):
@@ -185,7 +186,8 @@ class Variant:
                 results = self._execute(tensors, leaves)
         except _core.CoreError as error:
             if error.code in BAD_CALL:  # this call, not the artefact: the original judges it
-                raise Decline(error.reason or "RM104", str(error)) from error
+                code = "RM120" if error.code == OUT_OF_RANGE else "RM104"
+                raise Decline(error.reason or code, str(error)) from error
             raise
         if start is not None:
             took = time.perf_counter() - start

@@ -18,6 +18,7 @@ from rm_abstract import _core
 from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.capture.training import Forward
+from rm_abstract.engines.variant import OUT_OF_RANGE
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check
 from rm_abstract.training.dropout import Drawing
@@ -81,7 +82,8 @@ class CompiledLoss(Routed):
                 [*tensors, *scales, *trained, *buffers, *self._frozen(found)]
             )
         except _core.CoreError as error:  # nothing was written: eager says what it thinks of it
-            raise Decline(error.reason or "RM703", str(error)) from error
+            code = "RM120" if error.code == OUT_OF_RANGE else "RM703"
+            raise Decline(error.reason or code, str(error)) from error
         torch.autograd.graph.increment_version(buffers)
         if found.draws:
             self._random[1] += found.draws

@@ -18,6 +18,7 @@ from rm_abstract import _core
 from rm_abstract.base.config import Settings
 from rm_abstract.base.decline import Decline
 from rm_abstract.capture.training import Forward
+from rm_abstract.engines.variant import OUT_OF_RANGE
 from rm_abstract.training import batch as batches
 from rm_abstract.training import check, optimizers, run_tensors
 from rm_abstract.training.budget import fit, summary
@@ -125,7 +126,8 @@ class TrainingStep(EagerSteps):
             with run_tensors.buffers_kept(found, donated):
                 results = found.run(batch, self._hyper.tensor, sums, donated, frozen)
         except _core.CoreError as error:  # nothing is written: eager says what it thinks of it
-            raise Decline(error.reason or "RM703", str(error)) from error
+            code = "RM120" if error.code == OUT_OF_RANGE else "RM703"
+            raise Decline(error.reason or code, str(error)) from error
         if found.wanted.rules:
             torch.autograd.graph.increment_version(donated)
             self._updated(found, results, counts)

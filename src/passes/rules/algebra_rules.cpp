@@ -76,6 +76,12 @@ bool drop_identity_logic(Rewriter& rw, const Node& node) {
   return false;
 }
 
+bool drop_true_check(Rewriter& rw, const Node& node) {
+  if (node.op != "check") return false;
+  const std::optional<double> value = rw.splat(node.operands[0]);
+  return value && *value != 0 && rw.replace(node.result(), node.operands[0]);
+}
+
 bool square_is_product(Rewriter& rw, const Node& node) {
   if (node.op != "pow" || !rw.is_splat(node.operands[1], 2.0) ||
       !same_type(rw, node.operands[0], node.result())) {

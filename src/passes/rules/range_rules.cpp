@@ -5,6 +5,7 @@
 #include "passes/dim_bounds.hpp"
 #include "passes/iota_form.hpp"
 #include "passes/rules/rules.hpp"
+#include "passes/value_bounds.hpp"
 
 namespace rm::passes {
 namespace {
@@ -53,6 +54,18 @@ std::optional<Lookup> lookup(const Rewriter& rw, ValueId index, int64_t operand_
                 form->axis + static_cast<int>(rank - dims.size()), operand_axis};
 }
 
+// The same for numbers.
+int decide(std::string_view op, const DimBounds& a, const DimBounds& b) {
+  if (op == "ge") return decide("le", b, a);
+  if (op == "gt") return decide("lt", b, a);
+  if (op == "le") return a.hi <= b.lo ? 1 : a.lo > b.hi ? 0 : -1;
+  if (op == "lt") return a.hi < b.lo ? 1 : a.lo >= b.hi ? 0 : -1;
+  if (op != "eq" && op != "ne") return -1;
+  if (a.hi < b.lo || b.hi < a.lo) return op == "ne" ? 1 : 0;
+  const bool one_value = a.lo == a.hi && b.lo == b.hi;
+  return one_value ? (op == "eq" ? 1 : 0) : -1;
+}
+
 }  // namespace
 
 bool compare_ranges(Rewriter& rw, const Node& node) {
@@ -66,6 +79,27 @@ bool compare_ranges(Rewriter& rw, const Node& node) {
   if (known < 0) return false;
   return rw.replace(node.result(), rw.emit("full", {}, {{"value", static_cast<int64_t>(known)}},
                                            rw.type(node.result())));
+}
+
+// Whether classes and positions are within bounds, where their makers say so: what argmax or topk
+// gives, what was clamped.
+bool compare_bounds(Rewriter& rw, const Node& node) {
+  if (node.operands.size() != 2 || rw.dtype(node.result()) != ir::DType::kBool) return false;
+  const std::optional<DimBounds> a = value_bounds(rw, node.operands[0]);
+  if (!a) return false;
+  const std::optional<DimBounds> b = value_bounds(rw, node.operands[1]);
+  if (!b) return false;
+  const int known = decide(node.op, *a, *b);
+  if (known < 0) return false;
+  return rw.replace(node.result(), rw.emit("full", {}, {{"value", static_cast<int64_t>(known)}},
+                                           rw.type(node.result())));
+}
+
+bool all_of_constant(Rewriter& rw, const Node& node) {
+  if (node.op != "reduce" || node.s("kind") != "all") return false;
+  const std::optional<double> value = rw.splat(node.operands[0]);
+  if (!value || *value == 0) return false;
+  return rw.replace(node.result(), rw.emit("full", {}, {{"value", int64_t{1}}}, rw.type(node.result())));
 }
 
 // x[arange(b)[:, None], arange(t)[None, :]] is a slice of x, reshaped and expanded. Where the range

@@ -24,6 +24,7 @@ bool sum_of_frames_is_concat(Rewriter& rw, const ir::Node& node);
 // algebra_rules.cpp
 bool drop_identity_arithmetic(Rewriter& rw, const ir::Node& node);
 bool drop_identity_logic(Rewriter& rw, const ir::Node& node);
+bool drop_true_check(Rewriter& rw, const ir::Node& node);
 bool square_is_product(Rewriter& rw, const ir::Node& node);
 bool constant_operand_second(Rewriter& rw, const ir::Node& node);
 bool compose_casts(Rewriter& rw, const ir::Node& node);
@@ -31,6 +32,8 @@ bool where_of_constant(Rewriter& rw, const ir::Node& node);
 
 // range_rules.cpp
 bool compare_ranges(Rewriter& rw, const ir::Node& node);
+bool compare_bounds(Rewriter& rw, const ir::Node& node);
+bool all_of_constant(Rewriter& rw, const ir::Node& node);
 bool index_by_ranges_is_view(Rewriter& rw, const ir::Node& node);
 bool sum_of_iota_is_iota(Rewriter& rw, const ir::Node& node);
 bool cumsum_of_zeros_is_zero(Rewriter& rw, const ir::Node& node);

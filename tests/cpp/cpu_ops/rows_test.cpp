@@ -15,7 +15,7 @@ std::string str(rm_str s) { return {s.data, s.size}; }
 TEST_CASE("every operator's last row is its fallback and no earlier one claims to be") {
   for (const char* op : {"sdpa", "layer_norm", "rms_norm", "softmax", "embedding", "rope", "ewise",
                          "reduce", "cumsum", "scan", "copy", "gather", "index", "index_copy",
-                         "scatter", "grouped_gemm", "sort", "uniform", "adam", "quantize", "quant_linear", "recurrent"}) {
+                         "scatter", "grouped_gemm", "sort", "uniform", "adam", "quantize", "quant_linear", "recurrent", "check"}) {
     CAPTURE(std::string(op));
     const auto found = rows(op);
     REQUIRE(!found.empty());

@@ -231,3 +231,38 @@ TEST_CASE("random updates of a donated input give what the reference gives") {
   }
   CHECK(in_place > 10);
 }
+
+TEST_CASE("a call that a check refuses leaves what was given away as it was, wherever the check stands") {
+  const HostTensor k = ops::from_doubles({ir::DType::kF32, {3, 2}}, {1, 2, 3, 4, 5, 6});
+  const HostTensor at = ops::from_ints({ir::DType::kI64, {1}}, {1});
+  const HostTensor row = ops::from_doubles({ir::DType::kF32, {1, 2}}, {7, 8});
+  const std::string head =
+      "rmir 1\ninput %0 \"k\" : f32[3,2] donated\ninput %1 \"at\" : i64[1]\n"
+      "input %2 \"row\" : f32[1,2]\ninput %3 \"c\" : bool[]\n";
+  struct Kind {
+    const char* what;
+    const char* body;
+  };
+  for (const Kind kind : {
+           Kind{"in front of an update", "%4 = check(%3) : bool[]\n%5 = index_copy(%0, %1, %2) {axis=0} : f32[3,2]\nreturn %5\n"},
+           Kind{"behind an update", "%4 = index_copy(%0, %1, %2) {axis=0} : f32[3,2]\n%5 = check(%3) : bool[]\nreturn %4\n"},
+           Kind{"behind an assignment", "%4 = neg(%0) : f32[3,2]\n%5 = assign(%0, %4) : f32[3,2]\n%6 = check(%3) : bool[]\nreturn %5\n"},
+           Kind{"between", "%4 = neg(%0) : f32[3,2]\n%5 = check(%3) : bool[]\n%6 = assign(%0, %4) : f32[3,2]\nreturn %6\n"},
+       }) {
+    CAPTURE(kind.what);
+    const HostTensor yes = ops::from_ints({ir::DType::kBool, {}}, {1});
+    const Run good = run_static(head + kind.body, {k, at, row, yes});
+    CHECK(max_difference(good.got[0], good.want[0]) == 0);
+
+    std::mt19937 rng(1);
+    Case c = load(head + kind.body, rng);
+    Program program(c.graph, cpu_kernels());
+    program.set_weights({});
+    std::vector<HostTensor> inputs{k, at, row, ops::from_ints({ir::DType::kBool, {}}, {0})};
+    std::vector<engine::TensorView> views;
+    for (const auto& t : inputs) views.push_back(view(t));
+    HostOutputs outputs;
+    CHECK_THROWS_WITH_AS(program.run(views, outputs), doctest::Contains("checks"), Error);
+    CHECK(inputs[0].bytes == k.bytes);
+  }
+}

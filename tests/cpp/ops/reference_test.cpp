@@ -143,6 +143,12 @@ TEST_CASE("indexing follows torch and refuses what lies outside") {
   }
 }
 
+TEST_CASE("check gives its condition and refuses where it is false") {
+  const std::string in = "input %0 \"c\" : bool[]\n%1 = check(%0) {message=\"small\"} : bool[]\nreturn %1\n";
+  check_close(run(in, {ops::from_ints({ir::DType::kBool, {}}, {1})})[0], {1});
+  CHECK_THROWS_WITH_AS(run(in, {ops::from_ints({ir::DType::kBool, {}}, {0})}), doctest::Contains("small"), Error);
+}
+
 TEST_CASE("gemm is linear with its epilogue") {
   auto x = f32({2, 2}, {1, 2, 3, 4}), w = f32({3, 2}, {1, 0, 0, 1, -1, -1});
   auto b = f32({3}, {10, 20, 0}), r = f32({2, 3}, {1, 1, 1, 1, 1, 1});

@@ -250,3 +250,46 @@ TEST_CASE("bounds of dims hold at every corner of the symbols' ranges") {
   CHECK_FALSE(passes::provably_nonnegative(ir::Dim::parse("a-3"), graph));
   CHECK_FALSE(passes::provably_nonnegative(ir::Dim::parse("unknown"), graph));
 }
+
+TEST_CASE("checks stay, but for those that are proven") {
+  const std::string x = "input %0 \"x\" : f32[s0,5]\n", ids = "input %0 \"ids\" : i64[s0,5]\n";
+  const std::string bound = "literal %1 : i64[] = 0500000000000000\n", zero = "literal %2 : i64[] = 0000000000000000\n";
+  const auto inside = [](const std::string& v) {
+    return "%20 = reduce(" + v + ") {axes=[0], keepdim=0, kind=\"max\"} : i64[]\n"
+           "%21 = lt(%20, %1) : bool[]\n%22 = check(%21) : bool[]\n"
+           "%23 = ge(" + v + ", %2) : bool[s0]\n"
+           "%24 = reduce(%23) {axes=[0], keepdim=0, kind=\"all\"} : bool[]\n%25 = check(%24) : bool[]\n";
+  };
+  const auto left = [&](const std::string& text) {
+    ir::Graph graph = ir::parse("rmir 1\n" + kS + text);
+    passes::PassContext context;
+    for (const auto& pass : passes::inference_pipeline()) pass.run(graph, context);
+    return std::count_if(graph.nodes.begin(), graph.nodes.end(), ir::is_kept);
+  };
+  const std::string place = "%10 = reduce(%0) {axes=[1], keepdim=0, kind=\"argmax\"} : i64[s0]\n";
+  CHECK(left(x + bound + zero + place + inside("%10") + "return %10\n") == 0);
+  // One class less than argmax can give.
+  CHECK(left(x + "literal %1 : i64[] = 0400000000000000\n" + zero + place + inside("%10") + "return %10\n") == 1);
+  const std::string best = "%10, %11 = sort(%0) {axis=1, descending=1, k=1} : f32[s0,1], i64[s0,1]\n"
+                           "%12 = reshape(%11) {shape=<s0>} : i64[s0]\n";
+  CHECK(left(x + bound + zero + best + inside("%12") + "return %11\n") == 0);
+  const std::string first = "%10 = slice(%0) {axis=1, start=<0>, step=1, stop=<1>} : i64[s0,1]\n"
+                            "%11 = reshape(%10) {shape=<s0>} : i64[s0]\n";
+  CHECK(left(ids + bound + zero + first + inside("%11") + "return %11\n") == 2);
+  const std::string four = "literal %3 : i64[] = 0400000000000000\n";
+  const std::string below = first + "%12 = minimum(%11, %3) : i64[s0]\n";
+  CHECK(left(ids + bound + zero + four + below + inside("%12") + "return %12\n") == 1);
+  const std::string clamped = below + "%13 = maximum(%12, %2) : i64[s0]\n";
+  CHECK(left(ids + bound + zero + four + clamped + inside("%13") + "return %13\n") == 0);
+  const std::string modulo = first + "%12 = remainder(%11, %3) : i64[s0]\n";
+  CHECK(left(ids + bound + zero + four + modulo + inside("%12") + "return %12\n") == 0);
+  // A sum may wrap around, what a narrower type holds may not be what it was made from.
+  const std::string sum = first + "%12 = mul(%11, %11) : i64[s0]\n";
+  CHECK(left(ids + bound + zero + sum + inside("%12") + "return %12\n") == 2);
+  const std::string truth = first + "%12 = cast(%11) : bool[s0]\n%13 = cast(%12) : i64[s0]\n";
+  CHECK(left(ids + bound + zero + truth + inside("%13") + "return %13\n") == 0);
+  // Nothing is known of a check of weights, and nothing makes it a constant.
+  CHECK(left(x + "weight %1 \"w\" : bool[]\n%2 = check(%1) : bool[]\nreturn %0\n") == 1);
+  CHECK(left(x + "literal %1 : bool[] = 00\n%2 = check(%1) : bool[]\nreturn %0\n") == 1);
+  CHECK(left(x + "literal %1 : bool[] = 01\n%2 = check(%1) : bool[]\nreturn %0\n") == 0);
+}

@@ -379,6 +379,7 @@ void add_rows(std::vector<Shape>& out) {
       out.push_back({"scan", {x()}, {x()}, {{"axis", int64_t{2}}, {"kind", std::string(kind)}}});
     }
     if (t == DType::kF32 || t == DType::kF64) {
+      out.push_back({"check", {dense(DType::kBool, {})}, {dense(DType::kBool, {})}, {}});
       out.push_back({"uniform", {dense(DType::kI64, {2})}, {x()}, {}});
       out.push_back({"adam", {x(), x(), x(), x(), dense(t, {8})}, {x(), x(), x()},
                      {{"decay", std::string("gradient")}, {"maximize", int64_t{1}}}});

@@ -257,6 +257,8 @@ TABLE: dict[str, Handler] = {
     "any.dim": _reduce("any"),
     "any.dims": _reduce("any"),
     "all.default": _reduce("all"),
+    "_is_all_true.default": _reduce("all"),
+    "_is_any_true.default": _reduce("any"),
     "all.dim": _reduce("all"),
     "all.dims": _reduce("all"),
     "argmax.default": _reduce("argmax"),
