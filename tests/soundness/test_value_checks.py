@@ -182,6 +182,49 @@ def test_a_check_of_the_users_is_made(check: Callable[[torch.Tensor], Any]) -> N
         raises(model, torch.full((7, 5), 10.0))
 
 
+@pytest.mark.parametrize(
+    ("call", "good", "wrong"),
+    [
+        (lambda x, i: x.index_select(1, i), ints(0, 3), ints(0, -1)),
+        (lambda x, i: x.index_select(1, i), ints(0, 3), ints(0, 5)),
+        (
+            lambda x, p: F.binary_cross_entropy(p, x.sigmoid()),
+            torch.full((3, 5), 0.5),
+            torch.ones(3, 5) * 2,
+        ),
+        (
+            lambda x, p: F.binary_cross_entropy(x.sigmoid(), p),
+            torch.full((3, 5), 0.5),
+            -torch.ones(3, 5),
+        ),
+        (
+            lambda x, p: F.binary_cross_entropy(p, x.sigmoid()),
+            torch.full((3, 5), 0.5),
+            torch.full((3, 5), torch.nan),
+        ),
+        (lambda x, t: F.cross_entropy(x, t), ints(0, 4, -100), ints(0, 5, 1)),
+        (lambda x, i: x.sum() + i // i.flip(0), ints(1, 2), ints(0, 2)),
+    ],
+)
+def test_what_operators_check_is_checked(
+    call: Callable[..., torch.Tensor], good: torch.Tensor, wrong: torch.Tensor
+) -> None:
+    class Calling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(5, 5)
+
+        def forward(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            return call(self.inner(x), given)
+
+    model, x = Calling().eval(), torch.randn(3, 5)
+    for _ in range(4):
+        judged(model, x, good)
+    for _ in range(2):
+        serves(model, x, good)
+        raises(model, x, wrong)
+
+
 def test_a_mask_that_must_count_what_is_put_in_its_place() -> None:
     class Placing(nn.Module):
         def __init__(self) -> None:

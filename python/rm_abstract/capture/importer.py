@@ -318,7 +318,7 @@ class _Importer:
         if name in value_checks.TENSORS:
             condition = self.env[node.args[0]]  # type: ignore[index]
             message = str(node.args[1]) if len(node.args) > 1 else ""
-            self.conditions.check(condition, message)
+            self.b.check(condition, message)
         elif value_checks.reads_values(node.args[0]):  # of sizes alone: the export's guards
             try:
                 one = name in value_checks.SCALARS
@@ -335,7 +335,7 @@ class _Importer:
                     "torch._assert_async of a tensor",
                 ) from error
             for condition in found:
-                self.conditions.check(condition)
+                self.b.check(condition)
 
     def in_groups(self, found: rows_by_values.Grouped) -> Value:
         """Products of groups of rows, as one."""

@@ -113,14 +113,21 @@ def _arguments(operator: Any) -> list[tuple[str, str]]:
 
 
 def storage_of(node: torch.fx.Node) -> int:
-    return int(node.meta["val"].untyped_storage()._cdata)
+    return _storage(node.meta["val"])
 
 
 def storages_of(node: torch.fx.Node) -> set[int]:
     """Of all tensors that a node gives."""
     value = node.meta.get("val")
     values = value if isinstance(value, (list, tuple)) else [value]
-    return {int(v.untyped_storage()._cdata) for v in values if isinstance(v, torch.Tensor)}
+    return {_storage(v) for v in values if isinstance(v, torch.Tensor)}
+
+
+def _storage(value: torch.Tensor) -> int:
+    functorch = torch._C._functorch
+    while functorch.is_batchedtensor(value):  # what torch.vmap saw of the tensor
+        value = functorch.get_unwrapped(value)
+    return int(value.untyped_storage()._cdata)
 
 
 def _elsewhere(value: Any) -> Any:

@@ -305,6 +305,18 @@ class IrBuilder:
             "reduce", [x], dtype, dims, kind=kind, axes=sorted(drop), keepdim=int(keepdim)
         )
 
+    def check(self, condition: Value, message: str = "") -> None:
+        """The program refuses calls where the one element of `condition` is zero."""
+        truth = self.reshape(self.cast(condition, "bool"), [])
+        attrs: dict[str, Attr] = {"message": message} if message else {}
+        self.op("check", [truth], "bool", [], **attrs)
+
+    def check_all(self, conditions: Value, message: str) -> None:
+        """The same for every element; nothing on GPUs, whose kernels check no values either."""
+        if not self.on_gpu:
+            axes = range(conditions.rank)
+            self.check(self.reduce("all", conditions, axes, False, "bool"), message)
+
     def text(
         self,
         outputs: Sequence[Value],

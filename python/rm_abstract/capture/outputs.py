@@ -10,6 +10,7 @@ code.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -215,7 +216,24 @@ def builder(structure: Structure) -> Build:
         # Without its constructor, as a dataclass: forward has run that.
         return lambda tensors, leaves: tuple.__new__(cls, [b(tensors, leaves) for b in items])
     pairs = [(k, builder(s)) for k, s in structure[3:]]
-    return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
+    if _keeps_order(cls, [k for k, _ in pairs]):
+        return lambda tensors, leaves: cls(**{k: b(tensors, leaves) for k, b in pairs})
+
+    def in_order(tensors: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        made = cls(**{k: b(tensors, leaves) for k, b in pairs})
+        for key, _ in pairs:
+            OrderedDict.move_to_end(made, key)
+        return made
+
+    return in_order
+
+
+def _keeps_order(cls: type, keys: list[str]) -> bool:
+    """Whether an output made of these has them in this order: one that forward filled bit by bit
+    may have another than its fields."""
+    if not (issubclass(cls, OrderedDict) and dataclasses.is_dataclass(cls)):
+        return True
+    return keys == [field.name for field in dataclasses.fields(cls) if field.name in keys]
 
 
 def with_aliases(

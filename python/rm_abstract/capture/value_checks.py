@@ -117,13 +117,6 @@ class Conditions:
         self._values = values
         self._dim = dim
 
-    def check(self, condition: Value, message: str = "") -> None:
-        """The program refuses calls where the one element of `condition` is zero."""
-        b = self._b
-        truth = b.reshape(b.cast(condition, "bool"), [])
-        attrs: dict[str, Any] = {"message": message} if message else {}
-        b.op("check", [truth], "bool", [], **attrs)
-
     def scalar(self, arg: Any) -> Value:
         """A number of the graph as a value of rank 0: bool, i64 or f64. Raises Unknown."""
         b = self._b

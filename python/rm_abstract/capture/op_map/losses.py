@@ -165,11 +165,24 @@ def _nll(c: Call) -> Value | None:
     return _of_classes(c, _rows(c, x), 0.0)
 
 
+def _bce(c: Call) -> None:
+    """The checks that torch leaves out where it writes this loss in other operators, as it does
+    here. In training it stays whole."""
+    x, target, b = c.value("self"), c.value("target"), c.b
+    if b.for_training or x.dtype != target.dtype:
+        return
+    zero, one = b.scalar(x.dtype, 0), b.scalar(x.dtype, 1)
+    for what, p in (("input", x), ("target", target)):
+        low, high = b.binary("ge", p, zero, "bool"), b.binary("le", p, one, "bool")
+        b.check_all(b.binary("and", low, high), f"binary_cross_entropy: {what} between 0 and 1")
+
+
 TABLE: dict[str, Handler] = {
     "mse_loss.default": _pointwise(_squared),
     "l1_loss.default": _pointwise(_absolute),
     "huber_loss.default": _pointwise(_huber),
     "smooth_l1_loss.default": _pointwise(_smooth_l1),
+    "binary_cross_entropy.default": _bce,
     "binary_cross_entropy_with_logits.default": _pointwise(_bce_logits),
     "kl_div.default": _pointwise(_kl),
     "cross_entropy_loss.default": _cross_entropy,

@@ -199,6 +199,9 @@ def _index_select(c: Call) -> Value | None:
     x, index = c.value("self"), c.value("index")
     if x.rank == 0 or index.rank != 1:
         return None
+    # Unlike x[index] it takes none that count from the end.
+    natural = c.b.binary("ge", index, c.b.scalar(index.dtype, 0), "bool")
+    c.b.check_all(natural, "index_select: indices that are not negative")
     return c.b.op("index", [x, index], x.dtype, c.dims, axes=[c.axis("dim", x.rank)])
 
 

@@ -1,0 +1,182 @@
+"""Prompts with pictures, of models made from a configuration: they are compiled, their check of the
+number of picture tokens with them (decision 0233)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import rm_abstract as rm
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+
+PICTURE = 90
+TEXT = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SEEING = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TOKEN = {"image_token_index": PICTURE, "image_token_id": PICTURE}
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[None]:
+    torch.manual_seed(0)
+    rm.init("cpu")
+    yield
+    rm.shutdown()
+
+
+def prompt(pictures: int) -> torch.Tensor:
+    return torch.tensor([[1, 5, 6] + [PICTURE] * pictures + list(range(7, 13))])
+
+
+def llava() -> Any:
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SEEING, projection_dim=32),
+        text_config=transformers.LlamaConfig(**TEXT, num_key_value_heads=2),
+        vision_feature_layer=-1,
+        **TOKEN,
+    )
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def vipllava() -> Any:
+    config = transformers.VipLlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**SEEING, projection_dim=32),
+        text_config=transformers.LlamaConfig(**TEXT, num_key_value_heads=2),
+        vision_feature_layers=[-1, -2],
+        **TOKEN,
+    )
+    return transformers.VipLlavaForConditionalGeneration(config)
+
+
+def paligemma() -> Any:
+    config = transformers.PaliGemmaConfig(
+        vision_config=transformers.SiglipVisionConfig(**SEEING),
+        text_config=transformers.GemmaConfig(**TEXT, num_key_value_heads=2, head_dim=8),
+        projection_dim=32,
+        hidden_size=32,
+        **TOKEN,
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
+def pixels() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(1, 3, 32, 32)}
+
+
+def fuyu() -> Any:
+    config = transformers.FuyuConfig(
+        **TEXT,
+        image_size=32,
+        patch_size=8,
+        image_token_id=PICTURE,
+        text_config={"model_type": "persimmon", **TEXT},
+    )
+    return transformers.FuyuForCausalLM(config)
+
+
+def pixels_and_kinds() -> dict[str, torch.Tensor]:
+    return {**pixels(), "token_type_ids": torch.zeros(1, 1, dtype=torch.int64)}
+
+
+def internvl() -> Any:
+    seeing = {**SEEING, "image_size": [32, 32], "patch_size": [8, 8]}
+    config = transformers.InternVLConfig(
+        vision_config=seeing,
+        text_config={"model_type": "llama", **TEXT},
+        image_token_id=PICTURE,
+        image_seq_length=4,
+    )
+    return transformers.InternVLForConditionalGeneration(config)
+
+
+def patches() -> dict[str, torch.Tensor]:
+    return {"image_patches": torch.randn(1, 16, 3 * 64)}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return call()
+        except ValueError as error:
+            return error
+
+
+def agree(call: Callable[[], Any]) -> Any:
+    with rm.disabled():
+        wanted = outcome(call)
+    got = outcome(call)
+    if isinstance(wanted, Exception):
+        assert type(got) is type(wanted) and str(got) == str(wanted)
+    else:
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+    return wanted
+
+
+def routed(model: Any) -> int:
+    return int(rm.explain(model).to_dict()["models"][0]["routed"])
+
+
+@pytest.mark.parametrize(
+    ("made", "picture"),
+    [
+        (llava, pixels),
+        (vipllava, pixels),
+        (paligemma, pixels_and_kinds),
+        (internvl, pixels),
+        (fuyu, patches),
+    ],
+)
+def test_a_prompt_is_compiled_and_refuses_another_number_of_picture_tokens(
+    made: Callable[[], Any], picture: Callable[[], dict[str, torch.Tensor]]
+) -> None:
+    model, seen = made().eval(), picture()
+    count = 4 if made is internvl else 16
+
+    def call(pictures: int) -> Any:
+        ids = prompt(pictures)
+        kinds = {n: t.expand_as(ids) for n, t in seen.items() if n == "token_type_ids"}
+        return agree(lambda: model(input_ids=ids, **{**seen, **kinds}).logits)
+
+    for _ in range(3):
+        assert not isinstance(call(count), Exception)
+    before = routed(model)
+    for pictures in (count - 1, count + 1, 0):
+        error = call(pictures)
+        assert isinstance(error, ValueError) and "do not match" in str(error)
+    assert not isinstance(call(count), Exception)
+    assert routed(model) == before + 1
+
+
+def test_generate_compiles_the_prompt_and_refuses_the_same() -> None:
+    model, seen = llava().eval(), pixels()
+    model.generation_config.eos_token_id = None
+    options = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    for _ in range(3):
+        agree(lambda: model.generate(input_ids=prompt(16), **seen, **options))
+    before = routed(model)
+    error = agree(lambda: model.generate(input_ids=prompt(15), **seen, **options))
+    assert isinstance(error, ValueError) and "do not match" in str(error)
+    agree(lambda: model.generate(input_ids=prompt(16), **seen, **options))
+    assert routed(model) == before + 5
