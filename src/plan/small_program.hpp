@@ -17,7 +17,7 @@ namespace rm::plan::small {
 enum class Op : int64_t { ewise, reduce, softmax, gather };
 
 struct Limits {
-  static constexpr int64_t kElements = 2048;  // of a value
+  static constexpr int64_t kElements = 4096;  // of a value
   static constexpr int64_t kMemory = 32 << 10;  // bytes of inner values
   static constexpr size_t kRank = 4, kOperands = 8, kSteps = 24, kSlots = 40, kInstructions = 96;
 };

@@ -59,6 +59,14 @@ def problem(
         mask = seen = (torch.rand(batch, 1, rows, keys, device="cuda") < 0.7).expand(shape)
     elif masks and k % 4 == 2:
         mask = added = torch.randn(1, heads, rows, keys, device="cuda").to(dtype).expand(shape)
+    elif (
+        masks and k % 8 == 3
+    ):  # the same for all rows, as padding is; tiles of keys that nobody sees
+        mask = torch.rand(batch, 1, 1, keys, device="cuda") < float(rng.choice([0.02, 0.7]))
+        mask[:, :, :, : int(rng.integers(0, keys + 1))] = bool(rng.random() < 0.5)
+        mask = seen = mask.expand(shape)
+    elif masks and k % 8 == 7:
+        mask = added = torch.randn(batch, 1, 1, keys, device="cuda").to(dtype).expand(shape)
     if k % 3 == 1:
         lengths = torch.randint(0, keys + 1, (batch,), device="cuda")
         lengths = lengths.int() if k % 2 else lengths

@@ -121,6 +121,28 @@ def test_small_steps_of_a_loss(rows: int, classes: int) -> None:
         assert sum(kernels.values()) == 2  # with the product
 
 
+@pytest.mark.parametrize("keys", [3, 64, 1000, 4096])
+def test_the_mask_and_the_angles_of_a_decoding_step_are_one_launch(keys: int) -> None:
+    text = (
+        f'rmir 1\ninput %0 "mask" : i64[1,{keys}]\ninput %1 "position" : i64[1,1]\n'
+        'input %2 "length" : i64[]\ninput %3 "frequencies" : f32[32]\n'
+        "literal %4 : i64[] = 0100000000000000\n"
+        f"%5 = cast(%0) : bool[1,{keys}]\n%6 = iota() {{start=<0>, step=1}} : i64[{keys}]\n"
+        f"%7 = reshape(%6) {{shape=<1,{keys}>}} : i64[1,{keys}]\n%8 = le(%7, %1) : bool[1,{keys}]\n"
+        f"%9 = and(%5, %8) : bool[1,{keys}]\n%10 = cast(%1) : f32[1,1]\n"
+        "%11 = mul(%10, %3) : f32[1,32]\n"
+        "%12 = cos(%11) : f32[1,32]\n%13 = cast(%12) : bf16[1,32]\n%14 = sin(%11) : f32[1,32]\n"
+        "%15 = cast(%14) : bf16[1,32]\n%16 = add(%2, %4) : i64[]\nreturn %9, %13, %15, %16\n"
+    )
+    position = torch.tensor([[keys * 2 // 3]])
+    frequencies = 1.0 / 10000 ** (torch.arange(32) / 32)
+    inputs = [(torch.rand(1, keys) < 0.8).long(), position, torch.tensor(keys), frequencies]
+    got, wanted, kernels = both(text, inputs)
+    for a, c in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-2, atol=1e-4)
+    assert sum(n for name, n in kernels.items() if not name.startswith("cpu/")) <= 2, kernels
+
+
 def test_an_mlps_step_is_ten_launches() -> None:
     torch.manual_seed(0)
     layers = [module for _ in range(3) for module in (nn.Linear(256, 256), nn.ReLU())]

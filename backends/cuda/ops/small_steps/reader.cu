@@ -5,7 +5,7 @@
 namespace rm::cuda_ops {
 namespace {
 
-constexpr std::int64_t kMostElements = 2048;  // of a value
+constexpr std::int64_t kMostElements = 4096;  // of a value
 
 std::optional<DType> dtype_of(std::int64_t code) {
   // DLPack's code (signed, unsigned, float, bfloat, bool) and bits.
@@ -121,7 +121,7 @@ bool SmallReader::read_part() {
     part.size[d] = static_cast<std::int32_t>(size);
     part.share[d] = 1.0f / static_cast<float>(size);
   }
-  part.head.count = static_cast<std::int32_t>(std::min(count, kMostElements + 1));
+  part.head.count = static_cast<std::uint16_t>(std::min(count, kMostElements + 1));
   const std::int64_t operands = next();
   if (failed_ || count > kMostElements || operands < 0 || operands > kSmallOperands) return false;
   part.head.operands = static_cast<std::uint8_t>(operands);
@@ -203,7 +203,7 @@ bool SmallReader::fits(SmallPart& part, std::int64_t a, std::int64_t b) {
     case SmallOp::softmax:
       if (h.operands != 1 || rank_ == 0 || type(0) != DType::f32 || type(1) != DType::f32) return false;
       h.kind = a != 0 ? 1 : 0;
-      h.count /= part.size[kSmallRank - 1];
+      h.count = static_cast<std::uint16_t>(h.count / part.size[kSmallRank - 1]);
       return true;
     default:
       if (type(0) != type(1) || (type(2) != DType::i64 && type(2) != DType::i32)) return false;
@@ -223,7 +223,8 @@ void SmallReader::read_reduction(SmallPart& part, int axes) {
   const auto to = step_of(part.place[0].stride, part.size, kAll & ~axes);
   const auto along = step_of(part.place[1].stride, part.size, axes);
   part.head.uneven = from && to && along ? 0 : 1;
-  part.head.first = reduced, part.head.count /= reduced;
+  part.head.first = reduced;
+  part.head.count = static_cast<std::uint16_t>(part.head.count / reduced);
   part.from = from.value_or(0), part.to = to.value_or(0), part.along = along.value_or(0);
 }
 
@@ -269,24 +270,75 @@ bool SmallReader::read_step(const EwiseInstruction& from, int registers, std::ui
 }
 
 /// A part whose threads read only what they wrote themselves needs no barrier: element-wise parts over
-/// the same elements do, and what is one number belongs to the first thread. Inner values only, because
-/// others may share memory.
+/// the same elements do, and what is one number belongs to the first of its threads. Such parts belong to
+/// the same warps. What lies in memory is told apart by its addresses, since operands may share it.
 void SmallReader::place_barriers() {
-  int writer[kSmallSlots];  // since the last barrier; -1: none
+  int writer[kSmallSlots];  // of inner values since the last barrier; -1: none
   std::fill(writer, writer + kSmallSlots, -1);
-  bool outer_written = false;
+  std::vector<Range> read, written;  // in memory, since the last barrier
+  int first = 0;                     // of the parts since then
   for (int s = 0; s < out_.parts; ++s) {
     SmallPart& part = out_.program.part[s];
-    bool meets = part.place[0].inner == 0 && s > 0;
+    const bool stores = part.place[0].inner == 0;
+    bool meets = stores && (overlaps(read, range_of(s, 0)) || overlaps(written, range_of(s, 0)));
     for (int i = 1; i <= part.head.operands && !meets; ++i) {
       const int w = writer[seat_[s][i].slot];
-      meets = part.place[i].inner == 0 ? outer_written : w >= 0 && !keeps_to_itself(w, s, i);
+      meets = part.place[i].inner == 0 ? overlaps(written, range_of(s, i)) : w >= 0 && !keeps_to_itself(w, s, i);
     }
-    if (meets) std::fill(writer, writer + kSmallSlots, -1), outer_written = false;
+    if (meets) {
+      share_out(first, s);
+      std::fill(writer, writer + kSmallSlots, -1), read.clear(), written.clear();
+      first = s;
+    }
     part.head.meet = meets ? 1 : 0;
-    writer[seat_[s][0].slot] = s;
-    outer_written = outer_written || part.place[0].inner == 0;
+    kin_[s] = s;
+    for (int i = 1; i <= part.head.operands; ++i) {
+      const int w = part.place[i].inner == 0 ? -1 : writer[seat_[s][i].slot];
+      if (part.place[i].inner == 0) read.push_back(range_of(s, i));
+      if (w >= 0) std::replace(kin_ + first, kin_ + s + 1, kin_[w], kin_[s]);
+    }
+    if (stores) written.push_back(range_of(s, 0));
+    if (!stores) writer[seat_[s][0].slot] = s;
   }
+  share_out(first, out_.parts);
+}
+
+/// Warps of the parts [first, last), which no barrier parts. Small ones get warps of their own as far
+/// as there are any, beside large ones the block's first four.
+void SmallReader::share_out(int first, int last) {
+  constexpr int kAllWarps = kSmallThreads / 32, kBeside = 4;
+  const auto wanted = [&](int s) {
+    const SmallHead& h = out_.program.part[s].head;
+    const int each = h.op == SmallOp::ewise || h.op == SmallOp::gather ? 32 : 1;
+    return h.op == SmallOp::softmax ? kAllWarps : std::min<int>(kAllWarps, static_cast<int>(ceil_div(h.count, each)));
+  };
+  bool small = false, large = false;
+  for (int s = first; s < last; ++s) (wanted(s) <= kBeside ? small : large) = true;
+  int next = 0;
+  for (int s = first; s < last; ++s) {
+    SmallHead& h = out_.program.part[s].head;
+    const int kin = static_cast<int>(std::find(kin_ + first, kin_ + s, kin_[s]) - kin_);
+    const int warps = wanted(s);
+    if (kin < s) {  // as the first of those that read what they wrote themselves
+      h.warp = out_.program.part[kin].head.warp, h.warps = out_.program.part[kin].head.warps;
+    } else if (h.op == SmallOp::softmax) {
+      h.warp = 0, h.warps = kAllWarps;
+    } else if (large && warps > kBeside) {
+      h.warp = small ? kBeside : 0;
+      h.warps = static_cast<std::uint8_t>(std::min<int>(warps, kAllWarps - h.warp));
+    } else {
+      const int most = large ? kBeside : kAllWarps;
+      if (next + warps > most) next = 0;
+      h.warp = static_cast<std::uint8_t>(next), h.warps = static_cast<std::uint8_t>(warps);
+      next += warps;
+    }
+  }
+}
+
+/// The bytes of a part's value that lies in memory.
+SmallReader::Range SmallReader::range_of(int part, int number) const {
+  const Slot& slot = slot_[seat_[part][number].slot];
+  return {slot.data, slot.data + slot.elements * static_cast<std::int64_t>(size_of(slot.dtype))};
 }
 
 /// Whether the thread of each element of `reader` reads as its operand what it wrote as `writer`'s result.

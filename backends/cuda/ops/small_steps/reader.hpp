@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "small_steps/api.hpp"
 #include "small_steps/kernels/small_values.cuh"
@@ -33,6 +34,10 @@ class SmallReader {
     std::int64_t place, elements;
   };
 
+  struct Range {
+    const char *begin, *end;
+  };
+
   std::int64_t next() {
     if (at_ < p_.program.size()) return p_.program[at_++];
     failed_ = true;
@@ -47,6 +52,11 @@ class SmallReader {
   bool fits(SmallPart& part, std::int64_t a, std::int64_t b);
   void read_reduction(SmallPart& part, int axes);
   void place_barriers();
+  void share_out(int first, int last);
+  Range range_of(int part, int number) const;
+  static bool overlaps(const std::vector<Range>& many, const Range& one) {
+    return std::any_of(many.begin(), many.end(), [&](const Range& r) { return r.begin < one.end && one.begin < r.end; });
+  }
   bool keeps_to_itself(int writer, int reader, int operand) const;
 
   const SmallSteps& p_;
@@ -55,6 +65,7 @@ class SmallReader {
   int rank_ = 0, slots_ = 0;
   std::int64_t memory_ = 0;
   Slot slot_[kSmallSlots] = {};
+  int kin_[kSmallParts] = {};  // parts of one number belong to the same warps
   Seat seat_[kSmallParts][1 + kSmallOperands] = {};
   bool failed_ = false;
 };

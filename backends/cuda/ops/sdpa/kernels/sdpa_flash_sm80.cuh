@@ -2,7 +2,8 @@
 // 128 would leave multiprocessors idle); tiles of keys and values are shared by the block, the next
 // one on its way while this one is used. Key tiles that no row of the block sees are not read. Where
 // registers allow it a tile's part of the mask is on its way, too: read when it is needed, each
-// element costs its latency. Bound: tensor cores.
+// element costs its latency. A mask that is the same for all rows, as padding is, lies in shared memory,
+// and tiles that it hides are not computed. Bound: tensor cores.
 #pragma once
 
 #include "sdpa/kernels/sdpa_warp_f32_sm80.cuh"
@@ -92,6 +93,25 @@ struct FlashMask {
   }
 };
 
+/// A mask that is the same for all rows: each tile's part for the block, the next one on its way.
+template <class T>
+struct FlashKeyMask {
+  float* line;  // two tiles, in shared memory
+  float next = 0.0f;
+
+  __device__ __forceinline__ void ask(const SdpaArgs& p, int b, int h, int first_key) {
+    const int key = first_key + static_cast<int>(threadIdx.x);
+    if (threadIdx.x < kFlashKeys) next = key < p.keys ? mask_at<T>(p, b, h, 0, key) : minus_infinity();
+  }
+  /// A barrier for all threads. Whether the tile counts: what a boolean mask hides does not, whatever
+  /// it is; -inf added to NaN is NaN.
+  __device__ __forceinline__ bool put(const SdpaArgs& p, int tile) {
+    if (threadIdx.x < kFlashKeys) line[tile % 2 * kFlashKeys + threadIdx.x] = next;
+    const bool counts = !p.mask_is_bool || next != minus_infinity();
+    return __syncthreads_or(threadIdx.x < kFlashKeys && counts) != 0;
+  }
+};
+
 template <class Warp>
 __global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const SdpaArgs p) {
   using T = typename Warp::T;
@@ -126,20 +146,46 @@ __global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const S
   w.clear();
   const int row0 = warp * 16 * kM, fewest = visible_keys(p, keys, s0 + row0);
   FlashMask<T> mask;
-  const bool mask_ahead = Shape::kMaskAhead && p.mask != nullptr;
+  __shared__ float key_line[2 * kFlashKeys];
+  FlashKeyMask<T> of_keys{key_line};
+  const bool by_keys = p.mask != nullptr && p.mask_row == 0;
+  const bool mask_ahead = Shape::kMaskAhead && p.mask != nullptr && !by_keys;
+  if (by_keys) of_keys.ask(p, b, h, 0);
   for (int tile = 0; tile < tiles; ++tile) {
     if (mask_ahead) {
       mask.load(p, b, h, s0 + row0 + lane / 4, tile * kFlashKeys + lane % 4 * 2);
     }
     copy_groups_wait<0>();
-    __syncthreads();  // this tile is there; the one before is no longer read
+    bool seen_by_some = true;
+    if (by_keys) {
+      seen_by_some = of_keys.put(p, tile);
+      of_keys.ask(p, b, h, (tile + 1) * kFlashKeys);
+    } else {
+      __syncthreads();  // this tile is there; the one before is no longer read
+    }
     ask(tile + 1);
+    if (!seen_by_some) continue;
     const int at = kRows * Warp::kRowBytes + tile % 2 * 2 * kTile;
     float score[kM][kFlashKeys / 8][4];
     w.find_scores(q_tile + row0 * Warp::kRowBytes, q_tile + at, score);
     const int first_key = tile * kFlashKeys;
     if (p.mask == nullptr && p.scale > 0.0f && first_key + kFlashKeys <= fewest) {
       w.soften(score, p.scale * kLog2E);
+    } else if (by_keys && first_key + kFlashKeys <= fewest) {
+      const float* line = key_line + tile % 2 * kFlashKeys + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kFlashKeys / 4; ++i) {
+        const float hidden = line[i / 2 * 8 + i % 2];
+#pragma unroll
+        for (int m = 0; m < kM; ++m) {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            float& x = score[m][i / 2][2 * half + i % 2];
+            x = masked(p, x, hidden);
+          }
+        }
+      }
+      w.soften(score, 1.0f);
     } else {
 #pragma unroll
       for (int m = 0; m < kM; ++m) {
@@ -152,6 +198,7 @@ __global__ void __launch_bounds__(FlashShape<Warp>::kThreads) sdpa_flash(const S
             const int j = first_key + i / 2 * 8 + lane % 4 * 2 + i % 2;
             float& x = score[m][i / 2][2 * half + i % 2];
             const auto score_of = [&] {
+              if (by_keys) return masked(p, x, key_line[tile % 2 * kFlashKeys + j - first_key]);
               if constexpr (Shape::kMaskAhead) {
                 return masked(p, x, mask_ahead ? mask.value[half][i] : 0.0f);
               } else {

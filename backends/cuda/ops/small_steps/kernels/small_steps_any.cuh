@@ -1,5 +1,7 @@
-// One block goes through all parts; a barrier stands where a part reads what other threads made. An
-// element or two a thread: the instructions between two barriers, one behind the other, are the bound,
+// One block goes through all parts; a barrier stands where a part reads what other threads made. Parts
+// between two barriers belong to different warps where they are small: what each costs is mostly its
+// instructions on their way from memory, which the kernels between two launches have taken the place of.
+// An element or two a thread: the instructions between two barriers, one behind the other, are the bound,
 // and still less than as many launches. So the program waits in shared memory, where a launch's arguments
 // are cold; what a part is and where its values lie is each read at once; elements that lie evenly are
 // found by one multiplication, and nothing is divided.
@@ -10,8 +12,6 @@
 #include "small_steps/kernels/small_values.cuh"
 
 namespace rm::cuda_ops {
-
-inline constexpr int kSmallThreads = 512;  // 256 and 1024 are slower: waits, and threads without an element
 
 struct SmallAt {
   int at[kSmallRank];
@@ -45,10 +45,15 @@ __device__ __forceinline__ int small_place(const SmallPlace& of, int element, co
   return of.even != 0 ? element * of.step : small_offset(of, i);
 }
 
+/// The number of this thread among those that a part belongs to; others have numbers behind them.
+__device__ __forceinline__ int small_thread(const SmallHead& h) {
+  return (threadIdx.x - h.warp * 32) & (kSmallThreads - 1);
+}
+
 __device__ __forceinline__ void small_ewise(const SmallProgram& program, const SmallPart& p, const SmallHead& h) {
   constexpr int kAtOnce = 3;  // few have more operands
   SmallRegister regs[kSmallOperands + kMaxInstructions];
-  for (int e = threadIdx.x; e < h.count; e += kSmallThreads) {
+  for (int e = small_thread(h); e < h.count; e += h.warps * 32) {
     SmallAt i{};
     if (h.uneven != 0) i = small_at(p, e);
     SmallPlace of[kAtOnce];
@@ -102,7 +107,7 @@ __device__ __forceinline__ void small_reduce(const SmallPart& p, const SmallHead
   T* y = reinterpret_cast<T*>(p.place[0].data);
   const int lane = threadIdx.x % 32, from_step = p.from, to_step = p.to, along = p.along, reduced = h.first;
   const T none = h.kind == 2 ? static_cast<T>(-INFINITY) : h.kind == 3 ? static_cast<T>(INFINITY) : T(0);
-  for (int o = threadIdx.x / 32; o < h.count; o += kSmallThreads / 32) {
+  for (int o = small_thread(h) / 32; o < h.count; o += h.warps) {
     int from = o * from_step, to = o * to_step;
     if (h.uneven != 0) from = small_among(p, p.place[1], o, ~p.axes), to = small_among(p, p.place[0], o, ~p.axes);
     T all = none;
@@ -181,7 +186,7 @@ static __device__ __noinline__ void small_softmax_long(const SmallPart& p, const
 __device__ __forceinline__ void small_gather(const SmallPart& p, const SmallHead& h) {
   const SmallPlace to = p.place[0], x = p.place[1], index = p.place[2];
   const int axis = p.axes;
-  for (int e = threadIdx.x; e < h.count; e += kSmallThreads) {
+  for (int e = small_thread(h); e < h.count; e += h.warps * 32) {
     const SmallAt i = small_at(p, e);
     const std::int64_t id = small_load(index.data, index.dtype, small_offset(index, i)).i;
     if (id < 0 || id >= h.first) __trap();
@@ -218,6 +223,7 @@ static __global__ void __launch_bounds__(kSmallThreads)
     const SmallPart& part = program.part[s];
     const SmallHead head = part.head;
     if (head.meet != 0) __syncthreads();
+    if (small_thread(head) >= head.warps * 32) continue;
     if (head.op == SmallOp::ewise) {
       small_ewise(program, part, head);
     } else if (head.op == SmallOp::reduce) {

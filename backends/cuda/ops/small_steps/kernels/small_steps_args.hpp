@@ -8,6 +8,7 @@
 namespace rm::cuda_ops {
 
 inline constexpr int kSmallParts = 24, kSmallSlots = 40, kSmallRank = 4, kSmallOperands = 8;
+inline constexpr int kSmallThreads = 512;  // 256 and 1024 are slower: waits, and threads without an element
 inline constexpr int kSmallCode = 96, kSmallBytes = 32 << 10;
 
 enum class SmallOp : std::uint8_t { ewise, reduce, softmax, gather };
@@ -25,12 +26,13 @@ struct alignas(16) SmallPlace {
 /// What every thread reads of a part first.
 struct alignas(16) SmallHead {
   SmallOp op;
-  std::uint8_t rank, operands;
+  std::uint8_t operands;
   std::uint8_t meet;    // a barrier stands before it
   std::uint8_t uneven;  // a place is not even
   std::uint8_t kind;    // reduce: which; softmax: log
   std::uint8_t steps, cls;  // ewise: how many instructions, the class of the last
-  std::int32_t count;       // elements; of a reduction its results
+  std::uint8_t warp, warps;  // whose it is: so many from this one on, around the block
+  std::uint16_t count;      // elements; of a reduction its results
   std::int32_t first;       // ewise: instruction; reduce: values of a result; gather: what is looked into
 };
 
