@@ -23,6 +23,7 @@ _Buffer = torch.Tensor | None
 _CPU = torch.device("cpu")
 _SMALLEST = 64
 _LARGEST_DOUBLING = 1024
+_OWN_PIECE, _STEP = 10 << 20, 2 << 20  # bytes: kMinLargeAlloc, kRoundLarge of torch's allocator
 
 
 def capacity_for(length: int) -> int:
@@ -221,11 +222,13 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> tor
         return torch.zeros(tuple(shape), dtype=dtype, device=place)
 
 
-def _make_rooms(layers: Sequence[tuple[DeviceLayer, LayerShape]], batch: int, length: int) -> None:
-    """As `make_room` of every layer, with all buffers in one piece of memory.
+def _make_rooms(layers: Sequence[tuple[DeviceLayer, LayerShape]], batch: int, length: int) -> bool:
+    """As `make_room` of every layer on a GPU, with all buffers in one piece of memory; False, and
+    nothing done, where they are too small for that.
 
-    The allocator then gives the next generation of this size the same addresses, which a recorded
-    step holds. Buffers of a few MiB each would lie anywhere in pieces shared with others.
+    torch's allocator takes requests of 10 MiB and more from the device as they are, in steps of
+    2 MiB, and finds the same piece for the next generation of this size: a recorded step holds the
+    addresses. Buffers of a few MiB each would lie anywhere in pieces shared with others.
     """
     room = capacity_for(length)
     align = 256  # bytes, as the allocator's own
@@ -233,7 +236,10 @@ def _make_rooms(layers: Sequence[tuple[DeviceLayer, LayerShape]], batch: int, le
     for _, (heads, key, value, dtype) in layers:
         wanted += [((batch, heads, room, size), dtype) for size in (key, value)]
     sizes = [-(-math.prod(dims) * dtype.itemsize // align) * align for dims, dtype in wanted]
-    whole = _zeros((sum(sizes),), torch.uint8, layers[0][0].place).untyped_storage()
+    if sum(sizes) < _OWN_PIECE:
+        return False
+    piece = -(-sum(sizes) // _STEP) * _STEP
+    whole = _zeros((piece,), torch.uint8, layers[0][0].place).untyped_storage()
     buffers: list[torch.Tensor] = []
     begin = 0
     for size, (dims, dtype) in zip(sizes, wanted, strict=True):
@@ -245,6 +251,7 @@ def _make_rooms(layers: Sequence[tuple[DeviceLayer, LayerShape]], batch: int, le
     for number, (layer, _) in enumerate(layers):
         layer.key_buffer, layer.value_buffer = buffers[2 * number], buffers[2 * number + 1]
         layer.length = 0
+    return True
 
 
 @dataclass
@@ -296,11 +303,10 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
                 for layer, shape in zip(self.layers, shapes, strict=True)
                 if layer.capacity() < new or layer.batch() != batch or layer.shape() != shape
             ]
-            if poor and self.residence is None and poor[0][0].place.type == "cuda":
-                _make_rooms(poor, batch, wanted)
-                return
-            for layer, shape in poor:
-                layer.make_room(batch, shape, wanted)
+            on_gpu = self.residence is None and all(x.place.type == "cuda" for x, _ in poor)
+            if not (poor and on_gpu and _make_rooms(poor, batch, wanted)):
+                for layer, shape in poor:
+                    layer.make_room(batch, shape, wanted)
             return
         for layer in self.layers:
             layer.grow(self.length + new)

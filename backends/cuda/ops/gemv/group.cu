@@ -68,9 +68,7 @@ Status launch_row(GemvArgs& a, const Group& g, int rows, bool overlap, Stream st
 /// Of several rows, too.
 template <class T>
 Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
-  const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
-  const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
-  const int rows = (large ? kGemvWavesSmall : 64 * 1024) / a.row_bytes;
+  const int rows = gemv_waves_turn(a) / a.row_bytes;
   if (a.m > 4) {
     return 16 * a.row_bytes <= kMostRows ? launch<T, 1, 1>(a, g, overlap, stream)
                                          : launch<T, 0, 1>(a, g, overlap, stream);

@@ -33,21 +33,13 @@ Status launch_once(GemvArgs& a, bool overlap, Stream stream) {
                               kMemory, overlap, stream, a);
 }
 
-/// Bytes of w in a turn: 64 KiB, one turn where w is small; half of it, two stages, where it is
-/// large. In a chain 32 MiB of long rows (few of them) are better off with the former.
-int turn_bytes(const GemvArgs& a) {
-  const std::int64_t bytes = static_cast<std::int64_t>(a.n) * a.row_bytes;
-  const bool large = bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
-  return large ? kGemvWavesSmall : 64 * 1024;
-}
-
 template <class T>
 Status launch_of(GemvArgs& a, bool overlap, Stream stream) {
   const EpilogueArgs& e = a.epilogue;
   a.plain = e.scale == 1.0f && e.bias_kind == 0 && !e.aux && !e.residual && e.activation == 0;
   a.row_bytes = a.k * 2;
   a.together = a.w_pitch == a.row_bytes || a.n == 1;
-  const int rows = turn_bytes(a) / a.row_bytes;
+  const int rows = gemv_waves_turn(a) / a.row_bytes;
   const bool once = a.n <= 2 * kGemvOnceRows * multiprocessors() && a.row_bytes <= kGemvOnceBytes;
   if (once && a.m == 1) return launch_once<T>(a, overlap, stream);
   if (a.m > 4) return launch<T, 1, 1>(a, overlap, stream);

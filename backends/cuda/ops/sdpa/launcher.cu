@@ -120,6 +120,14 @@ double naive_us(const Sdpa& p) {
                        static_cast<double>(p.k.shape[2] * p.q.shape[3]) / 100);
 }
 
+/// What sdpa_wgmma_sm90a begins with pays from 512 keys or one turn of blocks on: BERT's 12 heads of 128
+/// rows take 5.9 us on an H200, sdpa_flash_sm80 4.3 (8 batches 6.8, 6.3; 32 batches 13.0, 15.3; 512 rows
+/// 7.5, 11.1).
+bool few_short_rows(const Sdpa& p) {
+  const std::int64_t blocks = p.q.shape[0] * p.q.shape[1] * ceil_div(p.q.shape[2], 128);
+  return p.k.shape[2] <= 256 && blocks <= multiprocessors();
+}
+
 constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_decode_sm80", "bfloat16, float16; up to 16 query rows a key head, D <= 256",
      decode_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); }, launch_decode},
@@ -127,8 +135,9 @@ constexpr KernelRow<Sdpa> kRows[] = {
      decode_f32_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); },
      launch_decode_f32},
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
-     [](const Sdpa& p) {  // BERT's 12 heads of 128 rows: 5.9 us, sdpa_flash_sm80 4.1; 32 rows of them 12.9, 13.4
-       return 10 + std::max(flops(p) / compute_rate(500e6), 4 * move_us(key_bytes(p)));
+     [](const Sdpa& p) {
+       const double late = few_short_rows(p) ? 3 : 0;
+       return 8 + late + std::max(flops(p) / compute_rate(500e6), 4 * move_us(key_bytes(p)));
      },
      launch_wgmma},
     {"sdpa_flash_sm80", "bfloat16, float16; D <= 256", flash_why_not,

@@ -295,7 +295,9 @@ void SmallReader::place_barriers() {
     for (int i = 1; i <= part.head.operands; ++i) {
       const int w = part.place[i].inner == 0 ? -1 : writer[seat_[s][i].slot];
       if (part.place[i].inner == 0) read.push_back(range_of(s, i));
-      if (w >= 0) std::replace(kin_ + first, kin_ + s + 1, kin_[w], kin_[s]);
+      if (w < 0) continue;
+      const int old = kin_[w];  // copies: replace() changes what it looks at
+      std::replace(kin_ + first, kin_ + s, old, s);
     }
     if (stores) written.push_back(range_of(s, 0));
     if (!stores) writer[seat_[s][0].slot] = s;
