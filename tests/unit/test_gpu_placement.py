@@ -28,6 +28,13 @@ def test_a_model_on_another_gpu_than_the_sessions_is_left(placement: GpuPlacemen
     assert no.value.code == "RM119"
 
 
+def test_models_inside_others_are_served_where_their_weights_lie(placement: GpuPlacement) -> None:
+    placement.check_inner(GPU)
+    with pytest.raises(Decline, match="copied a second time; move it to gpu:0") as no:
+        placement.check_inner(torch.device("cpu"))
+    assert no.value.code == "RM119"
+
+
 def test_caches_of_the_user_and_generation_from_the_cpu_have_reasons_of_their_own(
     placement: GpuPlacement,
 ) -> None:

@@ -44,6 +44,9 @@ class Placement:
         if model_device.type != "cpu":
             raise Decline("RM119", f"the model is on {model_device}, programs run on the CPU")
 
+    def check_inner(self, model_device: torch.device) -> None:
+        """Raises Decline when a model inside a routed one, there, gets no program of its own."""
+
     def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         """Raises Decline for a call that a model there cannot be served for."""
 
@@ -75,6 +78,11 @@ class GpuPlacement(Placement):
         if model_device not in (_CPU, self._device):
             where = f"the model is on {model_device}, the session's device is {self._name}"
             raise Decline("RM119", where)
+
+    def check_inner(self, model_device: torch.device) -> None:
+        if model_device != self._device:
+            where = f"a model inside another one, on {model_device}: its weights would be copied"
+            raise Decline("RM119", f"{where} a second time; move it to {self._name}")
 
     def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         self.check(model_device)

@@ -77,5 +77,6 @@ def _declined(record: dict[str, Any]) -> bool:
 
 
 def _served_on(session: RouterHost) -> bool:
-    """Elsewhere a second program would bring the weights to the device again."""
-    return session.resolved.backend == "cpu"
+    """Where weights are used as they lie: elsewhere a second program would copy them again. On a
+    GPU that is so for models that lie on it (`Placement.check_inner`)."""
+    return session.resolved.backend in ("cpu", "cuda")

@@ -424,7 +424,10 @@ class Router(Ours):
                 self.route.retire("RM108")
                 return self._eager("RM108", "inference_engine='torch'", args, kwargs)
             for home in devices:  # before seconds are spent on a capture
-                placement_of(self.session.resolved).check(home)
+                placement = placement_of(self.session.resolved)
+                placement.check(home)
+                if self.source == "inner":
+                    placement.check_inner(home)
             self._parts.admit(lambda: self.route.describe(args, kwargs)[2])
             signature = engine.signature_of(args, kwargs)
             if isinstance(signature, Decline):
