@@ -17,7 +17,7 @@ from rm_abstract._core import CoreError
 from rm_abstract.generation.largest import largest
 from rm_abstract.generation.step_end import end_step
 
-_MOST = 4  # recordings of a program that nobody uses, and places of buffers that were seen
+_MOST = 2  # recordings of a program that nobody uses, and places of buffers that were seen
 _MANY = 64  # steps from which on a recording pays at once; else from the second generation on
 _OWN = ("ids", "length", "mask", "positions")
 _lock = threading.Lock()

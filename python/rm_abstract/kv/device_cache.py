@@ -8,7 +8,6 @@ rest is finite and never read. A step that fails leaves ``length`` where it was.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -23,7 +22,6 @@ _Buffer = torch.Tensor | None
 _CPU = torch.device("cpu")
 _SMALLEST = 64
 _LARGEST_DOUBLING = 1024
-_OWN_PIECE, _STEP = 10 << 20, 2 << 20  # bytes: kMinLargeAlloc, kRoundLarge of torch's allocator
 
 
 def capacity_for(length: int) -> int:
@@ -124,13 +122,7 @@ class DeviceLayer(cast("Any", DynamicLayer)):  # type: ignore[misc]
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         if self.length:
             assert self.key_buffer is not None and self.value_buffer is not None
-            keys = self.key_buffer.index_select(0, beam_idx)
-            if self.place.type == "cuda" and keys.shape == self.key_buffer.shape:
-                # All layers' buffers are one piece of memory: none would be free before all were.
-                self.key_buffer.copy_(keys)
-                self.value_buffer.copy_(self.value_buffer.index_select(0, beam_idx))
-                return
-            self.key_buffer = keys
+            self.key_buffer = self.key_buffer.index_select(0, beam_idx)
             self.value_buffer = self.value_buffer.index_select(0, beam_idx)
 
     # ---- buffers -------------------------------------------------------------------------------
@@ -222,38 +214,6 @@ def _zeros(shape: Sequence[int], dtype: torch.dtype, place: torch.device) -> tor
         return torch.zeros(tuple(shape), dtype=dtype, device=place)
 
 
-def _make_rooms(layers: Sequence[tuple[DeviceLayer, LayerShape]], batch: int, length: int) -> bool:
-    """As `make_room` of every layer on a GPU, with all buffers in one piece of memory; False, and
-    nothing done, where they are too small for that.
-
-    torch's allocator takes requests of 10 MiB and more from the device as they are, in steps of
-    2 MiB, and finds the same piece for the next generation of this size: a recorded step holds the
-    addresses. Buffers of a few MiB each would lie anywhere in pieces shared with others.
-    """
-    room = capacity_for(length)
-    align = 256  # bytes, as the allocator's own
-    wanted: list[tuple[tuple[int, ...], torch.dtype]] = []
-    for _, (heads, key, value, dtype) in layers:
-        wanted += [((batch, heads, room, size), dtype) for size in (key, value)]
-    sizes = [-(-math.prod(dims) * dtype.itemsize // align) * align for dims, dtype in wanted]
-    if sum(sizes) < _OWN_PIECE:
-        return False
-    piece = -(-sum(sizes) // _STEP) * _STEP
-    whole = _zeros((piece,), torch.uint8, layers[0][0].place).untyped_storage()
-    buffers: list[torch.Tensor] = []
-    begin = 0
-    for size, (dims, dtype) in zip(sizes, wanted, strict=True):
-        with torch.inference_mode(False):  # no views: each counts its own writes
-            buffer = torch.empty(0, dtype=dtype, device=layers[0][0].place)
-            strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
-            buffers.append(buffer.set_(whole, begin // dtype.itemsize, dims, strides))
-        begin += size
-    for number, (layer, _) in enumerate(layers):
-        layer.key_buffer, layer.value_buffer = buffers[2 * number], buffers[2 * number + 1]
-        layer.length = 0
-    return True
-
-
 @dataclass
 class CacheNotes:
     """What is remembered about the caches of one model."""
@@ -298,14 +258,9 @@ class DeviceCache(cast("Any", DynamicCache)):  # type: ignore[misc]
             self.residence.to_host()
         if self.length == 0:
             wanted = max(new, self.reserved)
-            poor = [
-                (layer, shape)
-                for layer, shape in zip(self.layers, shapes, strict=True)
-                if layer.capacity() < new or layer.batch() != batch or layer.shape() != shape
-            ]
-            on_gpu = self.residence is None and all(x.place.type == "cuda" for x, _ in poor)
-            if not (poor and on_gpu and _make_rooms(poor, batch, wanted)):
-                for layer, shape in poor:
+            for layer, shape in zip(self.layers, shapes, strict=True):
+                fits = layer.capacity() >= new and layer.batch() == batch
+                if not fits or layer.shape() != shape:
                     layer.make_room(batch, shape, wanted)
             return
         for layer in self.layers:
