@@ -57,6 +57,12 @@ class Executable:
                 "a program gives has none; try torch.no_grad(), or rm_abstract.compile_loss",
                 code="RM117",
             )
+        if torch.autograd.forward_ad._current_level >= 0:
+            raise CompileError(
+                "[compile] expected a call outside of forward-mode gradients, got one inside of "
+                "forward_ad.dual_level(), and what a program gives has none; call it before",
+                code="RM103",
+            )
         with torch.no_grad():
             return self._router(*args, **kwargs)
 

@@ -64,6 +64,7 @@ TorchFacts::TorchFacts(PyObject* torch, PyObject* disabled_var, PyObject* declin
   function_modes_ = own(c.attr("_len_torch_function_stack"));
   functorch_level_ = own(c.attr("_functorch").attr("maybe_current_level"));
   autocast_ = own(c.attr("_is_any_autocast_enabled"));
+  forward_gradients_ = own(py::module_::import("torch.autograd.forward_ad").attr("__dict__"));
   is_neg_ = own(t.attr("Tensor").attr("is_neg"));
   is_conj_ = own(t.attr("Tensor").attr("is_conj"));
   compiler_dict_ = own(t.attr("compiler").attr("__dict__"));
@@ -324,6 +325,12 @@ Reason TorchFacts::modes(const char** detail) const noexcept {
   }
   if (!quiet_call(functorch_level_, is_none)) {
     *detail = "a torch.func transform is active";
+    return Reason::kTracing;
+  }
+  static PyObject* const level = PyUnicode_InternFromString("_current_level");
+  if (PyObject* now = PyDict_GetItem(forward_gradients_.get(), level);
+      now != nullptr && PyLong_Check(now) && PyLong_AsLong(now) >= 0) {
+    *detail = "forward-mode gradients are on";
     return Reason::kTracing;
   }
   if (!quiet_call(autocast_, is_false)) {

@@ -121,7 +121,8 @@ class TorchFacts {
   /// Python; 0 when this torch does not say.
   std::uint32_t use_count(PyObject* tensor) const noexcept;
 
-  /// disabled(), tracing, exporting, modes, functorch, autocast: cheapest first.
+  /// disabled(), tracing, exporting, modes, functorch, forward-mode gradients, autocast: cheapest
+  /// first.
   Reason modes(const char** detail) const noexcept;
   bool grad_enabled() const noexcept;
   /// The type of tensors made without one; empty (no error left set) when torch does not say.
@@ -162,6 +163,7 @@ class TorchFacts {
   PyTypeObject* module_type_ = nullptr;
   PyRef torch_, disabled_var_, decline_type_;
   PyRef default_dtype_, grad_enabled_, tracing_state_, functorch_level_, autocast_;
+  PyRef forward_gradients_;  // the names of torch.autograd.forward_ad
   PyRef dispatch_modes_, function_modes_, compiler_dict_, is_neg_, is_conj_, use_count_;
   std::vector<PyRef> global_hooks_, quiet_variables_;
   std::unordered_set<PyObject*> same_in_training_;  // torch's own classes: they live for ever

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import rm_abstract as rm
 
@@ -278,10 +279,9 @@ def test_a_forward_that_asks_for_the_gradient_mode_stays_with_the_original(x):
 
 
 def test_no_activation_is_kept_between_forward_and_backward(x):
-    kept: list[int] = []
     model = ready(Net(), x)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(id(t)) or t, lambda t: t):
-        outputs = model(x)
+    outputs = model(x)
+    kept = [id(t) for t in outputs["scores"].grad_fn.saved_tensors]
     given = {id(x), *map(id, model.parameters())}
     assert len(kept) == len(given)  # the input and the weights, nothing else
     reference = weakref.ref(outputs["hidden"])
@@ -299,3 +299,56 @@ def test_the_option_leaves_such_calls_to_the_original(x, monkeypatch):
     for _ in range(4):
         assert model(x)["scores"].requires_grad
     assert routed(model) == 0
+
+
+def along(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The derivative of the scores along ones, by forward-mode gradients."""
+    with forward_ad.dual_level():
+        scores = model(forward_ad.make_dual(x, torch.ones_like(x)))["scores"]
+        tangent = forward_ad.unpack_dual(scores).tangent
+    assert tangent is not None
+    return tangent
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_forward_mode_gradients_are_eager_s(x, enabled):
+    """From the second call on the tangent was lost without a word."""
+    model = rm.accelerate(Net().eval())
+    with torch.set_grad_enabled(enabled):
+        for _ in range(3):
+            with rm.disabled():
+                expected = along(model, x)
+            assert_same([along(model, x)], [expected])
+        for _ in range(3):
+            model(x)
+        assert_same([along(model, x)], [expected])
+    assert routed(model) >= 1
+
+
+def test_an_executable_gives_no_tangent_and_says_so(x):
+    executable = rm.compile(Net().eval(), (x,))
+    with forward_ad.dual_level(), torch.no_grad(), pytest.raises(rm.CompileError, match="dual"):
+        executable(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_hooks_of_saved_tensors_see_what_eager_saves(x):
+    """A script that keeps activations in fewer bits, or counts them: it met none."""
+    model = ready(Net(), x)
+
+    def rounded() -> tuple[int, list[torch.Tensor]]:
+        seen: list[int] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            seen.append(tensor.numel())
+            return tensor.bfloat16().float() if tensor.is_floating_point() else tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            scores = model(x)["scores"]
+        return len(seen), list(torch.autograd.grad(scores.square().sum(), model.parameters()))
+
+    with rm.disabled():
+        expected = rounded()
+    for _ in range(3):
+        found = rounded()
+        assert found[0] == expected[0]
+        assert_same(found[1], expected[1])

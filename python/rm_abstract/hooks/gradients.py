@@ -182,6 +182,8 @@ class GradientCalls:
         inputs, weights = needed.inputs, needed.weights
         if module is None or inputs is None:
             return self._leave("gradients are enabled and an argument is a cache")
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            return self._leave("hooks see the tensors that a backward needs")
         if self._eager_period.paused():
             return self._leave("its gradients are computed: PyTorch's own forward is faster then")
         if any([t._backward_hooks for t in compress(weights.tensors, needed.of_weights)]):
