@@ -140,6 +140,39 @@ TEST_CASE("sdpa matches its definition for every mask, type and size class") {
 }
 
 // NaN behind the last attended key, finite numbers before the first.
+TEST_CASE("sdpa takes any scale, large scores and masks that end rows anywhere") {
+  std::mt19937 rng(15);
+  for (Type type : {Type::f32, Type::bf16, Type::f16}) {
+    for (double scale : {0.125, -0.125, 0.0, 8.0}) {
+      for (auto [s, t, masked] : {std::tuple{70, 600, true}, {33, 257, true}, {40, 300, false}, {65, 31, false}}) {
+        CAPTURE(name(type));
+        CAPTURE(Dims({s, t, masked}));
+        CAPTURE(scale);
+        const Case c{1, 2, 1, s, t, 64, 48};
+        Tensor q(type, {1, 2, s, 64}), k(type, {1, 1, t, 64}), v(type, {1, 1, t, 48}), o(type, {1, 2, s, 48});
+        q.normal(rng), k.normal(rng), v.normal(rng);
+        Tensor mask = Tensor::strided(Type::boolean, {1, 2, s, t}, {0, 1, 2, 3}, 0, {1});
+        std::vector<int64_t> ends;
+        for (int64_t i = 0; i < s; ++i) ends.push_back(i % 11 == 3 ? 0 : int64_t(rng() % uint64_t(t + 1)));
+        mask.fill([&, keys = t](int64_t i) { return i % keys < ends[size_t(i / keys) % ends.size()]; });
+        Call call{"sdpa", {&q, &k, &v, masked ? &mask : nullptr}, {&o}, {real("scale", scale)}};
+        std::vector<double> want;
+        for (int64_t i = 0; i < o.numel(); i += c.e) {
+          const auto row = reference(c, q, k, v, masked ? &mask : nullptr, false, scale, coordinates(i, o.shape()));
+          want.insert(want.end(), row.begin(), row.end());
+        }
+        // Scores are sums of 64 products in f32: an error of 2^-20 of the largest changes weights by e to it.
+        const double slack = 2 * epsilon(type) * 3 + 4e-6 + 2e-5 * std::fabs(scale);
+        on_every_row(call, [&](const std::string&) {
+          int bad = 0;
+          for (int64_t i = 0; i < o.numel(); ++i) bad += !close(o[i], want[size_t(i)], 2 * epsilon(type), slack);
+          CHECK(bad == 0);
+        });
+      }
+    }
+  }
+}
+
 TEST_CASE("sdpa never looks at keys and values behind what the mask attends to") {
   std::mt19937 rng(13);
   for (Type type : {Type::f32, Type::bf16, Type::f16}) {

@@ -73,6 +73,12 @@ static inline int64_t keys_end(const SdpaShape& p, const SdpaData& data, int64_t
     const auto* row = reinterpret_cast<const uint8_t*>(mask_row(p, data, b, h, s));
     int64_t last = limit;
     if (p.m[3] == 1) {
+      for (; last >= end + 64; last -= 64) {
+        uint64_t bytes[8], any = 0;
+        __builtin_memcpy(bytes, row + last - 64, 64);
+        for (int i = 0; i < 8; ++i) any |= bytes[i];
+        if (any != 0) break;
+      }
       for (uint64_t eight; last >= end + 8; last -= 8) {
         __builtin_memcpy(&eight, row + last - 8, 8);
         if (eight != 0) break;
@@ -82,6 +88,17 @@ static inline int64_t keys_end(const SdpaShape& p, const SdpaData& data, int64_t
     end = last;
   }
   return end;
+}
+
+/// keys_end of each `step` of the rows [s0, s1), to `ends`; returns the largest.
+static inline int64_t find_keys_ends(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h,
+                                     int64_t s0, int64_t s1, int64_t step, int64_t* ends) {
+  int64_t most = 0;
+  for (int64_t s = s0; s < s1; s += step, ++ends) {
+    *ends = keys_end(p, data, b, h, s, imin(s + step, s1));
+    most = imax(most, *ends);
+  }
+  return most;
 }
 
 }  // namespace rm::cpu::RM_ISA

@@ -12,6 +12,7 @@ constexpr int64_t kRowBlock = 4 * kRows;  // rows between softmax and the second
 
 struct Scratch {
   float *keys, *values, *queries, *scores, *acc, *most, *sum, *addend;
+  int64_t* ends;  // of each kRowBlock rows: what is behind their last key
   int64_t e;  // columns of values and acc, a multiple of kPanel
 };
 
@@ -26,6 +27,8 @@ uint64_t lay_out(const SdpaShape& p, int64_t rows, char* base, Scratch* out) {
     *fields[i] = reinterpret_cast<float*>(base + bytes);
     bytes += (static_cast<uint64_t>(sizes[i]) * 4 + 63) & ~63ull;
   }
+  out->ends = reinterpret_cast<int64_t*>(base + bytes);
+  bytes += (static_cast<uint64_t>((rows + kRowBlock - 1) / kRowBlock) * 8 + 63) & ~63ull;
   out->e = e;
   return bytes;
 }
@@ -79,7 +82,7 @@ struct Rows {
     for (int64_t r0 = s0; r0 < s1; r0 += kRowBlock) {
       const int64_t rows = imin(kRowBlock, s1 - r0);
       // Under a causal or banded mask the rows end long before the block does.
-      const int64_t end = imin(n, keys_end(p, data, b, h, r0, r0 + rows) - t0);
+      const int64_t end = imin(n, scratch.ends[(r0 - s0) / kRowBlock] - t0);
       if (end > 0) {
         row_block(t0, end, r0, rows, values, ldv);
       } else if (t0 == 0) {
@@ -125,7 +128,7 @@ void run_as(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int6
     rows.scratch.most[i] = -kInf;
     rows.scratch.sum[i] = 0;
   }
-  const int64_t end = keys_end(p, data, b, h, s0, s1);
+  const int64_t end = find_keys_ends(p, data, b, h, s0, s1, kRowBlock, rows.scratch.ends);
   if (end == 0) {
     for (int64_t i = 0; i < (s1 - s0) * rows.scratch.e; ++i) rows.scratch.acc[i] = 0;
   } else {

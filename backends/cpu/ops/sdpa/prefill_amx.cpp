@@ -93,6 +93,7 @@ void multiply(const Left& a, Right b, int64_t rows, int64_t columns, int64_t ste
 struct Scratch {
   char *queries, *keys, *values, *weights;
   float *scores, *acc, *most, *sum, *addend;
+  int64_t* ends;        // of each kPair rows: what is behind their last key
   int64_t d, e, block;  // rounded to whole tiles, and pairs of them
 };
 
@@ -114,7 +115,13 @@ uint64_t lay_out(const SdpaShape& p, int64_t rows, char* base, Scratch* out) {
   take(&out->most, all * 4);
   take(&out->sum, all * 4);
   take(&out->addend, block * 4);
+  take(&out->ends, all / kPair * 8);
   return bytes;
+}
+
+/// Lanes of a vector of scores at `i` that lie in front of `valid`.
+RM_INLINE __mmask16 lanes_of(int64_t i, int64_t valid) {
+  return static_cast<__mmask16>(i + kWidth <= valid ? 0xffff : (1u << (valid - i)) - 1);
 }
 
 /// Scores of one row, with what the mask adds, times the scale; minus infinity behind `valid`.
@@ -122,9 +129,46 @@ template <bool kMasked>
 RM_INLINE vf scaled(const float* row, int64_t i, int64_t valid, float scale, const float* addend) {
   vf x = vload(row + i) * scale;
   if constexpr (kMasked) x += vload(addend + i);
-  if (i + kWidth <= valid) return x;
-  return (vf)_mm512_mask_blend_ps(static_cast<__mmask16>((1u << (valid - i)) - 1),
-                                  (__m512)vset(-kInf), (__m512)x);
+  return (vf)_mm512_mask_blend_ps(lanes_of(i, valid), (__m512)vset(-kInf), (__m512)x);
+}
+
+/// e to the x, x <= 0 or NaN; results below 2^-126 are zero. 2^-23 of the value is lost where the
+/// result is rounded to 2^-9: a fraction of at most a half by a polynomial, the rest into the exponent.
+RM_INLINE vf weight_of(vf x) {
+  const vf y = x * 1.44269504f;
+  const vf n = (vf)_mm512_roundscale_ps((__m512)y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const vf f = y - n;
+  vf r = vset(0.00132647227f);
+  r = r * f + 0.00967151299f;
+  r = r * f + 0.0555073359f;
+  r = r * f + 0.240222424f;
+  r = r * f + 0.693147004f;
+  r = r * f + 1.0f;
+  const __mmask16 kept = _mm512_cmp_ps_mask((__m512)y, (__m512)vset(-126.0f), _CMP_NLT_UQ);
+  return (vf)_mm512_maskz_scalef_ps(kept, (__m512)r, (__m512)n);
+}
+
+/// The largest of a row's scaled scores in front of `valid`.
+template <bool kMasked>
+RM_INLINE float largest(const float* row, int64_t valid, float scale, const float* addend) {
+  vf high = vset(-kInf);
+  if (kMasked || !(scale > 0)) {
+    for (int64_t i = 0; i < valid; i += kWidth) {
+      high = vmax(scaled<kMasked>(row, i, valid, scale, addend), high);
+    }
+    return vmax_of(high);
+  }
+  // A rounded product keeps the order: the largest score's is the largest.
+  int64_t i = 0;
+  vf other = high;
+  for (; i + 2 * kWidth <= valid; i += 2 * kWidth) {
+    high = vmax(vload(row + i), high);
+    other = vmax(vload(row + i + kWidth), other);
+  }
+  for (; i < valid; i += kWidth) {
+    high = vmax((vf)_mm512_mask_blend_ps(lanes_of(i, valid), (__m512)high, (__m512)vload(row + i)), high);
+  }
+  return vmax_of(vmax(other, high)) * scale;
 }
 
 /// As soften.hpp's, but weights are made in bf16, elsewhere, and scores are left: two passes that
@@ -132,11 +176,8 @@ RM_INLINE vf scaled(const float* row, int64_t i, int64_t valid, float scale, con
 template <bool kMasked>
 static float soften_to_bf16(const float* row, int64_t valid, int64_t width, float scale,
                                const float* addend, float* most, float* sum, char* weights) {
-  vf high = vset(-kInf);
-  for (int64_t i = 0; i < valid; i += kWidth) {
-    high = vmax(scaled<kMasked>(row, i, valid, scale, addend), high);
-  }
-  const float block_most = vmax_of(high), now = block_most > *most ? block_most : *most;
+  const float block_most = largest<kMasked>(row, valid, scale, addend);
+  const float now = block_most > *most ? block_most : *most;
   // A NaN score leaves `now` alone but makes its weight, and so the row, NaN.
   const float shift = now == -kInf ? 0.0f : now;
   vf total{};
@@ -145,12 +186,23 @@ static float soften_to_bf16(const float* row, int64_t valid, int64_t width, floa
                         (__m256i)_mm512_cvtneps_pbh((__m512)w));
   };
   int64_t i = 0;
+  for (; i + kWidth <= valid; i += kWidth) {
+    vf x = vload(row + i) * scale;
+    if constexpr (kMasked) x += vload(addend + i);
+    const vf w = weight_of(x - shift);
+    total += w;
+    store(i, w);
+  }
   for (; i < valid; i += kWidth) {
-    const vf w = vexp_nonpositive(scaled<kMasked>(row, i, valid, scale, addend) - shift);
+    const vf w = weight_of(scaled<kMasked>(row, i, valid, scale, addend) - shift);
     total += w;
     store(i, w);
   }
   for (; i < width; i += kWidth) store(i, vf{});
+  if (now == *most) {
+    *sum += vsum(total);
+    return 1.0f;
+  }
   const float before = *most == -kInf ? 0.0f : vexp_nonpositive(vset(*most - shift))[0];
   *sum = *sum * before + vsum(total);
   *most = now;
@@ -207,7 +259,7 @@ struct Rows {
     for (int64_t r0 = s0; r0 < s1; r0 += kPair) {
       const int64_t rows = imin(kPair, s1 - r0);
       // Under a causal or banded mask the rows end long before the block does.
-      const int64_t end = imin(n, keys_end(p, data, b, h, r0, r0 + rows) - t0);
+      const int64_t end = imin(n, scratch.ends[(r0 - s0) / kPair] - t0);
       if (end > 0) {
         row_block(t0, end, r0, rows);
       } else if (t0 == 0) {
@@ -251,7 +303,7 @@ void run(const SdpaShape& p, const SdpaData& data, int64_t b, int64_t h, int64_t
   lay_out(p, s1 - s0, memory, &scratch);
   const int64_t all = round_up(s1 - s0, kPair);
   for (int64_t i = 0; i < all; ++i) scratch.most[i] = -kInf, scratch.sum[i] = 0;
-  const int64_t end = keys_end(p, data, b, h, s0, s1);
+  const int64_t end = find_keys_ends(p, data, b, h, s0, s1, kPair, scratch.ends);
   if (end == 0) {
     __builtin_memset(scratch.acc, 0, static_cast<size_t>(all * scratch.e) * 4);
   } else {
