@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -180,3 +181,47 @@ def test_generate_compiles_the_prompt_and_refuses_the_same() -> None:
     assert isinstance(error, ValueError) and "do not match" in str(error)
     agree(lambda: model.generate(input_ids=prompt(16), **seen, **options))
     assert routed(model) == before + 5
+
+
+def test_a_decoder_that_checks_its_tokens_raises_its_own_error_in_the_middle_of_a_text() -> None:
+    class Checking(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+            allowed = (input_ids != self.config.forbidden).all()
+            torch._assert_async(allowed, "a forbidden token")
+            return super().forward(input_ids=input_ids, **kwargs)
+
+    config = transformers.LlamaConfig(**{**TEXT, "eos_token_id": None, "forbidden": 99})
+    model = Checking(config).eval()
+    prompts = [torch.tensor([[1, a, b, 7]]) for a in range(8, 16) for b in (6, 9)]
+    options = {"max_new_tokens": 10, "do_sample": False}
+
+    def text(prompt: torch.Tensor) -> Any:
+        return model.generate(prompt, **options)
+
+    with rm.disabled(), torch.no_grad():
+        made = [set(text(prompt)[0, 4:-1].tolist()) for prompt in prompts]
+    among = {token for tokens in made for token in tokens} - set(range(1, 17))
+    count = {token: sum(token in tokens for tokens in made) for token in among}
+    config.forbidden = min(among, key=lambda token: abs(count[token] - len(prompts) // 2))
+    assert 0 < count[config.forbidden] < len(prompts)
+
+    def judged(prompt: torch.Tensor) -> bool:
+        """Whether it is refused, as eager does."""
+        found = []
+        for accelerated in (False, True):
+            with torch.no_grad(), nullcontext() if accelerated else rm.disabled():
+                try:
+                    found.append(text(prompt))
+                except RuntimeError as error:
+                    found.append(error)
+        wanted, got = found
+        if torch.is_tensor(wanted):
+            assert torch.is_tensor(got) and torch.equal(got, wanted)
+            return False
+        assert type(got) is RuntimeError and str(got) == str(wanted)
+        return True
+
+    for _ in range(2):
+        refused = [judged(prompt) for prompt in prompts]
+        assert sum(refused) == count[config.forbidden]
+    assert routed(model) > 50

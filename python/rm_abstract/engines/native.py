@@ -63,6 +63,7 @@ class NativeCompiler:
         variant = Variant(record, program, past, forms)
         variant.timed = not self._module.placement.on_gpu  # a call there returns before it is done
         variant.compares_kernels = self._compares_kernels
+        variant.may_refuse = " = check(" in text
         variant.report.signature = readable(call)
         variant.report.artefact = artefact
         variant.report.precision = artefacts.precision_said

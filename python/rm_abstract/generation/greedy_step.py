@@ -42,7 +42,10 @@ class GreedyStep:
     def of(
         variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int], width: int = 1
     ) -> GreedyStep | None:
-        """None for a step the loop cannot drive: other types, or not `width` tokens a row."""
+        """None for a step the loop cannot drive: other types, not `width` tokens a row, or a
+        program that may refuse a token, which the original has to judge."""
+        if variant.may_refuse:
+            return None
         number = variant.output_number("logits")
         ids = tensors[roles["ids"]]
         plain = all(tensors[n].dtype == torch.long for n in roles.values())
