@@ -66,12 +66,13 @@ Constant generate(const Graph& graph, const Node& node, const std::string& key) 
 class Materialiser {
  public:
   Materialiser(const Graph& graph, const ConstantAnalysis& analysis, select::PreparedCache& kernels,
-               runtime::ConstantStore& store, rm_stream* stream)
+               runtime::ConstantStore& store, rm_stream* stream, const runtime::RunCopy& run_copy)
       : graph_(graph),
         analysis_(analysis),
         kernels_(kernels),
         store_(store),
         stream_(stream),
+        run_copy_(run_copy),
         definitions_(graph.definitions()),
         out_(graph.num_values()),
         kept_(graph.num_values(), 0) {
@@ -191,7 +192,8 @@ class Materialiser {
     context.bind_arena(static_cast<std::byte*>(arena.get()));
     for (size_t i = 0; i < sources.size(); ++i) context.bind_input(i, sources[i]->data);
     for (size_t i = 0; i < memory.size(); ++i) context.bind_output(i, memory[i].get());
-    context.run(stream_);
+    const auto work = [&] { context.run(stream_); };
+    run_copy_ ? run_copy_(work) : work();
   }
 
   const Graph& graph_;
@@ -199,6 +201,7 @@ class Materialiser {
   select::PreparedCache& kernels_;
   runtime::ConstantStore& store_;
   rm_stream* const stream_;
+  const runtime::RunCopy& run_copy_;
   std::vector<int32_t> definitions_;
   std::vector<ConstantPtr> out_;
   std::vector<char> kept_;
@@ -251,8 +254,9 @@ ConstantAnalysis analyse_constants(const Graph& graph) {
 std::vector<ConstantPtr> materialise_constants(const Graph& graph, const ConstantAnalysis& analysis,
                                                select::PreparedCache& kernels,
                                                runtime::ConstantStore& store,
-                                               rm_stream* stream) {
-  return Materialiser(graph, analysis, kernels, store, stream).run();
+                                               rm_stream* stream,
+                                               const runtime::RunCopy& run_copy) {
+  return Materialiser(graph, analysis, kernels, store, stream, run_copy).run();
 }
 
 }  // namespace rm::engine

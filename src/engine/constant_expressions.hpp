@@ -20,11 +20,13 @@ struct ConstantAnalysis {
 ConstantAnalysis analyse_constants(const ir::Graph& graph);
 
 /// Fills the store with every needed constant (weights must be there under "w:<name>"), computing
-/// what is missing with the same kernels the plan uses, on `stream`. Returns them by value id.
+/// what is missing with the same kernels the plan uses, on `stream`; `run_copy` runs them where it is
+/// given. Returns them by value id.
 std::vector<runtime::ConstantPtr> materialise_constants(const ir::Graph& graph,
                                                         const ConstantAnalysis& analysis,
                                                         select::PreparedCache& kernels,
                                                         runtime::ConstantStore& store,
-                                                        rm_stream* stream = nullptr);
+                                                        rm_stream* stream = nullptr,
+                                                        const runtime::RunCopy& run_copy = {});
 
 }  // namespace rm::engine

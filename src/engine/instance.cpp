@@ -107,6 +107,15 @@ uint64_t kernel_set_of(const plan::Plan& plan) {
   return digest;
 }
 
+/// How a background job copies weights; empty where none makes the instance.
+runtime::RunCopy copies_of(const JobControl* control) {
+  if (control == nullptr) return {};
+  return [control](const std::function<void()>& copy) {
+    control->checkpoint();
+    control->run_unguarded(copy);
+  };
+}
+
 void log_instance(const Instance& instance) {
   log_debug(LogTopic::kPlan, [&] {
     return "instance: " + std::to_string(instance.plan->steps.size()) + " steps, arena " +
@@ -142,9 +151,13 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
   ir::Graph graph = ir::substitute(wanted.graph, bind_symbols(wanted.graph, inputs));
   ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
   if (wanted.kernels.has_rows("append_sdpa")) passes::bound_attention(graph);
+  // New memory is slow to come by (3 s a GB on some machines): merged weights wait, as packed ones do.
+  const bool apart = wanted.now == select::PackRule::kNone && wanted.later != select::PackRule::kNone &&
+                     passes::part_products(graph);
+  const runtime::RunCopy run_copy = copies_of(wanted.control);
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =
-      materialise_constants(graph, analysis, wanted.kernels, *wanted.store, wanted.stream);
+      materialise_constants(graph, analysis, wanted.kernels, *wanted.store, wanted.stream, run_copy);
   wanted.store->device().synchronize(wanted.stream);  // other streams may use them
 
   plan::LowerRequest request;
@@ -163,8 +176,9 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
   out->inputs = std::move(inputs);
   out->store = wanted.store;
   out->constants = std::make_shared<runtime::BoundConstants>(
-      runtime::bind_constants(*plan, std::move(used), *wanted.store));
-  out->can_pack = plan::can_repack(*plan, wanted.later);
+      runtime::bind_constants(*plan, std::move(used), *wanted.store, run_copy));
+  out->apart = apart;
+  out->can_pack = apart || plan::can_repack(*plan, wanted.later);
   out->plan = std::move(plan);
   out->kernel_set = kernel_set_of(*out->plan);
   describe_outputs(*out);
@@ -185,10 +199,7 @@ std::shared_ptr<Instance> repack(const Instance& from, select::PreparedCache& ke
   out->store = from.store;
   out->constants = std::make_shared<runtime::BoundConstants>(
       runtime::bind_constants(*plan, from.constants->constants, *from.store,
-                              [&](const std::function<void()>& copy) {
-                                control.checkpoint();
-                                control.run_unguarded(copy);
-                              }));
+                              copies_of(&control)));
   out->plan = std::move(plan);
   out->kernel_set = kernel_set_of(*out->plan);
   out->outputs = from.outputs;

@@ -30,6 +30,7 @@ struct Instance {
   std::vector<int32_t> output_input;  // by output: the donated input that holds it, or -1
   double flops = 0, native_flops = 0, milliseconds = 0;
   bool can_pack = false;  // packing would serve it: it reads weights unpacked that need not be
+  bool apart = false;  // products of merged weights run one by one: those weights are made later
   std::atomic<int> calls{0};
   uint64_t kernel_set = 0;  // digest of which kernels the plan uses; equal for equal sets
   std::atomic<bool> kernels_accepted{false};  // a copy of what the program remembers by set
@@ -50,6 +51,7 @@ struct InstanceRequest {
   std::shared_ptr<runtime::ConstantStore> store;
   select::PackRule now = select::PackRule::kAll;  // which weights are packed
   select::PackRule later = select::PackRule::kAll;  // which may be packed by `repack`
+  const JobControl* control = nullptr;  // of the background job that makes it
   rm_stream* stream = nullptr;  // constants are computed on it, and there when this is done
 };
 
@@ -57,7 +59,7 @@ struct InstanceRequest {
 std::shared_ptr<Instance> make_instance(const InstanceRequest& request,
                                         std::vector<ir::Layout> inputs);
 
-/// The same instance with weights packed under `rule`. It takes no lock but those of `kernels` and
+/// The same instance with weights packed under `rule`, of one that is not apart. It takes no lock but those of `kernels` and
 /// the store, and shares every kernel that packing does not change.
 std::shared_ptr<Instance> repack(const Instance& from, select::PreparedCache& kernels,
                                  select::PackRule rule, const JobControl& control);

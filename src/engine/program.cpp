@@ -396,7 +396,15 @@ void Program::pack_later(const std::shared_ptr<Instance>& from) {
   if (from->store != state_->store) return;
   background_.post([state = state_, from, better = std::shared_ptr<Instance>()](
                        const JobControl& control) mutable {
-    better = repack(*from, state->kernels, rule_of(state->packing), control);
+    const select::PackRule rule = rule_of(state->packing);
+    if (from->apart) {
+      InstanceRequest request{state->graph, state->repeated, state->kernels, from->store};
+      request.now = request.later = rule;
+      request.control = &control;
+      better = make_instance(request, from->inputs);
+    } else {
+      better = repack(*from, state->kernels, rule, control);
+    }
     std::lock_guard lock(state->mutex);
     if (from->store == state->store && state->instances.replace(*from, better)) {
       state->packed_once = true;

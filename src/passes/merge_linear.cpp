@@ -1,7 +1,9 @@
 // Linears that read one operand (query, key and value; gate and up) become one linear on weights
 // concatenated along axis 0, and slices of its result. Only constant weights are merged: the
-// concatenation is then a constant expression, computed once.
+// concatenation is then a constant expression, computed once. A program that is to run before that
+// was computed takes such products apart again.
 #include <map>
+#include <optional>
 
 #include "ops/registry.hpp"
 #include "passes/passes.hpp"
@@ -10,6 +12,7 @@ namespace rm::passes {
 namespace {
 
 using ir::Dim;
+using ir::Dims;
 using ir::Graph;
 using ir::Node;
 using ir::TensorType;
@@ -136,7 +139,86 @@ void merge(Graph& graph, std::vector<Node>& out, const std::vector<size_t>& grou
   }
 }
 
+/// The pieces of a concatenation of weights along axis 0; null for anything else.
+const Node* joined(const Graph& graph, const std::vector<int32_t>& defs, ValueId v) {
+  if (v == ir::kNoValue || defs[static_cast<size_t>(v)] < 0) return nullptr;
+  const Node& node = graph.nodes[static_cast<size_t>(defs[static_cast<size_t>(v)])];
+  return node.op == "concat" && node.i("axis") == 0 ? &node : nullptr;
+}
+
+/// A product of joined weights, and where in them each piece begins (and the last one ends).
+struct Joined {
+  std::vector<ValueId> weights, biases;  // no biases: none
+  std::vector<int64_t> starts = {0};
+
+  /// The piece that a slice of the result is; -1 when it is none.
+  int64_t piece_of(const Graph& graph, const Node& slice, ValueId y) const {
+    if (slice.op != "slice" || slice.operands[0] != y || slice.i("step") != 1 ||
+        slice.i("axis") + 1 != static_cast<int64_t>(graph.type(y).rank())) {
+      return -1;
+    }
+    const Dim start = slice.dims("start")[0], stop = slice.dims("stop")[0];
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      if (start == Dim(starts[i]) && stop == Dim(starts[i + 1])) return static_cast<int64_t>(i);
+    }
+    return -1;
+  }
+};
+
+std::optional<Joined> joined_product(const Graph& graph, const std::vector<int32_t>& defs,
+                                     const std::vector<char>& constant, const Node& node) {
+  if (node.op != "gemm" || node.i_or("trans_b", 0) == 0 || node.s_or("activation", "none") != "none") return {};
+  if (node.operands.size() > 3 && node.operands[3] != ir::kNoValue) return {};
+  const Node* weights = joined(graph, defs, node.operands[1]);
+  if (weights == nullptr || constant[static_cast<size_t>(weights->result())] == 0) return {};
+  Joined found{weights->operands, {}};
+  for (ValueId w : found.weights) {
+    const Dims& dims = graph.type(w).dims;
+    if (dims.size() != 2 || !dims[0].is_static()) return {};
+    found.starts.push_back(found.starts.back() + dims[0].value());
+  }
+  if (bias_of(node) == ir::kNoValue) return found;
+  const Node* biases = joined(graph, defs, bias_of(node));
+  if (biases == nullptr || biases->operands.size() != found.weights.size()) return {};
+  found.biases = biases->operands;
+  for (size_t i = 0; i < found.biases.size(); ++i) {
+    if (graph.type(found.biases[i]).dims[0] != graph.type(found.weights[i]).dims[0]) return {};
+  }
+  return found;
+}
+
 }  // namespace
+
+bool part_products(Graph& graph) {
+  const std::vector<char> constant = ops::constant_values(graph);
+  const std::vector<int32_t> defs = graph.definitions();
+  std::map<ValueId, Joined> products;
+  for (const Node& node : graph.nodes) {
+    if (auto found = joined_product(graph, defs, constant, node)) products.emplace(node.result(), *found);
+  }
+  // Whoever reads something else than a piece keeps the product whole.
+  for (const Node& node : graph.nodes) {
+    for (ValueId v : node.operands) {
+      const auto it = products.find(v);
+      if (it != products.end() && it->second.piece_of(graph, node, v) < 0) products.erase(it);
+    }
+  }
+  for (ValueId v : graph.outputs) products.erase(v);
+  if (products.empty()) return false;
+  for (Node& node : graph.nodes) {
+    const auto it = node.op == "slice" ? products.find(node.operands[0]) : products.end();
+    if (it == products.end()) continue;
+    const auto piece = static_cast<size_t>(it->second.piece_of(graph, node, it->first));
+    const Node& whole = graph.nodes[static_cast<size_t>(defs[static_cast<size_t>(it->first)])];
+    const ValueId bias = it->second.biases.empty() ? ir::kNoValue : it->second.biases[piece];
+    node = {"gemm",
+            {whole.operands[0], it->second.weights[piece], bias, ir::kNoValue},
+            node.results,
+            whole.attrs};
+  }
+  graph.compact();
+  return true;
+}
 
 void merge_linear(Graph& graph, const PassContext& context) {
   if (context.weight_bits != 0) return;

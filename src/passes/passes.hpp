@@ -29,6 +29,9 @@ void fuse_loss(ir::Graph& graph, const PassContext& context);
 /// own a cache (donated inputs): generation reads its weights where they lie. Nor in programs that
 /// quantise: all programs of a model then share one quantised form of each weight.
 void merge_linear(ir::Graph& graph, const PassContext& context);
+/// Products of merged weights whose result is read in its pieces alone become one a weight again:
+/// what they compute before the merged weight exists. Whether there were any.
+bool part_products(ir::Graph& graph);
 /// linear and matmul with their bias, activation and residual -> gemm.
 void fuse_gemm(ir::Graph& graph, const PassContext& context);
 /// Batch norm into the convolution in front of it, then its bias, residual and activation.

@@ -232,6 +232,44 @@ TEST_CASE("symbols are solved through expressions") {
   CHECK_THROWS_AS(engine::bind_symbols(g, {f32({3, 9}), f32({8})}), Error);
 }
 
+TEST_CASE("merged weights are made after the second call, and until then their products run one by one") {
+  std::mt19937 rng(10);
+  Case c = load(
+      "rmir 1\nsym s0 [1,64]\ninput %0 \"x\" : f32[s0,32]\nweight %1 \"q\" : f32[48,32]\nweight %2 \"k\" : f32[16,32]\n"
+      "weight %3 \"qb\" : f32[48]\nweight %4 \"kb\" : f32[16]\n%5 = concat(%1, %2) {axis=0} : f32[64,32]\n"
+      "%6 = concat(%3, %4) {axis=0} : f32[64]\n"
+      "%7 = gemm(%0, %5, %6, _) {activation=\"none\", trans_b=1} : f32[s0,64]\n"
+      "%8 = slice(%7) {axis=1, start=<0>, step=1, stop=<48>} : f32[s0,48]\n"
+      "%9 = slice(%7) {axis=1, start=<48>, step=1, stop=<64>} : f32[s0,16]\nreturn %8, %9\n",
+      rng);
+  for (auto packing : {engine::Packing::kLater, engine::Packing::kSpare}) {
+    Program later(c.graph, cpu_kernels(), {}, packing), at_once(c.graph, cpu_kernels(), {}, engine::Packing::kNever);
+    const auto products = [](Program& p) {
+      int64_t count = 0;
+      for (const auto& [name, times] : p.report().kernels) count += name.find("gemm") != name.npos ? times : 0;
+      return count;
+    };
+    later.set_weights(c.weight_tensors()), at_once.set_weights(c.weight_tensors());
+    for (int64_t call = 1; call <= 4; ++call) {
+      HostTensor x = ops::zeros({ir::DType::kF32, {7, 32}});
+      std::vector<double> values(static_cast<size_t>(x.size()));
+      for (double& v : values) v = std::normal_distribution<double>()(rng);
+      x = ops::from_doubles(x.type, values);
+      HostOutputs mine, wanted;
+      later.run({view(x)}, mine), at_once.run({view(x)}, wanted);
+      for (size_t i = 0; i < 2; ++i) {
+        const auto a = ops::to_doubles(mine.tensors[i]), b = ops::to_doubles(wanted.tensors[i]);
+        REQUIRE(a.size() == b.size());
+        for (size_t k = 0; k < a.size(); ++k) CHECK(std::fabs(a[k] - b[k]) <= 1e-5 * (1 + std::fabs(b[k])));
+      }
+      if (call == 2) later.wait_for_packing();
+      CHECK((later.report().derived_bytes > 0) == (call >= 2));
+      CHECK(products(later) == (call >= 2 ? 1 : 2));
+    }
+    CHECK(at_once.report().derived_bytes > 0);
+  }
+}
+
 TEST_CASE("weights packed after the second call give what unpacked weights give") {
   std::mt19937 rng(9);
   Case c = load(kEncoder, rng);

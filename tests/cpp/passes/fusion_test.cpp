@@ -223,6 +223,33 @@ TEST_CASE("linears of one operand merge, missing biases become zeros") {
           "%10 = slice(%7) {axis=2, start=<6>, step=1, stop=<8>} : f32[s0,s1,2]\nreturn %9, %10\n");
 }
 
+static void part(ir::Graph& graph, const PassContext&) { part_products(graph); }
+
+static const std::string kMerged =
+    kS + "input %0 \"x\" : f32[s0,s1,4]\nweight %1 \"q\" : f32[6,4]\nweight %2 \"k\" : f32[2,4]\n"
+         "weight %3 \"qb\" : f32[6]\n%4 = concat(%1, %2) {axis=0} : f32[8,4]\n%5 = full() {value=0x0p+0} : f32[2]\n"
+         "%6 = concat(%3, %5) {axis=0} : f32[8]\n"
+         "%7 = gemm(%0, %4, %6, _) {activation=\"none\", trans_b=1} : f32[s0,s1,8]\n"
+         "%8 = slice(%7) {axis=2, start=<0>, step=1, stop=<6>} : f32[s0,s1,6]\n%9 = exp(%8) : f32[s0,s1,6]\n";
+
+TEST_CASE("a product of merged weights is one a weight where its pieces alone are read") {
+  check_rewrite(
+      kMerged + "%10 = slice(%7) {axis=2, start=<6>, step=1, stop=<8>} : f32[s0,s1,2]\nreturn %9, %10\n", {part},
+      kS + "input %0 \"x\" : f32[s0,s1,4]\nweight %1 \"q\" : f32[6,4]\nweight %2 \"qb\" : f32[6]\n"
+           "weight %3 \"k\" : f32[2,4]\n%4 = full() {value=0x0p+0} : f32[2]\n"
+           "%5 = gemm(%0, %1, %2, _) {activation=\"none\", trans_b=1} : f32[s0,s1,6]\n%6 = exp(%5) : f32[s0,s1,6]\n"
+           "%7 = gemm(%0, %3, %4, _) {activation=\"none\", trans_b=1} : f32[s0,s1,2]\nreturn %6, %7\n");
+}
+
+TEST_CASE("a product of merged weights stays whole where something else of it is read") {
+  for (const char* rest : {"%10 = slice(%7) {axis=2, start=<5>, step=1, stop=<8>} : f32[s0,s1,3]\nreturn %9, %10\n",
+                           "%10 = slice(%7) {axis=2, start=<0>, step=2, stop=<6>} : f32[s0,s1,3]\nreturn %9, %10\n",
+                           "%10 = exp(%7) : f32[s0,s1,8]\nreturn %9, %10\n", "return %9, %7\n"}) {
+    CAPTURE(rest);
+    check_kept(kMerged + rest, {part});
+  }
+}
+
 TEST_CASE("a linear with an activation of its own keeps it as epilogue, a gated one merges") {
   std::string in =
       "input %0 \"x\" : f32[3,4]\nweight %1 \"a\" : f32[5,4]\nweight %2 \"b\" : f32[5,4]\n"
