@@ -1,8 +1,9 @@
 """Compile time: a first call without a cache, and a call of sizes that are new.
 
-Each sample is a new process with an empty cache. Of its first call: the capture (torch.export and the
-importer), our passes, and planning, which is everything that is made for the call's concrete sizes
-(kernels chosen, memory planned, constants computed). Then a call of other sizes, which plans again.
+Each sample is a new process with an empty cache. Of its first call: the capture (torch.export and
+the importer), our passes, and planning, which is everything that is made for the call's concrete
+sizes (kernels chosen, memory planned, constants computed). Then calls of other sizes, which plan
+again.
 
     python benchmarks/compile_time.py [--rounds 3] [--only BERT]
 
@@ -44,7 +45,7 @@ if name == "BERT-base":
     sizes = [torch.arange(n).remainder(200)[None] + 5 for n in (128, 96, 57)]
 else:
     made = transformers.ResNetModel(transformers.ResNetConfig())
-    sizes = [torch.randn(n, 3, 224, 224) for n in (1, 2, 3)]
+    sizes = [torch.randn(n, 3, 224, 224) for n in (2, 3, 4)]
 made.save_pretrained(folder)
 rm_abstract.init()
 model = type(made).from_pretrained(folder).eval()
