@@ -173,6 +173,68 @@ TEST_CASE("sdpa takes any scale, large scores and masks that end rows anywhere")
   }
 }
 
+TEST_CASE("sdpa hides later keys at any scale, for few queries and many") {
+  std::mt19937 rng(16);
+  for (Type type : kFloats) {
+    for (double scale : {0.125, -0.125, 0.0}) {
+      for (auto [s, t] : {std::pair<int64_t, int64_t>{1, 9}, {3, 3}, {4, 300}, {5, 33}, {40, 300}}) {
+        CAPTURE(name(type));
+        CAPTURE(Dims({s, t}));
+        CAPTURE(scale);
+        const Case c{1, 2, 1, s, t, 24, 20};
+        Tensor q(type, {1, 2, s, 24}), k(type, {1, 1, t, 24}), v(type, {1, 1, t, 20}), o(type, {1, 2, s, 20});
+        q.normal(rng), k.normal(rng), v.normal(rng);
+        Tensor mask(type, {1, 2, s, t});
+        mask.normal(rng);
+        for (const Tensor* m : {static_cast<const Tensor*>(nullptr), static_cast<const Tensor*>(&mask)}) {
+          std::vector<double> want;
+          for (int64_t i = 0; i < o.numel(); i += c.e) {
+            const auto row = reference(c, q, k, v, m, true, scale, coordinates(i, o.shape()));
+            want.insert(want.end(), row.begin(), row.end());
+          }
+          Call call{"sdpa", {&q, &k, &v, m}, {&o}, {real("scale", scale), integer("is_causal", 1)}};
+          on_every_row(call, [&](const std::string& row) {
+            INFO(row);
+            int bad = 0;
+            for (int64_t i = 0; i < o.numel(); ++i) {
+              bad += !close(o[i], want[size_t(i)], 4 * epsilon(type), 6 * epsilon(type) + (type == Type::f64 ? 0 : 4e-6));
+            }
+            CHECK(bad == 0);
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("sdpa reads float masks of every type, whatever type the operands have") {
+  std::mt19937 rng(17);
+  for (Type type : kFloats) {
+    for (Type masks : kFloats) {
+      for (int64_t s : {2, 9}) {
+        CAPTURE(name(type));
+        CAPTURE(name(masks));
+        const Case c{1, 1, 1, s, 40, 8, 8};
+        Tensor q(type, {1, 1, s, 8}), k(type, {1, 1, 40, 8}), v(type, {1, 1, 40, 8}), o(type, {1, 1, s, 8});
+        q.normal(rng), k.normal(rng), v.normal(rng);
+        Tensor mask(masks, {1, 1, s, 40});
+        mask.normal(rng, 3);
+        std::vector<double> want;
+        for (int64_t i = 0; i < o.numel(); i += c.e) {
+          const auto row = reference(c, q, k, v, &mask, false, 0.3, coordinates(i, o.shape()));
+          want.insert(want.end(), row.begin(), row.end());
+        }
+        on_every_row({"sdpa", {&q, &k, &v, &mask}, {&o}, {real("scale", 0.3)}}, [&](const std::string& row) {
+          INFO(row);
+          int bad = 0;
+          for (int64_t i = 0; i < o.numel(); ++i) bad += !close(o[i], want[size_t(i)], 4 * epsilon(type), 6 * epsilon(type) + 4e-6);
+          CHECK(bad == 0);
+        });
+      }
+    }
+  }
+}
+
 TEST_CASE("sdpa never looks at keys and values behind what the mask attends to") {
   std::mt19937 rng(13);
   for (Type type : {Type::f32, Type::bf16, Type::f16}) {

@@ -264,15 +264,15 @@ RM_INLINE void store_some(float* p, vf v, int64_t n) {
   }
 }
 
-/// Scores to weights in place; the maximum and the sum go to partial[0] and [1].
-void soften(float* row, int64_t n, float scale, const float* addend, float* partial) {
+/// Scores to weights in place, zeros from key `valid` on; the maximum and the sum go to partial[0] and [1].
+void soften(float* row, int64_t n, int64_t valid, float scale, const float* addend, float* partial) {
   vf high = vset(-kInf), total{};
   for (int64_t t = 0; t < n; t += kWidth) {
     const int64_t c = imin(kWidth, n - t);
     vf x = load_some(row + t, c) * scale;
     if (addend) x += load_some(addend + t, c);
-    if (c < kWidth) {
-      for (int64_t i = c; i < kWidth; ++i) x[i] = -kInf;
+    if (t + kWidth > valid) {
+      for (int64_t i = imax(0, valid - t); i < kWidth; ++i) x[i] = -kInf;
     }
     store_some(row + t, x, c);
     high = vmax(x, high);
@@ -322,10 +322,8 @@ void run_as(const SdpaShape& p, const SdpaData& data, const SdpaPiece& piece, co
       if (at != last) masked = mask_addend(p.mask, at, p.m[3], n, addend);
       last = at;
     }
-    if (p.causal) {
-      for (int64_t t = imax(0, s + 1 - t0); t < n; ++t) row[t] = -kInf;
-    }
-    soften(row, n, p.scale, masked ? addend : nullptr, partial + r * partial_size(p));
+    const int64_t valid = p.causal ? imax(0, imin(n, s + 1 - t0)) : n;
+    soften(row, n, valid, p.scale, masked ? addend : nullptr, partial + r * partial_size(p));
   }
   weigh(scores, queries_of(p), v, n, p.e, partial + 2, partial_size(p),
         Ahead::of(keys_of<T>(p, data, next), next.t1 - next.t0, p.d));

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/plain_vec.hpp"
 #include "ops/sdpa/shape.hpp"
 
 namespace rm::cpu {
@@ -17,6 +18,10 @@ double mask_value(const SdpaShape& p, const SdpaData& data, int64_t offset) {
       return static_cast<const double*>(data.mask)[offset];
     case DType::f32:
       return static_cast<const float*>(data.mask)[offset];
+    case DType::bf16:
+      return get(static_cast<const bf16*>(data.mask)[offset]);
+    case DType::f16:
+      return get(static_cast<const f16*>(data.mask)[offset]);
     default:
       return 0.0;
   }
