@@ -3,8 +3,10 @@ is watched, and another process knows them by it."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -39,6 +41,22 @@ def with_mask(module: Any, q: Any, k: Any, v: Any, mask: torch.Tensor, **_: Any)
     return out.transpose(1, 2).contiguous(), None
 
 
+GAINS = [1.0]
+
+
+def by_gains(module: Any, q: Any, k: Any, v: torch.Tensor, mask: Any, **_: Any) -> Any:
+    return (v * GAINS[0]).transpose(1, 2).contiguous(), None
+
+
+def by_list(gains: list[float], module: Any, q: Any, k: Any, v: Any, mask: Any, **_: Any) -> Any:
+    return (v * gains[0]).transpose(1, 2).contiguous(), None
+
+
+class Entered(contextlib.ContextDecorator):
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
 def first_key(batch_size: int, **_: Any) -> torch.Tensor:
     return torch.arange(4).sub(3).mul(GAIN).expand(batch_size, 1, 4, 4).clone()
 
@@ -55,6 +73,7 @@ class Attention:
 def _tables() -> Iterator[None]:
     tables = [kind._global_mapping for kind in (AttentionInterface, AttentionMaskInterface)]
     before = [dict(table) for table in tables]
+    GAINS[0] = 1.0
     torch.manual_seed(0)
     rm.init("cpu", fallback="allow")
     yield
@@ -104,6 +123,40 @@ def test_the_state_of_a_registered_object_is_watched() -> None:
         same_as_eager(model, IDS)
     attention.gain = 3.0
     for _ in range(3):
+        same_as_eager(model, IDS)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        torch.no_grad()(by_gains),
+        torch.autocast("cpu", enabled=False)(by_gains),
+        torch.compiler.disable(by_gains, recursive=False),
+        Entered()(by_gains),
+        functools.singledispatch(by_gains),
+        functools.partial(by_list, GAINS),
+        functools.partial(functools.partial, by_gains)(),
+    ],
+    ids=["no_grad", "autocast", "disable", "entered", "singledispatch", "partial", "partials"],
+)
+def test_what_a_decorated_function_reads_is_watched(attention: Callable[..., Any]) -> None:
+    register(attention)
+    model = bert()
+    for _ in range(3):
+        same_as_eager(model, IDS)
+    GAINS[0] = 3.0
+    for _ in range(2):
+        same_as_eager(model, IDS)
+
+
+def test_a_function_that_is_added_for_a_type_is_noticed() -> None:
+    attention = functools.singledispatch(by_gains)
+    register(attention)
+    model = bert()
+    for _ in range(3):
+        same_as_eager(model, IDS)
+    attention.register(torch.nn.Module, functools.partial(by_list, [3.0]))
+    for _ in range(2):
         same_as_eager(model, IDS)
 
 

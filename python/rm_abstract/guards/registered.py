@@ -34,18 +34,49 @@ def table_of(value: Any) -> list[tuple[str, Any]]:
     return sorted(named, key=lambda pair: pair[0]) if len(named) <= MAX_ENTRIES else []
 
 
-def put_there(value: Any) -> list[tuple[str, Any]]:
+def put_there(value: Any) -> list[tuple[Any, Any]]:
     """The items that are code of the user's, or hold some."""
-    return [(key, item) for key, item in table_of(value) if _is_the_users(item)]
+    return [(key, item) for key, item in table_of(value) if _is_the_users(item, set())]
 
 
-def _is_the_users(item: Any) -> bool:
+def by_type(value: Any) -> list[Any]:
+    """The functions of the user's in a dictionary from classes to functions, such as what
+    ``functools.singledispatch`` keeps."""
+    if not isinstance(value, dict) or len(value) > MAX_ENTRIES:
+        return []
+    items = list(dict.items(value))
+    if not all(isinstance(key, type) for key, _ in items):
+        return []
+    return [item for _, item in items if _is_the_users(item, set())]
+
+
+def wrapped_by(function: types.FunctionType) -> list[Any]:
+    """What a decorator of a package left in the function that it made."""
+    held = [function.__dict__[name] for name in ("__wrapped__",) if name in function.__dict__]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    return held
+
+
+def _is_the_users(item: Any, seen: set[int]) -> bool:
+    if id(item) in seen:
+        return False
+    seen.add(id(item))
     if isinstance(item, types.FunctionType):
-        return is_user_code(item)
+        inside = () if is_user_code(item) else wrapped_by(item)
+        return is_user_code(item) or any(_is_the_users(held, seen) for held in inside)
     if isinstance(item, types.MethodType):
-        return _is_the_users(item.__func__) or is_user_class(type(item.__self__))
+        return _is_the_users(item.__func__, seen) or _is_the_users(item.__self__, seen)
     if isinstance(item, functools.partial):
-        return _is_the_users(item.func)
+        held = (item.func, *item.args, *item.keywords.values())
+        return any(_is_the_users(value, seen) for value in held)
+    if isinstance(item, functools._lru_cache_wrapper):
+        return _is_the_users(item.__wrapped__, seen)
+    if isinstance(item, dict):
+        return bool(by_type(item))
     return is_user_class(item if isinstance(item, type) else type(item))
 
 

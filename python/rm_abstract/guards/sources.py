@@ -36,7 +36,12 @@ from rm_abstract.guards.kinds import (
     slots_of,
 )
 from rm_abstract.guards.packages import is_user_class, is_user_code, namespace_of
-from rm_abstract.guards.registered import interface_tables, put_there, value_behind
+from rm_abstract.guards.registered import (
+    by_type,
+    interface_tables,
+    put_there,
+    value_behind,
+)
 
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
@@ -296,7 +301,10 @@ class _Search:
         self._seen.add(id(value))
         for table in interface_tables(value):
             self.found.dicts.append((table, None, where))
-        self._pending += [(item, f"{where}[{key!r}]", False) for key, item in put_there(value)]
+        self._pending += [(item, f"{where}[{key!r}]", True) for key, item in put_there(value)]
+        if functions := by_type(value):
+            self.found.dicts.append((value, None, where))
+            self._pending += [(item, where, True) for item in functions]
 
     def _foreign_module(self, module: torch.nn.Module, where: Place) -> None:
         """A module that is no part of the tree: its weights are constants of the capture."""
@@ -375,6 +383,8 @@ class _Search:
             for name, cell in zip(names, function.__closure__ or (), strict=False):
                 if name != "__class__":
                     self._cell(cell, name, user)
+            if not user and "__wrapped__" in function.__dict__:
+                self._pending.append((function.__dict__["__wrapped__"], function.__qualname__, False))
         followed = user or (function.__globals__.get("__file__") or "") in self._followed
         if not followed:
             self._library_function(function)
