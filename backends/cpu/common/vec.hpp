@@ -12,6 +12,7 @@
 #endif
 
 #define RM_INLINE static inline __attribute__((always_inline))
+#define RM_MEMBER inline __attribute__((always_inline))
 
 namespace rm::cpu::RM_ISA {
 

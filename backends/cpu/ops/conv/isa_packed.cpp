@@ -1,5 +1,6 @@
 // The end of a packed convolution's tiles, whose products are gemm's (ops/gemm/isa_kernels.cpp), and
 // whole products where sums need not leave the registers in between.
+#include "common/row_pointers.hpp"
 #include "ops/conv/activation.hpp"
 #include "ops/conv/packed_kernels.hpp"
 
@@ -68,6 +69,18 @@ RM_INLINE void finish_any(const Strip& s, int64_t channel, const vf (&sum)[kRows
            s.y_stride});
 }
 
+/// Step `k` behind where x and the panel stand.
+template <int kRows>
+RM_INLINE void multiply_add(const RowPointers<kRows>& x, const float* w, int k, vf (&sum)[kRows][2]) {
+  const vf low = vload(w + k * kNr), high = vload(w + k * kNr + kWidth);
+#pragma GCC unroll 14
+  for (int i = 0; i < kRows; ++i) {
+    const vf by = vset(x.get(i, k));
+    sum[i][0] += by * low;
+    sum[i][1] += by * high;
+  }
+}
+
 template <int kRows>
 void strip(const Strip& s) {
   const float* w = s.panels;
@@ -84,17 +97,20 @@ void strip(const Strip& s) {
     vf sum[kRows][2];
 #pragma GCC unroll 14
     for (int i = 0; i < kRows; ++i) sum[i][0] = sum[i][1] = vf{};
-#pragma GCC unroll 4
-    for (int64_t k = 0; k < s.steps; ++k, w += kNr) {
+    RowPointers<kRows> x(s.x, s.x_stride);
+    int64_t k = 0;
+    for (; k + 2 <= s.steps; k += 2, w += 2 * kNr) {
       __builtin_prefetch(ahead, 0, 2);
+      __builtin_prefetch(ahead + s.ahead_step, 0, 2);
+      ahead += 2 * s.ahead_step;
+      multiply_add(x, w, 0, sum);
+      multiply_add(x, w, 1, sum);
+      x.advance(2);
+    }
+    if (k < s.steps) {
+      multiply_add(x, w, 0, sum);
+      w += kNr;
       ahead += s.ahead_step;
-      const vf low = vload(w), high = vload(w + kWidth);
-#pragma GCC unroll 14
-      for (int i = 0; i < kRows; ++i) {
-        const vf x = vset(s.x[i * s.x_stride + k]);
-        sum[i][0] += x * low;
-        sum[i][1] += x * high;
-      }
     }
     if (s.plain && channel + kNr <= s.channels) {
       finish_plain(s, channel, sum);

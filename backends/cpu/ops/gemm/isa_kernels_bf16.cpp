@@ -130,6 +130,7 @@ constexpr KernelSet make_kernel_set() {
   set.mr = kMr;
   set.nr = kNr;
   set.block_bytes = 24 << 10;
+  set.sums_bytes = 160 << 10;
   set.step = 2;
   set.a_element_bytes = 2;
   set.layout[kBF16] = "packed-bf16-n32-k2";

@@ -10,9 +10,8 @@ namespace rm::cpu::gemm {
 namespace {
 
 constexpr int64_t kBlockRows = 96;        // f32 rows of one k block stay in the second level
-constexpr int64_t kAccBytes = 160 << 10;  // partial sums of a block, second level too
 constexpr int64_t kAheadBytes = 2048;     // prefetch distance of a stream
-constexpr int64_t kMostSteps = 384;       // rows of a in a block stay near, too
+constexpr int64_t kMostSteps = 768;       // rows of a in a block stay near, too
 constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
 constexpr double kThreadBytes = 96 << 10;
 constexpr int64_t kPanelsTogether = 4;  // a thread packs: whole lines of rows that lie far apart
@@ -95,7 +94,7 @@ void PackedGemm::plan_blocks() {
   kc_ = std::max<int64_t>(1, divide_up(steps_, blocks));
   mc_ = std::min(kBlockRows, std::max<int64_t>(g_.m, 1));
   const int64_t acc_panel = mc_ * k_.nr * 4;
-  nc_ = blocks == 1 ? panels_ : std::max<int64_t>(1, kAccBytes / std::max<int64_t>(1, acc_panel));
+  nc_ = blocks == 1 ? panels_ : std::max<int64_t>(1, k_.sums_bytes / std::max<int64_t>(1, acc_panel));
   nc_ = std::max<int64_t>(1, std::min(nc_, panels_));
   const int64_t acc_rows = blocks == 1 ? k_.mr : mc_ * nc_;
   acc_bytes_ =

@@ -1,4 +1,4 @@
-// The packed gemm: b in panels, blocks of it in the first-level cache, tiles over threads.
+// The packed gemm: b in panels, blocks of them in the caches, tiles over threads.
 //
 // Every element of c is one chain of multiply-adds in the order of k, so neither blocking nor the
 // number of threads changes a bit of the result. A b that may not be packed once is packed at every

@@ -76,7 +76,8 @@ constexpr int kMaxTileRows = 14;
 /// The kernels of one instruction set.
 struct KernelSet {
   int mr, nr;
-  int block_bytes;      // of a panel: half of the first-level cache
+  int block_bytes;      // of a panel, read once for every tile of a block of rows
+  int sums_bytes;       // of partial sums that wait for the next block: second-level cache
   int step;             // values of k a step
   int a_element_bytes;  // of a as the tiles read it: 4 (f32) or 2 (bf16)
   const char* layout[kTileTypes];

@@ -2,6 +2,7 @@
 // panels of kPanel columns, or in rows of a multiple of them.
 #pragma once
 
+#include "common/row_pointers.hpp"
 #include "common/transpose.hpp"
 #include "common/vec.hpp"
 
@@ -23,14 +24,29 @@ void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t d
     acc[m][0] = accumulate ? vload(c + m * ldc) : vf{};
     acc[m][1] = accumulate ? vload(c + m * ldc + kWidth) : vf{};
   }
-  for (int64_t i = 0; i < depth; ++i) {
-    const vf b0 = vload(b + i * ldb), b1 = vload(b + i * ldb + kWidth);
+  const auto step = [&](const auto& left, int k) __attribute__((always_inline)) {
+    const vf b0 = vload(b + k * ldb), b1 = vload(b + k * ldb + kWidth);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
-      const float s = kTransposed ? a[i * lda + m] : a[m * lda + i];
+      const float s = left(m, k);
       acc[m][0] += s * b0;
       acc[m][1] += s * b1;
     }
+  };
+  if constexpr (kTransposed) {
+    for (int64_t i = 0; i < depth; ++i, a += lda, b += ldb) {
+      step([&](int m, int) { return a[m]; }, 0);
+    }
+  } else {
+    RowPointers<M> rows(a, lda);
+    const auto at = [&](int m, int k) __attribute__((always_inline)) { return rows.get(m, k); };
+    int64_t i = 0;
+    for (; i + 2 <= depth; i += 2, b += 2 * ldb) {
+      step(at, 0);
+      step(at, 1);
+      rows.advance(2);
+    }
+    if (i < depth) step(at, 0);
   }
 #pragma GCC unroll 16
   for (int m = 0; m < M; ++m) {
