@@ -119,13 +119,24 @@ class LogitsSeen final : public engine::OutputAllocator {
   ir::Layout layout_;
 };
 
+// The program over one token of every row. When it throws, the next position is hidden again.
+void run_once(engine::Program& program, const std::vector<engine::TensorView>& inputs,
+              engine::OutputAllocator& outputs, StepMemory& step) {
+  step.open();
+  try {
+    program.run(inputs, outputs);
+  } catch (...) {
+    step.hide(1);
+    throw;
+  }
+  step.close();
+}
+
 // One token of every row. True when the loop is over.
 bool plain_step(engine::Program& program, const std::vector<engine::TensorView>& inputs, const GreedyRoles& roles,
                 const GreedyLimits& limits, StepMemory& step, StepOutputs& outputs,
                 GreedyResult& out, std::vector<char>& finished) {
-  step.open();
-  program.run(inputs, outputs);
-  step.close();
+  run_once(program, inputs, outputs, step);
   const auto logits = static_cast<size_t>(roles.logits);
   const ir::Layout& layout = outputs.layout(logits);
   const int64_t vocabulary = layout.dims.back();
@@ -222,9 +233,7 @@ std::vector<int64_t> decode_step(engine::Program& program, const std::vector<eng
   StepMemory step(inputs, roles, tokens.size());
   std::copy(tokens.begin(), tokens.end(), step.ids);
   LogitsSeen seen(outputs, static_cast<size_t>(roles.logits));
-  step.open();
-  program.run(inputs, seen);
-  step.close();
+  run_once(program, inputs, seen, step);
   return seen.largest(tokens.size());
 }
 
@@ -249,11 +258,16 @@ GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::T
     }
     const int64_t before = out.count;
     auto started = std::chrono::steady_clock::now();
-    if (width > 1) {
-      over = drafts->run(limits.steps - before, out, finished);
-    } else {
-      over = plain_step(program, inputs, roles, limits, step, outputs, out, finished);
-      if (drafts) drafts->plain(outputs, roles, out.tokens.back());
+    try {
+      if (width > 1) {
+        over = drafts->run(limits.steps - before, out, finished);
+      } else {
+        over = plain_step(program, inputs, roles, limits, step, outputs, out, finished);
+        if (drafts) drafts->plain(outputs, roles, out.tokens.back());
+      }
+    } catch (const Error& error) {
+      if (error.code() != RM_OUT_OF_RANGE) throw;
+      break;  // it refuses values of this step, which is not made; those before it are
     }
     auto now = std::chrono::steady_clock::now();
     if (drafts) {

@@ -50,15 +50,16 @@ struct GreedyHooks {
 /// Runs until `steps` tokens were made, every row is finished or the cache is full. The tensors of
 /// the roles are the loop's own and are updated in place; buffers of the cache are donated inputs.
 /// `finished[b]` says which rows ended, before and after. Another answer of `poll` than kContinue ends
-/// the loop after a whole step. Throws what Program::run throws; the tensors then say how far it
-/// came.
+/// the loop after a whole step, and so does a step whose values the program refuses
+/// (RM_OUT_OF_RANGE): it is not made, and the caller has the original judge it. Throws what else
+/// Program::run throws; the tensors then say how far it came.
 GreedyResult decode_greedy(engine::Program& program, const std::vector<engine::TensorView>& inputs,
                            const GreedyRoles& roles, const GreedyLimits& limits,
                            std::vector<char>& finished, const GreedyHooks& hooks);
 
 /// One step: `tokens`, one a row, go through the program. Returns the first largest logit of every
 /// row; none where the program's logits are not dense. The tensors of the roles are updated as in
-/// `decode_greedy`; when this throws, they and the cache's content are as they were.
+/// `decode_greedy`; when this throws, all but the tokens and the cache's content are as they were.
 std::vector<int64_t> decode_step(engine::Program& program, const std::vector<engine::TensorView>& inputs,
                                  const GreedyRoles& roles, const std::vector<int64_t>& tokens,
                                  engine::OutputAllocator& outputs);

@@ -115,12 +115,79 @@ def patches() -> dict[str, torch.Tensor]:
     return {"image_patches": torch.randn(1, 16, 3 * 64)}
 
 
+GRID = {**TOKEN, "image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]}
+PARTS = {"image_sizes": torch.tensor([[30, 60]])}
+TURNED = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+MERGED = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3}
+KINDS = {"video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+
+
+def llava_next() -> Any:
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(**SEEING, projection_dim=32),
+        text_config=transformers.LlamaConfig(**TEXT, num_key_value_heads=2),
+        vision_feature_layer=-1,
+        **GRID,
+    )
+    return transformers.LlavaNextForConditionalGeneration(config)
+
+
+def onevision() -> Any:
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**SEEING),
+        text_config=transformers.Qwen2Config(**TEXT, num_key_value_heads=2),
+        vision_feature_layer=-1,
+        **GRID,
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config)
+
+
+def qwen2() -> Any:
+    config = transformers.Qwen2VLConfig(
+        vision_config={**MERGED, "depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4},
+        text_config={**TEXT, "num_key_value_heads": 2, "rope_parameters": TURNED},
+        image_token_id=PICTURE,
+        **KINDS,
+    )
+    return transformers.Qwen2VLForConditionalGeneration(config)
+
+
+def qwen2_5() -> Any:
+    seeing = {**MERGED, "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 4}
+    config = transformers.Qwen2_5_VLConfig(
+        vision_config={
+            **seeing,
+            "out_hidden_size": 32,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+        text_config={**TEXT, "num_key_value_heads": 2, "rope_parameters": TURNED},
+        image_token_id=PICTURE,
+        **KINDS,
+    )
+    return transformers.Qwen2_5_VLForConditionalGeneration(config)
+
+
+def parts() -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(1, 3, 3, 32, 32), **PARTS}
+
+
+def cut() -> dict[str, torch.Tensor]:
+    kinds = (prompt(4) == PICTURE).int()
+    grid = torch.tensor([[1, 4, 4]])
+    return {
+        "pixel_values": torch.randn(16, 384),
+        "image_grid_thw": grid,
+        "mm_token_type_ids": kinds,
+    }
+
+
 def outcome(call: Callable[[], Any]) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         try:
             return call()
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:
             return error
 
 
@@ -225,3 +292,70 @@ def test_a_decoder_that_checks_its_tokens_raises_its_own_error_in_the_middle_of_
         refused = [judged(prompt) for prompt in prompts]
         assert sum(refused) == count[config.forbidden]
     assert routed(model) > 50
+
+
+def loop_tokens(model: Any) -> int:
+    return int(rm.explain(model).to_dict()["models"][0]["loop_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("made", "picture", "count"),
+    [
+        (llava, pixels, 16),
+        (internvl, pixels, 4),
+        (llava_next, parts, 52),
+        (onevision, parts, 52),
+        (qwen2, cut, 4),
+        (qwen2_5, cut, 4),
+    ],
+)
+def test_tokens_behind_a_picture_are_made_by_the_loop(
+    made: Callable[[], Any], picture: Callable[[], dict[str, torch.Tensor]], count: int
+) -> None:
+    model = made().eval()
+    model.generation_config.eos_token_id = None
+    for number in range(4):
+        seen = picture()
+        options = {"max_new_tokens": 8, "do_sample": number % 2 == 1, "pad_token_id": 0}
+
+        def text(seen: Any = seen, options: Any = options) -> Any:
+            torch.manual_seed(5)
+            return model.generate(input_ids=prompt(count), **seen, **options)
+
+        assert not isinstance(agree(text), Exception)
+    assert loop_tokens(model) > 15
+    kinds = {n: t for n, t in seen.items() if n != "mm_token_type_ids"}
+    if "image_grid_thw" in kinds:
+        kinds["mm_token_type_ids"] = (prompt(count - 1) == PICTURE).int()
+    error = agree(lambda: model.generate(input_ids=prompt(count - 1), **kinds, max_new_tokens=4))
+    assert isinstance(error, (ValueError, RuntimeError))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_types_of_tokens_go_on_as_those_of_the_last_one(streams: bool) -> None:
+    config = transformers.GPT2Config(
+        vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=4, eos_token_id=None
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    types = torch.tensor([[7, 8, 9, 7, 11]])
+    options = {"max_new_tokens": 20, "pad_token_id": 0, "do_sample": False}
+
+    class Streamer:
+        def put(self, tokens: torch.Tensor) -> None:
+            given.append(tokens.tolist())
+
+        def end(self) -> None:
+            given.append([])
+
+    for _ in range(3):
+        found = []
+        for context in (rm.disabled(), nullcontext()):
+            given: list[Any] = []
+            streamer = Streamer() if streams else None
+            with context:
+                made = model.generate(
+                    torch.arange(20, 25)[None], token_type_ids=types, streamer=streamer, **options
+                )
+            found.append((made.tolist(), given))
+        assert found[0] == found[1]
+    assert loop_tokens(model) > 30

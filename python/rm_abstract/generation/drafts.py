@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.kv.names import NAMES
 
 if TYPE_CHECKING:
     from rm_abstract.base.decline import Pending
     from rm_abstract.engines.gate import Gate
     from rm_abstract.generation.greedy_step import GreedyStep
 
+_WIDENED = {"input_ids", "position_ids", "attention_mask", "use_cache", "logits_to_keep", *NAMES}
 WIDTHS = (4, 8)  # tokens of a check: the last one and the draft
 _TIE = 1e-4  # of the largest logit, in float32; ten times what sums in another order change
 _ROUNDINGS = 8  # the same in lower precisions, in roundings of theirs
@@ -81,7 +83,9 @@ def widened(inputs: dict[str, Any], width: int) -> dict[str, Any]:
 
 
 def can_widen(inputs: dict[str, Any]) -> bool:
-    """One token of one row, with a mask of the usual kind if any."""
+    """One token of one row, nothing else of that token, and a mask of the usual kind if any."""
+    if not set(inputs) <= _WIDENED:
+        return False
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     positions = inputs.get("position_ids")
     one = ids is not None and tuple(ids.shape) == (1, 1)

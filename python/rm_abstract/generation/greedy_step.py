@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rm_abstract import _core
+from rm_abstract.engines.variant import OUT_OF_RANGE
 from rm_abstract.generation.step_graph import Recordings
 
 if TYPE_CHECKING:
     from rm_abstract.engines.compiled_call import CompiledCall
     from rm_abstract.engines.variant import Variant
     from rm_abstract.generation.step_graph import StepGraph
+
+
+class Refused(Exception):
+    """The program refuses values of a step, which is not made: the original has to judge it."""
 
 
 class GreedyStep:
@@ -42,10 +47,7 @@ class GreedyStep:
     def of(
         variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int], width: int = 1
     ) -> GreedyStep | None:
-        """None for a step the loop cannot drive: other types, not `width` tokens a row, or a
-        program that may refuse a token, which the original has to judge."""
-        if variant.may_refuse:
-            return None
+        """None for a step the loop cannot drive: other types, or not `width` tokens a row."""
         number = variant.output_number("logits")
         ids = tensors[roles["ids"]]
         plain = all(tensors[n].dtype == torch.long for n in roles.values())
@@ -54,7 +56,8 @@ class GreedyStep:
         mask = tensors[roles["mask"]] if "mask" in roles else ids
         if number is None or not plain or not fits or positions.shape[-1] != width:
             return None
-        if positions.dim() != 2 or mask.dim() != 2:
+        # Of a picture's patches a token has several: each is one more for the next token.
+        if positions.dim() not in (2, 3) or mask.dim() != 2:
             return None
         return GreedyStep(variant, tensors, {**roles, "logits": number})
 
@@ -97,7 +100,8 @@ class GreedyStep:
         drafting: _core.Drafting | None = None,
         on_tokens: Callable[[list[int]], int] | None = None,
     ) -> tuple[list[int], list[bool]]:
-        """(tokens, row after row of a step; rows that ended). Raises what a run raises.
+        """(tokens, row after row of a step; rows that ended). Raises what a run raises, but ends in
+        front of a step that the program refuses: the model's next call judges that.
 
         `eos` has a list a row. `stop` is asked now and then; True ends the loop after a whole step.
         `on_tokens` gets the tokens of every run of one row; it returns -1 to go on, or how many of
@@ -128,12 +132,18 @@ class GreedyStep:
     ) -> tuple[torch.Tensor, list[int]]:
         """The logits ``[rows, 1, vocabulary]`` after `tokens`, one a row, and the first largest of
         every row: none where they would have to be waited for. `positions` are those of the tokens,
-        for programs that have one a row; None: as the step before left them. Raises as `run`."""
+        for programs that have one a row; None: as the step before left them. Raises Refused, and
+        what a run raises."""
         program: Any = self.variant.program
         if positions is not None and positions != self._next_positions:
             self._place(positions)
         self._next_positions = None
-        results, largest = program.decode_step(self.tensors, self._roles, tokens)
+        try:
+            results, largest = program.decode_step(self.tensors, self._roles, tokens)
+        except _core.CoreError as error:
+            if error.code == OUT_OF_RANGE:
+                raise Refused(str(error)) from error
+            raise
         self.variant.report.calls += 1
         if positions is not None:
             self._next_positions = [position + 1 for position in positions]

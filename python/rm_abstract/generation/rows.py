@@ -164,20 +164,24 @@ class Rows:
     def clear(self) -> None:
         self._slots, self._held, self._cache, self._program = [], [], None, None
 
-    def step(self) -> Step:
-        """Rows that know no token sit out. When the call fails no row has changed."""
+    def step(self, judged: bool = False) -> Step:
+        """Rows that know no token sit out. When the call fails no row has changed. Raises Refused
+        where a program refuses values of this step; with `judged` the model is called, not it."""
         assert self._cache is not None
         if self._cache.length >= self._cache.capacity:
             self._remake(len(self.live()), 0, 0)
         ready = [(slot, row) for slot, row in self.by_slot() if row.last is not None]
-        logits, largest = self._run([row for _, row in ready], [slot for slot, _ in ready])
+        slots = [slot for slot, _ in ready]
+        logits, largest = self._run([row for _, row in ready], slots, judged)
         for slot, row in ready:
             self._held[slot] += 1
             row.position += 1
             row.last = None
         return Step(logits, largest, ready)
 
-    def _run(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
+    def _run(
+        self, rows: Sequence[Row], slots: Sequence[int], judged: bool
+    ) -> tuple[torch.Tensor, list[int]]:
         cache = self._cache
         assert cache is not None
         at, resting = cache.length, self._resting(slots)
@@ -188,9 +192,11 @@ class Rows:
         # Who rests sees its own token at least: nothing but masked positions has no softmax.
         self._mask[:, at] = 1
         try:
-            if self._program is None:
+            if self._program is None or judged:
                 given = torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None]
-                self._program = self._calls.program(*given, self._mask[:, : at + 1], cache)
+                self._program = None
+                if not judged:
+                    self._program = self._calls.program(*given, self._mask[:, : at + 1], cache)
                 if self._program is None:
                     self._about_to_compute()
                     return self._calls.logits(*given, self._mask[:, : at + 1], cache), []

@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
+from rm_abstract.generation.greedy_step import Refused
 from rm_abstract.generation.jobs import Closed, Job, Outbox, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
 from rm_abstract.generation.prefixes import Prefixes, begin_alike, content_of
 from rm_abstract.generation.prompt_batch import computed_together
 from rm_abstract.generation.rotary import independent_length
-from rm_abstract.generation.rows import Calls, Row, Rows
+from rm_abstract.generation.rows import Calls, Row, Rows, Step
 from rm_abstract.generation.sampling import Sampler
 from rm_abstract.generation.thread_sequence import ThreadSequence
 from rm_abstract.kv.device_cache import DeviceCache
@@ -515,7 +516,7 @@ class Scheduler:
             return
         started = time.monotonic()
         try:
-            step = self._rows.step()
+            step = self._step()
         except Exception as error:  # the rows share the step, and so the failure
             self._fail(error)
             return
@@ -523,6 +524,16 @@ class Scheduler:
         self.counts.steps += 1
         self.counts.step_rows += len(step.rows)
         step.accept()
+
+    def _step(self) -> Step:
+        """Of what a program refuses, the original judges jobs at once, and threads' sequences each
+        in its thread: raises Refused then."""
+        try:
+            return self._rows.step()
+        except Refused:
+            if self._company is not None:
+                raise
+            return self._rows.step(judged=True)
 
     def _keep_ended(self) -> None:
         """What was made goes into the next prompt where a conversation goes on."""

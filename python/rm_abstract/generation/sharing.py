@@ -20,6 +20,7 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import ExecutionError
+from rm_abstract.generation.greedy_step import Refused
 from rm_abstract.generation.thread_sequence import OWN, ThreadSequence
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Sharing:
         self.tokens = 0  # that were made in common steps
         self._misses = 0  # common steps in a row that no program served
         self._waits = 0
+        self._refused = 0  # common steps that a program refused
         _all.add(self)
 
     @contextmanager
@@ -169,6 +171,10 @@ class Sharing:
             return step
 
         def failed(error: Exception) -> None:
+            if isinstance(error, Refused):  # by one of them: each goes on alone, some may come back
+                self._refused += 1
+                self._off = self._refused > _MISSES
+                return
             self._off = True
             host.failed(error)
 

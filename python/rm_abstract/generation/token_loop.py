@@ -3,9 +3,10 @@
 transformers has resolved everything when `_sample` is called; what it would do there is done here
 in the same order and by its own processors, criteria and random draws. The first steps are ordinary
 calls of the model: they compile, are compared and checked. Once one was served by a program, its
-steps are run directly until rows end, the cache is full or a callback has changed the model; a call
-that asks for nothing but greedy tokens leaves even that to a loop in the core. Whatever a callback
-raises, the cache then holds whole steps.
+steps are run directly until rows end, the cache is full, a callback has changed the model or the
+program refuses a step, which is an ordinary call then. A call that asks for nothing but greedy
+tokens leaves even that to a loop in the core. Whatever a callback raises, the cache then holds
+whole steps.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.utils import (
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+    GenerationMixin,
+)
 
 from rm_abstract.engines.program_engine import ProgramEngine
 from rm_abstract.generation.ahead import Ahead, forgets
 from rm_abstract.generation.drafts import WIDTHS, can_widen, widened
-from rm_abstract.generation.greedy_step import GreedyStep
+from rm_abstract.generation.greedy_step import GreedyStep, Refused
 from rm_abstract.generation.served import ServedModel, served
 from rm_abstract.generation.sharing import Sharing, release_workers
 from rm_abstract.generation.thread_sequence import ThreadSequence
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 _SILENT = ("MaxLengthCriteria", "EosTokenCriteria")
 _KNOWN = {"attention_mask", "position_ids", *NAMES, "use_cache", "logits_to_keep"}
 _KNOWN |= {"encoder_outputs", "decoder_attention_mask", "decoder_position_ids"}
+_KNOWN |= {"token_type_ids", "mm_token_type_ids"}  # of new tokens: those of the last one, zeros
 _NEEDED = ("_prefill", "_update_model_kwargs_for_generation", "prepare_inputs_for_generation")
 
 
@@ -68,7 +74,8 @@ def why_not(request: GenerationRequest) -> str:
         for name in ("output_attentions", "output_hidden_states"):
             if getattr(config, name):
                 return name
-    if unknown := sorted(set(request.model_kwargs) - _KNOWN):
+    unknown = sorted(set(request.model_kwargs) - _KNOWN)
+    if unknown and not _updates_as_usual(model):
         return f"the argument {unknown[0]}"
     cache = kv_cache.device_part(request.model_kwargs.get(cache_name()))
     if cache is None:
@@ -78,6 +85,12 @@ def why_not(request: GenerationRequest) -> str:
     if not all(hasattr(model, name) for name in _NEEDED):
         return "this version of transformers"
     return ""
+
+
+def _updates_as_usual(model: Any) -> bool:
+    """Arguments that this file does not know are the same objects in every step, or in none."""
+    own = getattr(type(model), "_update_model_kwargs_for_generation", None)
+    return own is GenerationMixin._update_model_kwargs_for_generation
 
 
 class TokenLoop:
@@ -149,12 +162,15 @@ class TokenLoop:
         return self._accept(outputs.logits)
 
     def _advance(self, outputs: Any, count: int) -> None:
-        self._kwargs = self._model._update_model_kwargs_for_generation(
-            outputs,
-            self._kwargs,
-            is_encoder_decoder=self._model.config.is_encoder_decoder,
-            num_new_tokens=count,
-        )
+        # Of several tokens at once transformers repeats the types of as many before them.
+        each = 1 if self._kwargs.get("token_type_ids") is not None else count
+        for _ in range(count // each):
+            self._kwargs = self._model._update_model_kwargs_for_generation(
+                outputs,
+                self._kwargs,
+                is_encoder_decoder=self._model.config.is_encoder_decoder,
+                num_new_tokens=each,
+            )
 
     def _accept(self, logits: torch.Tensor) -> bool:
         """Chooses every row's next token from `logits` ``[rows, n, vocabulary]``. True: all ended.
@@ -213,6 +229,9 @@ class TokenLoop:
             return False
         entry, leaves = found
         following = self._inputs()
+        changing = set(following) - _KNOWN - {"input_ids", "decoder_input_ids"}
+        if any(following[name] is not inputs.get(name) for name in changing):
+            return False
         by_identity = {id(value): following[name] for name, value in inputs.items()}
         leaves = [by_identity.get(id(leaf), leaf) for leaf in leaves]
         # The core's own loop, and what batches rows of threads, read tokens on the host.
@@ -274,7 +293,11 @@ class TokenLoop:
         self, step: GreedyStep, capacity: int, stop: Callable[[], bool] | None = None
     ) -> None:
         for _ in range(min(capacity - step.length(), self._chunk)):
-            if self._accept(step.one(self._last)[0]) or (stop is not None and stop()):
+            try:
+                logits, _ = step.one(self._last)
+            except Refused:
+                return  # the original judges this step
+            if self._accept(logits) or (stop is not None and stop()):
                 return
             if not self._router.holds():
                 return
@@ -334,7 +357,10 @@ class TokenLoop:
     # ---- drafts ----------------------------------------------------------------------------------
 
     def _drafting(self, step: GreedyStep, inputs: dict[str, Any]) -> _core.Drafting | None:
-        """Drafts for the row of this step; None where there is none to look for."""
+        """Drafts for the row of this step; None where there is none to look for, or where the model
+        checks values: what nobody asked for is not to be refused."""
+        if step.variant.may_refuse:
+            return None
         drafts, engine = self._router.generation.drafts, self._router.engine
         cache = self._kwargs[cache_name()]
         if not isinstance(engine, ProgramEngine) or not self._tokens_only():

@@ -44,9 +44,13 @@ def read(bundle: Any) -> list[torch.Tensor] | Decline:
 
 
 def rebuilt(bundle: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The same class and fields around other tensors."""
+    """The same class and fields around other tensors, in the same order: a field may have been set
+    after others that stand behind it."""
     take = iter(tensors)
-    return type(bundle)(**{name: _around(value, take) for name, value in bundle.items()})
+    made = type(bundle)(**{name: _around(value, take) for name, value in bundle.items()})
+    for name in bundle:
+        made.move_to_end(name)
+    return made
 
 
 def _around(value: Any, take: Iterator[torch.Tensor]) -> Any:
