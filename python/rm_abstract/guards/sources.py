@@ -384,7 +384,9 @@ class _Search:
                 if name != "__class__":
                     self._cell(cell, name, user)
             if not user and "__wrapped__" in function.__dict__:
-                self._pending.append((function.__dict__["__wrapped__"], function.__qualname__, False))
+                self._pending.append(
+                    (function.__dict__["__wrapped__"], function.__qualname__, False)
+                )
         followed = user or (function.__globals__.get("__file__") or "") in self._followed
         if not followed:
             self._library_function(function)
