@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rm_abstract.capture.importer import KeptOp
+from rm_abstract.capture.imported import KeptOp
 from rm_abstract.capture.outputs import Structure
 
 

@@ -175,3 +175,15 @@ def _rule(target: torch._ops.OpOverload) -> Callable[..., Any] | None:
     if found is None and target._can_decompose():
         found = target.decompose
     return found
+
+
+def likeness(arg: Any) -> Any:
+    """Equal for arguments for which a decomposition is the same graph."""
+    if isinstance(arg, torch.fx.Node):
+        val = arg.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            return (str(val.dtype), tuple(str(s) for s in (*val.shape, "", *val.stride())))
+        return str(val)
+    if isinstance(arg, (list, tuple)):
+        return tuple(likeness(a) for a in arg)
+    return repr(arg)

@@ -39,7 +39,8 @@ from rm_abstract.capture import (
 )
 from rm_abstract.capture.captured import Captured
 from rm_abstract.capture.errors import CaptureError, capture_error
-from rm_abstract.capture.importer import import_program, is_inplace
+from rm_abstract.capture.importer import import_program
+from rm_abstract.capture.inplace import is_inplace
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.capture.recurrent import RecurrentLayers
 from rm_abstract.capture.untraced_layers import UntracedLayers

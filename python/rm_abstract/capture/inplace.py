@@ -136,3 +136,17 @@ def _elsewhere(value: Any) -> Any:
         return torch.empty_strided(
             value.shape, value.stride(), dtype=value.dtype, device=value.device
         )
+
+
+def is_inplace(ep: ExportedProgram) -> bool:
+    """True when the graph mutates a tensor: it must be functionalised before the import."""
+    for module in ep.graph_module.modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            target = node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+                continue
+            if target._schema.is_mutable and target is not torch.ops.aten.detach_.default:
+                return True
+    return False

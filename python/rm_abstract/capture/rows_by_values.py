@@ -8,11 +8,14 @@ Only graphs are looked at: what is found is imported as one operator, and its pa
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped,unused-ignore]
 import torch
+
+from rm_abstract.capture.ir_builder import IrBuilder, Value
 
 A = torch.ops.aten
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,6 +37,20 @@ class Found:
     products: dict[torch.fx.Node, Grouped] = field(default_factory=dict)
     inner: set[torch.fx.Node] = field(default_factory=set)
     sizes: dict[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+
+
+def product_of(b: IrBuilder, values: Mapping[torch.fx.Node, Any], found: Grouped) -> Value:
+    """Products of groups of rows, as one."""
+    rows, sizes = values[found.rows], values[found.sizes]
+    weights = [values[w] for w in found.weights]
+    if len(weights) > 1 or weights[0].rank == 2:
+        width = weights[0].dims
+        parts = [b.reshape(w, [1, *width]) for w in weights]
+        weights = [b.concat(parts, 0, [len(parts), *width])]
+    matrices = b.permute(weights[0], [0, 2, 1])
+    ends = b.op("cumsum", [b.cast(sizes, "i64")], "i64", sizes.dims, axis=0)
+    dims = [rows.dims[0], matrices.dims[2]]
+    return b.op("grouped_gemm", [rows, matrices, ends], rows.dtype, dims)
 
 
 def find(graph: torch.fx.Graph) -> Found:

@@ -23,8 +23,9 @@ from torch.utils._pytree import tree_leaves
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.tracing import tracing
 from rm_abstract.capture import budget, export, value_checks
-from rm_abstract.capture.errors import CaptureError
-from rm_abstract.capture.importer import import_program, is_inplace, source_line
+from rm_abstract.capture.errors import CaptureError, source_line
+from rm_abstract.capture.importer import import_program
+from rm_abstract.capture.inplace import is_inplace
 from rm_abstract.guards.traced_copy import copied
 
 _SECONDS = 60.0  # a step is captured once and run often

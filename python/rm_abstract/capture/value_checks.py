@@ -16,11 +16,13 @@ import torch
 from torch.export import ExportedProgram
 
 from rm_abstract.capture.dims import Dim
+from rm_abstract.capture.errors import capture_error, source_line
 from rm_abstract.capture.ir_builder import FLOATS, IrBuilder, Value
 
 TENSORS = {"aten._assert_async.default", "aten._assert_async.msg"}
 SCALARS = {"aten._assert_scalar.default"}
 RANGES = {"aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default"}
+CHECKS = TENSORS | SCALARS | RANGES
 _READS = {"aten.item.default", "aten._local_scalar_dense.default"}
 _SIZES = {"aten.sym_size.int", "aten.sym_numel.default"}
 _CHOOSES = {"aten.index.Tensor", "aten.masked_select.default", "aten.nonzero.default"}
@@ -116,6 +118,28 @@ class Conditions:
         self._b = builder
         self._values = values
         self._dim = dim
+
+    def add(self, node: torch.fx.Node) -> None:
+        """What eager checks while it runs. Of sizes alone: the export has it as a guard."""
+        name = str(node.target)
+        if name in TENSORS:
+            condition = self._values[node.args[0]]  # type: ignore[index]
+            message = str(node.args[1]) if len(node.args) > 1 else ""
+            self._b.check(condition, message)
+            return
+        if not reads_values(node.args[0]):
+            return
+        try:
+            found = [self.scalar(node.args[0])] if name in SCALARS else self.in_range(node)
+        except Unknown as error:
+            raise capture_error(
+                "RM203",
+                f"expected a condition over elements and sizes of tensors, got {error} in "
+                f"{node.name} ({source_line(node)})",
+                "torch._assert_async of a tensor",
+            ) from error
+        for condition in found:
+            self._b.check(condition)
 
     def scalar(self, arg: Any) -> Value:
         """A number of the graph as a value of rank 0: bool, i64 or f64. Raises Unknown."""
