@@ -323,7 +323,7 @@ def test_a_compile_error_keeps_the_call_eager_and_counts_the_reason():
         raise rm.CompileError("[capture] expected a graph, got none; try less", code="RM201")
 
     router = vars(model)["_compiled_call_impl"]
-    router._engine_for(model).before_first_call = fail
+    router.engine_for(model).before_first_call = fail
     with pytest.warns(rm.RoutingWarning, match="RM201"):
         check_equal(model, X)
     check_equal(model, X)
@@ -518,7 +518,7 @@ def test_many_first_callers_make_one_compile():
     model = ready()
     check_equal(model.second, torch.randn(2, 8))  # not the root: never routed
     router = vars(model)["_compiled_call_impl"]
-    engine = router._engine_for(model)
+    engine = router.engine_for(model)
     engine.before_first_call = lambda: time.sleep(0.2)
     outputs, expected = [], stock(model, X)
     start = threading.Barrier(8)
@@ -633,7 +633,7 @@ def test_a_model_on_a_device_that_the_session_does_not_use_is_not_captured(monke
         device = torch.device("cuda", 1)
 
     model = ready()
-    monkeypatch.setattr("rm_abstract.hooks.router._tensors", lambda module: [There()])
+    monkeypatch.setattr("rm_abstract.hooks.slow_path._tensors", lambda module: [There()])
     with pytest.warns(rm.RoutingWarning, match=r"RM119.*the model is on cuda:1"):
         check_equal(model, X)
     check_equal(model, X)

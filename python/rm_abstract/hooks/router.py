@@ -7,30 +7,21 @@ have returned, or raises what it would have raised.
 
 from __future__ import annotations
 
-import functools
-import inspect
-import itertools
 import sys
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.nn.parameter import is_lazy
 
 from rm_abstract import _core
 from rm_abstract.base import reasons
-from rm_abstract.base.decline import Decline, Deferred
+from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
-from rm_abstract.base.frames import release_frames
-from rm_abstract.base.scope import disabled_var
 from rm_abstract.engines.base import Engine
-from rm_abstract.engines.placement import placement_of
 from rm_abstract.generation.registry import remote_engine
-from rm_abstract.guards import purity, sources
-from rm_abstract.hooks.eager_once import EagerOnce
+from rm_abstract.guards import sources
 from rm_abstract.hooks.host import SLOT, RouterHost
 from rm_abstract.hooks.inner import InnerModels
 from rm_abstract.hooks.part_policy import PartPolicy
@@ -39,13 +30,11 @@ from rm_abstract.hooks.recovery import Recovery
 from rm_abstract.hooks.route import RouteFailure, new_route
 from rm_abstract.hooks.router_events import RouterEvents, for_remote_engine
 from rm_abstract.hooks.slot import Ours
-from rm_abstract.hooks.snapshots import MAX_PAUSE, Snapshots, change_reason
+from rm_abstract.hooks.slow_path import SlowPath
+from rm_abstract.hooks.snapshots import MAX_PAUSE, Snapshots
 
 if TYPE_CHECKING:
     from rm_abstract.generation.state import GenerationState
-    from rm_abstract.hooks.gradients import GradientCalls
-
-_LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
 
 
 class Router(Ours):
@@ -56,14 +45,11 @@ class Router(Ours):
         "__weakref__",
         "_engine",
         "_generation",
-        "_gradients",
         "_inner",
         "_lock",
-        "_parts",
-        "_pending",
         "_recovery",
         "_refused",
-        "_serves_gradients",
+        "_slow",
         "_try",
         "compile_seconds",
         "events",
@@ -72,7 +58,9 @@ class Router(Ours):
         "loop_tokens",
         "module_ref",
         "name",
+        "parts",
         "route",
+        "serves_gradients",
         "session",
         "snapshots",
         "source",
@@ -90,11 +78,10 @@ class Router(Ours):
         strict = session.settings.fallback_for("routing") == "error"
         self.route.strict(strict)
         self._try = self.route.try_route
-        self._gradients: GradientCalls | None = None  # made by the first call with gradients
         # A part gives none: what surrounds it may run it again and compare what autograd saved.
         wanted = session.settings.flag("serve_gradients") and not name
-        self._serves_gradients = wanted and not strict
-        if self._serves_gradients:
+        self.serves_gradients = wanted and not strict
+        if self.serves_gradients:
             self.route.gradients(True)
         self.module_ref = weakref.ref(module)
         self.session = session
@@ -103,7 +90,7 @@ class Router(Ours):
         self.name = name
         if name:
             self.label = f"{name} ({self.label})"
-        self._parts = PartPolicy(self, parts, Router)
+        self.parts = PartPolicy(self, parts, Router)
         self._inner = InnerModels(self, Router)
         if source == "inner":
             self.route.inner(True)
@@ -112,7 +99,7 @@ class Router(Ours):
         self._generation: GenerationState | None = None
         self._lock = threading.Lock()
         self.snapshots = Snapshots(self)
-        self._pending: set[bytes] = set()
+        self._slow = SlowPath(self)
         self._refused: dict[str, str] = {}
         self._recovery = Recovery()
         self.compile_seconds = 0.0
@@ -128,7 +115,7 @@ class Router(Ours):
             output = self._try(args, kwargs)
         except RouteFailure as failure:
             return self._failed(failure.error, args, kwargs)
-        return self._slow_path(args, kwargs) if output is NotImplemented else output
+        return self._slow(args, kwargs) if output is NotImplemented else output
 
     # A copy made by deepcopy or pickle has an empty slot (RNN modules copy the slot along).
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -146,7 +133,7 @@ class Router(Ours):
             if record["routed"] or record["eager"] or record["loop_tokens"]:
                 session.keep_record(record)
         else:
-            self._parts.keep(self.record(), self.name)
+            self.parts.keep(self.record(), self.name)
 
     # ---- state ------------------------------------------------------------------------------
 
@@ -226,7 +213,7 @@ class Router(Ours):
             "compile_seconds": round(self.compile_seconds, 4),
             "weights_guarded": stats["weights"],
             "entries": [] if engine is None else [entry.to_dict() for entry in engine.reports()],
-            "parts": self._parts.records(),
+            "parts": self.parts.records(),
             "inner": self._inner.records(),
         }
 
@@ -268,9 +255,9 @@ class Router(Ours):
             engine, self._engine = self._engine, None
             generation, self._generation = self._generation, None
             self._refused.clear()
-            self._parts.forget()
+            self.parts.forget()
             self.snapshots.drop()
-        if self._parts.remove():
+        if self.parts.remove():
             self.route.pause("RM205", 0)  # what is refused again is measured again
         if engine is not None:
             engine.close()
@@ -296,179 +283,17 @@ class Router(Ours):
 
     def forgotten(self, what: str, where: str) -> None:
         """What was compiled is for another state of the module."""
-        if self._gradients is not None:
-            self._gradients.weights_changed(structure=what != "weights")
+        if self._slow.gradients is not None:
+            self._slow.gradients.weights_changed(structure=what != "weights")
         if what != "weights":
-            self._parts.structure_changed()
+            self.parts.structure_changed()
             if self.in_place:
                 self.place_inner()
         self.snapshots.drop()
         if self._engine is not None:
             self._engine.invalidate(what, where)
 
-    # ---- slow path --------------------------------------------------------------------------
-
-    def _slow_path(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An eligible call that no entry serves yet."""
-        try:
-            return self._look_closer(args, kwargs)
-        finally:
-            self.snapshots.found = None
-
-    def _look_closer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compiles such a call once, or runs it eager."""
-        gradients = self._gradient_calls() if torch.is_grad_enabled() else None
-        needed = None if gradients is None else gradients.needed(args, kwargs)
-        if gradients is not None and needed is not None:
-            output = gradients.serve(self, args, kwargs, needed)
-            if output is NotImplemented:
-                return self._eager("RM117", gradients.why, args, kwargs)
-            return output
-        snapshots = self.snapshots
-        with snapshots.lock:
-            what, where = self.route.stale()
-            if not what and snapshots.held:
-                what, where = snapshots.changed()
-            if what and not snapshots.follow_change(what, where):
-                return self._eager(change_reason(what), where, args, kwargs)
-            # One that holds stays: what is bound was compiled for it, and a new one would take a
-            # change that another thread makes just now for the state of old.
-            code, detail = ("", "") if snapshots.held else snapshots.take()
-            taken = snapshots.number
-        if code:
-            if code in _LASTING and not self._is_lazy():
-                self.route.pause(code, 64)
-            if code == "RM210":
-                self.route.pause(code, MAX_PAUSE)
-            return self._eager(code, detail, args, kwargs)
-        if snapshots.user_code and not purity.can_watch():
-            why = "a profiler is on: what the forward does cannot be watched"
-            return self._eager("RM210", why, args, kwargs)
-        described = self.route.describe(args, kwargs)
-        if len(described) == 2:
-            return self._eager(described[0], described[1], args, kwargs)
-        if not self._callable_with(args, kwargs):
-            return self._eager("RM104", "forward does not take these arguments", args, kwargs)
-        key: bytes = described[1]
-        due, keyed = self._parts.due(key)
-        if due is not None:
-            code, detail, refused = due
-            if keyed and refused == taken:  # else it is another model by now, and is tried again
-                self.route.refuse(key, code, detail, None)
-            if code == "RM205":  # as in declined()
-                self.route.pause(code, MAX_PAUSE)
-            try:
-                return self._eager(code, detail, args, kwargs)
-            except BaseException:  # the user's: a later call is measured
-                self.route.forget(key)
-                self.route.pause("RM205", 0)
-                raise
-        with self._lock:
-            busy = key in self._pending
-            if not busy:
-                self._pending.add(key)
-        if busy:
-            return self._eager("RM112", "another thread compiles this call", args, kwargs)
-        try:
-            return self._compile(key, taken, args, kwargs)
-        finally:
-            with self._lock:
-                self._pending.discard(key)
-
-    def _gradient_calls(self) -> GradientCalls | None:
-        """What serves calls with gradients; None where they are left to PyTorch."""
-        if self._gradients is None and self._serves_gradients:
-            from rm_abstract.hooks.gradients import GradientCalls
-
-            module: Any = self.module_ref()
-            with self._lock:
-                if self._gradients is None:
-                    self._gradients = GradientCalls(module, self.route.describe, self.route.routed)
-        return self._gradients
-
-    def _callable_with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Engines never see a call that is a TypeError: the original raises the user's own."""
-        try:
-            inspect.signature(self.module_ref().forward).bind(*args, **kwargs)  # type: ignore[union-attr]
-        except TypeError:
-            return False
-        except ValueError:  # a builtin forward has no signature
-            return True
-        return True
-
-    def _is_lazy(self) -> bool:
-        """Whether weights get their shapes with this call: the next one finds them."""
-        module: Any = self.module_ref()
-        return any(map(is_lazy, itertools.chain(module.parameters(), module.buffers())))
-
-    def _compile(
-        self, key: bytes, taken: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        module = self.module_ref()
-        devices = {tensor.device for tensor in _tensors(module)}
-        if len(devices) > 1:
-            where = "weights on " + ", ".join(sorted(map(str, devices)))
-            return self._refuse(key, "RM110", where, args, kwargs)
-        snapshot = taken
-
-        def settled() -> None:
-            nonlocal snapshot
-            snapshot = self.snapshots.settled()
-
-        eager = EagerOnce(module, args, kwargs, settled)
-        token = disabled_var.set("compiling")  # our own captures and gates stay on the original
-        start = time.perf_counter()
-        try:
-            engine = self._engine_for(module)
-            if engine is None:
-                self.route.retire("RM108")
-                return self._eager("RM108", "inference_engine='torch'", args, kwargs)
-            for home in devices:  # before seconds are spent on a capture
-                placement = placement_of(self.session.resolved)
-                placement.check(home)
-                if self.source == "inner":
-                    placement.check_inner(home)
-            self._parts.admit(lambda: self.route.describe(args, kwargs)[2])
-            signature = engine.signature_of(args, kwargs)
-            if isinstance(signature, Decline):
-                raise signature
-            known = engine.entry(signature)
-            output = eager() if known else engine.first_call(args, kwargs, eager)
-            entry = engine.entry(signature)  # none: gone since, or never made
-            if entry is None and known is None and snapshot == self.snapshots.number:
-                raise Decline("RM501", "the parity gate refused the artefact")
-        except Decline as decline:
-            release_frames(decline)
-            if self._measures_next(key, decline.code, decline.detail):
-                self._note(decline.code, decline.detail)
-                return eager()
-            if decline.code != "RM107":  # a change while it was compared: the next call tries again
-                self.route.refuse(key, decline.code, decline.detail, None)
-            if isinstance(decline, Deferred):
-                decline.pending.then(functools.partial(self.route.forget, key))
-            self.declined(decline)
-            self._parts.leave(decline.code)
-            return eager()
-        except Exception as error:
-            if eager.error is not None:
-                eager.raise_error()
-            release_frames(error)
-            self._report(key, error)
-            return eager()
-        finally:
-            disabled_var.reset(token)
-            self.compile_seconds += time.perf_counter() - start
-        if entry is None:
-            code, detail = "RM112", "another thread's call saw the module change meanwhile"
-        else:
-            code, detail = self.snapshots.bind(key, entry, snapshot)
-        if code:
-            self._note(code, detail)
-        else:
-            self.first_calls += 1
-        return output
-
-    def _engine_for(self, module: Any) -> Engine | None:
+    def engine_for(self, module: Any) -> Engine | None:
         with self._lock:
             if self._engine is None:
                 self._engine = self.session.create_engine(module, self.events)
@@ -476,25 +301,25 @@ class Router(Ours):
 
     # ---- ways back to the original ----------------------------------------------------------
 
-    def _eager(self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def eager(self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.route.count(code, detail)
         self._notice(code, detail)
         module = self.module_ref()
-        parts = self._parts.to_be_measured(code)
+        parts = self.parts.to_be_measured(code)
         if parts is not None:
             self._inner.remove()  # parts serve these calls, too
             return parts.measure(module, args, kwargs)
-        self._parts.leave(code)
+        self.parts.leave(code)
         return _core.router.call_original(module, args, kwargs)
 
-    def _refuse(
+    def refuse(
         self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.route.refuse(key, code, detail, None)
-        self._note(code, detail)
+        self.note(code, detail)
         return _core.router.call_original(self.module_ref(), args, kwargs)
 
-    def _note(self, code: str, detail: str) -> None:
+    def note(self, code: str, detail: str) -> None:
         self.route.count(code, detail)
         self._refused[code] = detail
         self._notice(code, detail)
@@ -510,20 +335,20 @@ class Router(Ours):
     def declined(self, decline: Decline) -> None:
         """The engine leaves a call to the original."""
         # It changes what the guard watches: no use in looking again, but once to measure.
-        if decline.code == "RM205" and not self._parts.waits:
+        if decline.code == "RM205" and not self.parts.waits:
             self.route.pause(decline.code, MAX_PAUSE)
-        self._note(decline.code, decline.detail)
+        self.note(decline.code, decline.detail)
 
     def refused_while_serving(self, code: str, detail: str) -> None:
         """An entry leaves its call and those like it to the original, which ran."""
-        if self._measures_next(None, code, detail):
+        if self.measures_next(None, code, detail):
             self.snapshots.drop()  # so that the next call comes to the slow path
-        self._parts.leave(code)
+        self.parts.leave(code)
 
-    def _measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
-        return self._parts.measures_next(key, code, detail, self.snapshots.number)
+    def measures_next(self, key: bytes | None, code: str, detail: str) -> bool:
+        return self.parts.measures_next(key, code, detail, self.snapshots.number)
 
-    def _report(self, key: bytes, error: Exception, served: bool = False) -> None:
+    def report(self, key: bytes, error: Exception, served: bool = False) -> None:
         """An error of ours: refuse this key from now on, or for a while where the device ``served``
         it before; raise it when the policy says so."""
         if isinstance(error, _core.CoreError):
@@ -531,12 +356,12 @@ class Router(Ours):
         else:
             failure = error if isinstance(error, Error) else internal(error, "route")
         code = failure.code = failure.code or "RM306"
-        if not self._measures_next(key, code, str(failure)):
+        if not self.measures_next(key, code, str(failure)):
             pause_s = self._recovery.pause_s(code) if served else None
             self.route.refuse(key, code, str(failure), pause_s)
         self.route.count(code, str(failure))
         self._refused[code] = str(failure)
-        self._parts.leave(code)
+        self.parts.leave(code)
         self.failed(failure)
 
     def failed(self, failure: Error) -> None:
@@ -553,9 +378,5 @@ class Router(Ours):
         output = _core.router.call_original(self.module_ref(), args, kwargs)
         described = self.route.describe(args, kwargs)
         if len(described) == 3:
-            self._report(described[1], error, served=True)
+            self.report(described[1], error, served=True)
         return output
-
-
-def _tensors(module: Any) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
