@@ -91,6 +91,15 @@ int detected_extras() {
 #endif
 }
 
+bool has_amx_int8() {
+#if RM_CPU_X86
+  static const bool found = cpuid_bit(7, 0, 3, 25);
+  return found;
+#else
+  return false;
+#endif
+}
+
 std::string set_name(Isa level, int extra_bits) {
   std::string out = isa_name(level);
   for (const auto& extra : kExtraNames) {
@@ -149,6 +158,7 @@ Extras extras() {
   Extras e;
   e.avx512_bf16 = wide && (bits & kBf16) != 0;
   e.amx_bf16 = wide && (bits & kAmx) != 0;
+  e.amx_int8 = e.amx_bf16 && has_amx_int8();
   e.avx512_vnni = wide && (bits & kVnni) != 0;
   e.avx_vnni = supported(Isa::avx2) && (bits & kAvxVnni) != 0;
   return e;

@@ -23,6 +23,7 @@ enum class Isa { baseline = 0, avx2 = 1, avx512 = 2 };
 struct Extras {
   bool avx512_bf16 = false;
   bool amx_bf16 = false;
+  bool amx_int8 = false;  // "amx" as well, where the processor has both
   bool avx512_vnni = false;
   bool avx_vnni = false;
 };

@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 #include <omp.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <tuple>
 
 #include "harness.hpp"
 #include "ir/text.hpp"
@@ -89,25 +91,21 @@ double activate(const std::string& name, double x) {
   return x;
 }
 
-void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
-  CAPTURE(text_of(c));
-  CAPTURE(name(type));
-  Tensor w(type, {c.n, c.k}), bias(type, {c.n}), residual(type, {c.m, c.n}), y(type, {c.m, c.n});
-  w.normal(rng, 0.1), bias.normal(rng), residual.normal(rng);
-  Tensor x = scrambled ? Tensor::scrambled(type, {c.m, c.k}, rng) : Tensor(type, {c.m, c.k});
-  x.normal(rng);
-  const Weight weight(c, w);
-  Call call{"quant_linear",
-            {&x, &weight.q, &weight.scale, c.symmetric ? nullptr : &weight.zero,
-             c.bias ? &bias : nullptr, c.residual ? &residual : nullptr},
-            {&y},
-            Weight::attributes(c)};
-  call.attrs.push_back(text("activation", c.activation));
-  std::vector<double> want, tolerance;
-  std::vector<std::vector<double>> rows;
-  for (int64_t r = 0; r < c.n; ++r) rows.push_back(dequantised(c, weight, r));
+struct Wanted {
+  std::vector<double> value, tolerance;
+};
+
+/// Whether a kernel rounds m rows of x to 8 bits where it may.
+bool rounds_rows(const std::string& row, int64_t m) {
+  return m <= (row.find("amx_int8") == std::string::npos ? 8 : 16);
+}
+
+/// What a product should be where x is read `rounds` to 8 bits.
+Wanted wanted(const Case& c, Type type, const Tensor& x, const Weight& weight,
+              const std::vector<std::vector<double>>& rows, const Tensor& bias,
+              const Tensor& residual, bool rounds) {
+  Wanted want;
   for (int64_t i = 0; i < c.m; ++i) {
-    const bool rounds = c.x_bits == 8 && c.m <= 8;
     const std::vector<double> read = rounds ? rounded(c, x, i) : std::vector<double>();
     for (int64_t r = 0; r < c.n; ++r) {
       double sum = 0, magnitude = 0, rounding = 0, squares = 0;
@@ -128,20 +126,42 @@ void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
       const double before = sum + (c.bias ? bias[r] : 0);
       const double value =
           activate(c.activation, before) + (c.residual ? residual[i * c.n + r] : 0);
-      want.push_back(value);
+      want.value.push_back(value);
       // Beside many rows of bf16 a weight may be rounded to bf16: random errors of at most 2^-9 each.
       const bool narrow = type == Type::bf16 && c.m > 8;
-      tolerance.push_back((narrow ? 4 * 0x1p-9 * std::sqrt(squares) : 0) + 1.2 * rounding + 0x1p-22 * magnitude + 0x1p-21 * std::fabs(before) +
+      want.tolerance.push_back((narrow ? 4 * 0x1p-9 * std::sqrt(squares) : 0) + 1.2 * rounding + 0x1p-22 * magnitude + 0x1p-21 * std::fabs(before) +
                           2 * epsilon(type) * std::fabs(value) + 1e-7);
     }
   }
+  return want;
+}
+
+void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
+  CAPTURE(text_of(c));
+  CAPTURE(name(type));
+  Tensor w(type, {c.n, c.k}), bias(type, {c.n}), residual(type, {c.m, c.n}), y(type, {c.m, c.n});
+  w.normal(rng, 0.1), bias.normal(rng), residual.normal(rng);
+  Tensor x = scrambled ? Tensor::scrambled(type, {c.m, c.k}, rng) : Tensor(type, {c.m, c.k});
+  x.normal(rng);
+  const Weight weight(c, w);
+  Call call{"quant_linear",
+            {&x, &weight.q, &weight.scale, c.symmetric ? nullptr : &weight.zero,
+             c.bias ? &bias : nullptr, c.residual ? &residual : nullptr},
+            {&y},
+            Weight::attributes(c)};
+  call.attrs.push_back(text("activation", c.activation));
+  std::vector<std::vector<double>> rows;
+  for (int64_t r = 0; r < c.n; ++r) rows.push_back(dequantised(c, weight, r));
+  const Wanted exact = wanted(c, type, x, weight, rows, bias, residual, false);
+  const Wanted rounded = wanted(c, type, x, weight, rows, bias, residual, c.x_bits == 8);
   on_every_row(call, [&](const std::string& row) {
+    const Wanted& want = rounds_rows(row, c.m) ? rounded : exact;
     std::string wrong;
     for (int64_t i = 0; i < y.numel() && wrong.empty(); ++i) {
-      const double expected = want[size_t(i)];
-      if (std::fabs(y[i] - expected) <= tolerance[size_t(i)]) continue;
+      const double expected = want.value[size_t(i)], allowed = want.tolerance[size_t(i)];
+      if (std::fabs(y[i] - expected) <= allowed) continue;
       wrong = "element " + std::to_string(i) + ": expected " + std::to_string(expected) + " +- " +
-              std::to_string(tolerance[size_t(i)]) + ", got " + std::to_string(y[i]);
+              std::to_string(allowed) + ", got " + std::to_string(y[i]);
     }
     INFO(row);
     CHECK_MESSAGE(wrong.empty(), wrong);
@@ -185,6 +205,58 @@ TEST_CASE("quant_linear on tiles reads few rows of x in 8 bits, and many as they
                  rng() % 4 ? 8 : 16,
                  8};
     check(c, types[rng() % 3], rng, rng() % 3 == 0);
+  }
+}
+
+TEST_CASE("quant_linear of 1 to 18 rows in 8 bits at the edges of matrix tiles") {
+  std::mt19937 rng(59);
+  const int64_t ns[] = {8, 15, 16, 17, 24, 31, 32, 33, 47, 56, 65}, ks[] = {32, 64, 65, 127, 128, 129, 192, 320};
+  for (int64_t m = 1; m <= 18; ++m) {
+    for (int64_t bits : {8, 4}) {
+      const Case c{m, ns[rng() % 11], ks[rng() % 8], bits, int64_t{32} << rng() % 3, true, true, true, "none", 8};
+      check(c, std::array{Type::f32, Type::bf16, Type::f16}[rng() % 3], rng, m % 3 == 0);
+    }
+  }
+}
+
+TEST_CASE("kernels of quant_linear that read x in 8 bits give the same bits, alone and in a batch") {
+  std::mt19937 rng(60);
+  for (auto [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{16, 333, 352}, {5, 75, 100}, {2, 40, 64}}) {
+    for (int64_t bits : {8, 4}) {
+      const Case c{m, n, k, bits, bits == 8 ? 128 : 32, true, false, false, "none", 8};
+      Tensor w(Type::f32, {n, k}), x(Type::bf16, {m, k}), y(Type::bf16, {m, n});
+      w.normal(rng), x.normal(rng);
+      const Weight weight(c, w);
+      std::vector<double> alone;  // by the kernels of one row
+      for (int64_t i = 0; i < m; ++i) {
+        Tensor one(Type::bf16, {1, k}), z(Type::bf16, {1, n});
+        one.fill([&](int64_t j) { return x[i * k + j]; });
+        const Call call{"quant_linear", {&one, &weight.q, &weight.scale}, {&z}, Weight::attributes(c)};
+        for (const rm_kernel* row : rows("quant_linear")) {
+          const std::string name(row->name.data, row->name.size);
+          if (name.find("avx2") == std::string::npos || !supports(*row, call)) continue;
+          REQUIRE(run(*row, call).code == RM_OK);
+          for (int64_t j = 0; j < n; ++j) alone.push_back(z[j]);
+          break;
+        }
+      }
+      if (alone.empty()) continue;
+      const Call call{"quant_linear", {&x, &weight.q, &weight.scale}, {&y}, Weight::attributes(c)};
+      for (const rm_kernel* row : rows("quant_linear")) {
+        const std::string name(row->name.data, row->name.size);
+        const bool vectors = name.find("avx") != std::string::npos || name.find("amx_int8") != std::string::npos;
+        if (!vectors || !rounds_rows(name, m) || !supports(*row, call)) continue;
+        CAPTURE(name);
+        for (int threads : {1, 2, 3}) {
+          omp_set_num_threads(threads);
+          REQUIRE(run(*row, call).code == RM_OK);
+          int64_t differing = 0;
+          for (int64_t i = 0; i < m * n; ++i) differing += y[i] != alone[size_t(i)];
+          CHECK(differing == 0);
+        }
+        omp_set_num_threads(omp_get_num_procs());
+      }
+    }
   }
 }
 
@@ -317,9 +389,9 @@ TEST_CASE("quant_linear gives the same bits on any number of threads and for any
         }
       }
       omp_set_num_threads(threads);
-      REQUIRE(
-          run(*row, {"quant_linear", {&one, &weight.q, &weight.scale}, {&z}, Weight::attributes(c)})
-              .code == RM_OK);
+      const Call lone{"quant_linear", {&one, &weight.q, &weight.scale}, {&z}, Weight::attributes(c)};
+      if (!supports(*row, lone)) continue;  // a batch's kernel: compared with one row's below
+      REQUIRE(run(*row, lone).code == RM_OK);
       for (int64_t i = 0; i < c.n; ++i) CHECK(z[i] == first[size_t(5 * c.n + i)]);
     }
   }

@@ -43,7 +43,7 @@ bool offered(const std::string& set) {
     if (part == "avxvnni" && !has({"avx_vnni"})) return false;
     if (part == "bf16" && !has({"avx512_bf16"})) return false;
     if (part == "vnni" && !has({"avx512_vnni"})) return false;
-    if (part == "amx" && !has({"amx_tile", "amx_bf16"})) return false;
+    if (part == "amx" && !has({"amx_tile", "amx_bf16", "amx_int8"})) return false;
   }
   return true;
 }

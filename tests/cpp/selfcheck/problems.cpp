@@ -305,7 +305,7 @@ void add_fused(std::vector<Shape>& out) {
 void add_quantised(std::vector<Shape>& out) {
   for (int64_t bits : {4, 8}) {
     for (int64_t tile : {1, 8}) {
-      for (int64_t rows : {1, 5, 64}) {
+      for (int64_t rows : {1, 5, 16, 64}) {
         out.push_back(quant_linear(rows, 300, 512, bits, tile));
       }
       out.push_back(quant_linear(64, 300, 512, bits, tile, DType::kBF16));

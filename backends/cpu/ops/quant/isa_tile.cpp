@@ -18,55 +18,108 @@ constexpr int64_t kAhead = 3072;        // prefetch distance, bytes
 // ---- activations
 // ----------------------------------------------------------------------------------
 
+#if defined(__AVX2__)
+RM_INLINE uint32_t largest(__m256i v) {
+  const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1))));
+}
+RM_INLINE int32_t add_lanes(__m256i v) {
+  const __m128i four =
+      _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+#endif
+
+/// The largest of a block's words.
+RM_INLINE uint32_t largest_of(const vu* v) {
+#if defined(__AVX512F__)
+  const __m512i both = _mm512_max_epu32((__m512i)v[0], (__m512i)v[1]);
+  return largest(_mm256_max_epu32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1)));
+#elif defined(__AVX2__)
+  return largest(_mm256_max_epu32(_mm256_max_epu32((__m256i)v[0], (__m256i)v[1]),
+                                  _mm256_max_epu32((__m256i)v[2], (__m256i)v[3])));
+#else
+  uint32_t most = 0;
+  for (int i = 0; i < kBlock; ++i) {
+    const uint32_t word = v[i / kWidth][i % kWidth];
+    most = word > most ? word : most;
+  }
+  return most;
+#endif
+}
+
+/// A block's integers as bytes; returns their sum.
+RM_INLINE int32_t store_bytes(const vu* q, int8_t* values) {
+#if defined(__AVX512F__)
+  auto* to = reinterpret_cast<__m128i*>(values);
+  _mm_storeu_si128(to, _mm512_cvtepi32_epi8((__m512i)q[0]));
+  _mm_storeu_si128(to + 1, _mm512_cvtepi32_epi8((__m512i)q[1]));
+  const __m512i both = _mm512_add_epi32((__m512i)q[0], (__m512i)q[1]);
+  return add_lanes(_mm256_add_epi32(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64(both, 1)));
+#elif defined(__AVX2__)
+  const __m256i low = _mm256_packs_epi32((__m256i)q[0], (__m256i)q[1]);
+  const __m256i high = _mm256_packs_epi32((__m256i)q[2], (__m256i)q[3]);
+  // Packing works on halves: their words of four bytes go back to their places.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(values),
+                      _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order));
+  return add_lanes(_mm256_add_epi32(_mm256_add_epi32((__m256i)q[0], (__m256i)q[1]),
+                                    _mm256_add_epi32((__m256i)q[2], (__m256i)q[3])));
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < kBlock; ++i) {
+    const auto value = static_cast<int32_t>(q[i / kWidth][i % kWidth]);
+    values[i] = static_cast<int8_t>(value);
+    sum += value;
+  }
+  return sum;
+#endif
+}
+
 /// One block: value = round(x * (127 / largest)), ties to even. Where something is not finite the
 /// scale is NaN. The product is rounded before the sum is: an integer of the second implementation
 /// (python/rm_abstract/verification/quantised.py) must be the same.
-RM_INLINE void round_block(const float* x, int8_t* values, float* scale, int32_t* sum) {
-  vf high{}, finite{};
-  for (int i = 0; i < kBlock; i += kWidth) {
-    const vf v = F32::load(x + i), magnitude = (vf)((vu)v & 0x7fffffff);
-    high = magnitude > high ? magnitude : high;
-    finite += v * 0.f;
-  }
-  float most = 0, check = 0;
-  for (int i = 0; i < kWidth; ++i) {
-    most = high[i] > most ? high[i] : most;
-    check += finite[i];
-  }
-  const bool good = check == check;
+RM_INLINE void round_block(const vf* x, int8_t* values, float* scale, int32_t* sum) {
+  constexpr int kVectors = kBlock / kWidth;
+  vu magnitudes[kVectors];  // ordered as integers as they are as floats, infinity and NaN last
+  for (int i = 0; i < kVectors; ++i) magnitudes[i] = (vu)x[i] & 0x7fffffff;
+  const uint32_t word = largest_of(magnitudes);
+  const bool good = word < 0x7f800000u;
+  float most;
+  __builtin_memcpy(&most, &word, sizeof most);
   // Below 2^-110 the inverse would overflow: such blocks are zero beside any other.
   const float inverse = good && most > 0x1p-110f ? kLimit / most : 0.f;
   *scale = good ? most / kLimit : __builtin_nanf("");
-  int32_t q[kBlock];
-  for (int i = 0; i < kBlock; i += kWidth) {
-    vf scaled = (good ? F32::load(x + i) : vf{}) * inverse;
+  vu q[kVectors];
+  for (int i = 0; i < kVectors; ++i) {
+    vf scaled = (good ? x[i] : vf{}) * inverse;
 #if defined(__x86_64__)
     __asm__("" : "+x"(scaled));  // no fused multiply-add
 #endif
-    const vu bits = (vu)(scaled + kRounder) - 0x4b400000u;
-    __builtin_memcpy(q + i, &bits, sizeof bits);
+    q[i] = (vu)(scaled + kRounder) - 0x4b400000u;
   }
-  int32_t total = 0;
-  for (int i = 0; i < kBlock; ++i) total += q[i];
-  for (int i = 0; i < kBlock; ++i) values[i] = static_cast<int8_t>(q[i]);
-  *sum = total;
+  *sum = store_bytes(q, values);
 }
 
 template <class T>
 void round_row(const RoundArgs& a) {
   using S = typename T::Scalar;
-  float x[kBlock];
+  vf x[kBlock / kWidth];
   for (int64_t b = 0; b < a.blocks; ++b) {
     const S* src = static_cast<const S*>(a.src) + b * kBlock * a.col_stride;
     const int64_t left = a.k - b * kBlock;
     const int64_t count = left < kBlock ? (left < 0 ? 0 : left) : kBlock;
-    S copy[kBlock] = {};
+    S copy[kBlock];
     if (count < kBlock || a.col_stride != 1) {
+      __builtin_memset(copy, 0, sizeof copy);
       for (int64_t i = 0; i < count; ++i) copy[i] = src[i * a.col_stride];
       src = copy;
     }
-    for (int i = 0; i < kBlock; i += kWidth) F32::store(x + i, T::load(src + i));
-    round_block(x, a.values + b * kBlock, a.scales + b, a.sums + b);
+    for (int i = 0; i < kBlock / kWidth; ++i) x[i] = T::load(src + i * kWidth);
+    round_block(x, a.values + b * a.values_step, a.scales + b * a.scales_step,
+                a.sums + b * a.scales_step);
   }
 }
 
@@ -229,13 +282,6 @@ void dot4(const TileArgs& a) {
 // for products of two signed bytes, and for nibbles from which 8 was taken, as if they were
 // unsigned.
 #if defined(__AVX2__)
-RM_INLINE int32_t add_lanes(__m256i v) {
-  const __m128i four =
-      _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
-}
-
 template <int kBits>
 RM_INLINE int32_t row_products(const TileArgs& a, int64_t b) {
   const auto load = [](const void* p) {

@@ -11,10 +11,6 @@ namespace {
 
 constexpr double kThreadBytes = 48 << 10;  // of weights a thread must have to read
 
-gemm::TileType tile_type(DType t) {
-  return t == DType::f32 ? gemm::kF32 : t == DType::bf16 ? gemm::kBF16 : gemm::kF16;
-}
-
 }  // namespace
 
 /// f32 rows of the weight, transposed into panels.

@@ -7,6 +7,7 @@
 
 #include "common/row.hpp"
 #include "ops/quant/amx.hpp"
+#include "ops/quant/amx_few.hpp"
 #include "ops/quant/linear.hpp"
 
 namespace rm::cpu {
@@ -30,6 +31,9 @@ extern const TileSet tile_kernels;
 }
 namespace amx_bf16 {
 extern const AmxFill amx_fill;
+}
+namespace amx_int8 {
+extern const FewSet amx_few;
 }
 #endif
 }  // namespace quant
@@ -135,6 +139,32 @@ struct AmxRow {
     return edges;
   }
 };
+
+/// A few rows, rounded to 8 bits, on matrix tiles.
+struct AmxFewRow {
+  using State = quant::AmxFewLinear;
+  static const char* why_not(const rm_problem& raw, const rm_device_info*) {
+    if (!extras().amx_int8) return "this machine (or the option cpu_isa) has no AMX for int8";
+    return quant::AmxFewLinear::reject(quant::decode_linear(raw));
+  }
+  /// Reading the weight (20 GB/s a thread) and multiplying, 400 operations a nanosecond.
+  static double cost_ns(const rm_problem& raw, const rm_device_info*) {
+    const quant::QuantProblem q = quant::decode_linear(raw);
+    const double bytes = double(q.gemm.n) * double(q.blocks() * 4 * q.bits);
+    return 1000 + (bytes / 20 + q.gemm.flops() / 400) / omp_get_max_threads();
+  }
+  static quant::AmxFewLinear* make(const rm_problem& raw, const rm_device_info*) {
+    return new quant::AmxFewLinear(quant::decode_linear(raw), {quant::amx_int8::amx_few,
+                                                               rounded_of(Isa::avx512),
+                                                               tiles_of(Isa::avx512)});
+  }
+  static std::span<const rm_edge> edges() {
+    static const std::vector<rm_edge> edges = {{'M', 0, quant::kMostFewRows}, {'N', 0, quant::kTile},
+                                               {'N', 0, quant::kStrip}, {'N', 0, 2 * quant::kStrip},
+                                               {'K', 0, 2 * quant::kBlock}, {'K', 0, 4 * quant::kBlock}};
+    return edges;
+  }
+};
 #endif
 
 }  // namespace
@@ -142,6 +172,8 @@ struct AmxRow {
 std::span<const rm_kernel> quant_linear_rows() {
   static const std::vector<rm_kernel> rows = {
 #if RM_CPU_X86
+    plugin::kernel_row<AmxFewRow>("quant_linear", "quant_linear_grouped_amx_int8", build_id(),
+                                  RM_KERNEL_DETERMINISTIC),
     plugin::kernel_row<AmxRow>("quant_linear", "quant_linear_grouped_amx_bf16", build_id(),
                                RM_KERNEL_DETERMINISTIC),
     make_row<VnniRow<Isa::avx512>, Isa::avx512>(),

@@ -15,6 +15,7 @@ struct RoundArgs {
   int8_t* values;
   float* scales;  // a block
   int32_t* sums;  // a block: of its integers
+  int64_t values_step = kBlock, scales_step = 1;  // from a block to its next
 };
 
 /// out[t][r] = x . (row r of tile t), or out[0][0] = x . (a row that lies alone).

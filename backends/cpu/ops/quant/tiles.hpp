@@ -20,6 +20,10 @@ struct Operands {
 
 Operands operands(const QuantProblem& q, const rm_launch& l);
 
+inline gemm::TileType tile_type(DType t) {
+  return t == DType::f32 ? gemm::kF32 : t == DType::bf16 ? gemm::kBF16 : gemm::kF16;
+}
+
 /// Finishes columns [n, n + cols) of all rows of x: bias, activation, residual, rounding.
 void store_columns(const QuantProblem& q, const gemm::KernelSet& kernels, gemm::TileType type,
                    const Operands& o, const float* acc, int64_t n, int64_t cols);
