@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from rm_abstract.base.decline import Decline, Deferred
 from rm_abstract.base.frames import release_frames
 from rm_abstract.base.scope import disabled_var
+from rm_abstract.engines.base import Engine
 from rm_abstract.engines.placement import placement_of
 from rm_abstract.guards import purity
 from rm_abstract.hooks.eager_once import EagerOnce
@@ -27,21 +28,50 @@ from rm_abstract.hooks.snapshots import MAX_PAUSE, change_reason
 
 if TYPE_CHECKING:
     from rm_abstract.hooks.gradients import GradientCalls
-    from rm_abstract.hooks.router import Router
+    from rm_abstract.hooks.host import RouterHost
+    from rm_abstract.hooks.part_policy import PartPolicy
+    from rm_abstract.hooks.snapshots import Snapshots
 
 _LASTING = frozenset({"RM107", "RM110", "RM113", "RM118"})  # the next call changes none cheaply
+
+
+class Routed(Protocol):
+    """A router, as far as a call on this path needs it."""
+
+    route: Any
+    module_ref: weakref.ref[Any]
+    session: RouterHost
+    snapshots: Snapshots
+    parts: PartPolicy
+    source: str
+    serves_gradients: bool
+    compile_seconds: float
+    first_calls: int
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def engine_for(self, module: Any) -> Engine | None: ...
+    def eager(
+        self, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
+    def refuse(
+        self, key: bytes, code: str, detail: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
+    def note(self, code: str, detail: str) -> None: ...
+    def declined(self, decline: Decline) -> None: ...
+    def measures_next(self, key: bytes | None, code: str, detail: str) -> bool: ...
+    def report(self, key: bytes, error: Exception) -> None: ...
 
 
 class SlowPath:
     """Of one router, which owns this object and is held weakly."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Routed) -> None:
         self._router = weakref.ref(router)
         self._lock = threading.Lock()
         self._pending: set[bytes] = set()  # kinds of calls that are being compiled
         self.gradients: GradientCalls | None = None  # made by the first call with gradients
 
-    def _of(self) -> Router:
+    def _of(self) -> Routed:
         router = self._router()
         assert router is not None  # a call of it runs
         return router
