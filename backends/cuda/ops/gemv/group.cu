@@ -9,7 +9,6 @@ namespace {
 
 constexpr int kMostWeights = 3;
 constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
-constexpr std::int64_t kMostRows = 72 * 1024;  // bytes of a turn
 constexpr std::int64_t kTurnRows = 16;  // the most rows of a turn: all turns fit parts of so many
 
 std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[p.turned ? 1 : 0]; }
@@ -70,7 +69,7 @@ template <class T>
 Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream stream) {
   const int rows = gemv_waves_turn(a) / a.row_bytes;
   if (a.m > 4) {
-    return 16 * a.row_bytes <= kMostRows ? launch<T, 1, 1>(a, g, overlap, stream)
+    return 16 * a.row_bytes <= kGemvWavesMost ? launch<T, 1, 1>(a, g, overlap, stream)
                                          : launch<T, 0, 1>(a, g, overlap, stream);
   }
   if (a.m > 2) {
@@ -97,7 +96,7 @@ const char* waves_why_not(const GemvGroup& p) {
   if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
   const std::int64_t m = p.x.shape[0];
   if (m > 8) return "more than 8 rows of x";
-  if (m > 1 && 2 * k * (m > 2 ? 8 : 4) > kMostRows) return "a block's rows of w do not fit 72 KiB";
+  if (m > 1 && 2 * k * (m > 2 ? 8 : 4) > kGemvWavesMost) return "a block's rows of w do not fit 72 KiB";
   for (int i = 0; i < p.count; ++i) {
     const std::int64_t n = rows_of_weight(p, i);
     if (n == 0) return "a weight has no rows";

@@ -5,8 +5,7 @@
 namespace rm::cuda_ops {
 namespace {
 
-constexpr int kMostRows = 72 * 1024;  // bytes of w in a turn
-constexpr int kMemory = 80 * 1024;    // at least: two blocks a multiprocessor, not three
+constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
 
 template <class T, int kPairs, int kSegments>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
@@ -65,7 +64,7 @@ const char* gemv_waves_why_not(const Gemv& p) {
   if (const char* why = gemv_bulk_why_not(p)) return why;
   if (gemv_bits(p) != 0) return "w is quantised";
   const std::int64_t m = p.x.shape[0], rows = m > 4 ? 16 : m > 2 ? 8 : m > 1 ? 4 : 2;
-  if (2 * gemv_k(p) * rows > kMostRows) return "a block's rows of w do not fit 72 KiB";
+  if (2 * gemv_k(p) * rows > kGemvWavesMost) return "a block's rows of w do not fit 72 KiB";
   return nullptr;
 }
 

@@ -25,6 +25,8 @@ inline int gemv_waves_turn(const GemvArgs& a) {
   const bool large = a.m > 1 && bytes >= (a.row_bytes <= 8192 ? 24ll : 40ll) << 20;
   return large ? kGemvWavesSmall : 64 * 1024;
 }
+/// A turn's bytes of the fewest rows that a kernel takes are no more than that.
+inline constexpr int kGemvWavesMost = 72 * 1024;
 /// Chains of products in a sum: one where sums take most registers.
 __host__ __device__ constexpr int gemv_waves_chains(int pairs) { return pairs >= 8 ? 1 : 2; }
 /// Rows of w in a turn.

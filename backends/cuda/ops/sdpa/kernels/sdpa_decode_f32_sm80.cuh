@@ -49,9 +49,36 @@ struct DecodeF32Row {
   }
 };
 
+/// Adds up what lanes, warps and blocks have of the rows, and writes the results. `memory` was the ring.
+template <class Shape>
+__device__ __forceinline__ void decode_f32_end(const SdpaArgs& p, const DecodeShare& share, int b, int g,
+                                               int row0, int rows,
+                                               DecodeF32Row<Shape::kQuads> (&row)[Shape::kRows],
+                                               unsigned char* memory, std::uint32_t received) {
+  constexpr int kD = Shape::kD, kQuads = Shape::kQuads, kLanes = Shape::kLanes, kRows = Shape::kRows;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = lane % kLanes;
+  copy_groups_wait<0>();
+#pragma unroll
+  for (int m = kLanes; m < 32; m *= 2) {
+#pragma unroll
+    for (DecodeF32Row<kQuads>& r : row) r.merge(m);
+  }
+  __syncthreads();  // the ring becomes [warp][rows][kD + 2] floats
+  float* mine = reinterpret_cast<float*>(memory) + warp * Shape::kFloats;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    float* to = mine + r * (kD + 2);
+    if (lane == 0) to[kD] = row[r].top, to[kD + 1] = row[r].total;
+    if (lane >= kLanes) continue;
+#pragma unroll
+    for (int i = 0; i < kQuads * 4; ++i) to[(i / 4 * kLanes + part) * 4 + i % 4] = row[r].sum[i];
+  }
+  decode_join<float, Shape>(p, share, b, g, row0, rows, memory, received);
+}
+
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArgs p) {
-  constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kKeys = Shape::kKeys,
+  constexpr int kWarps = Shape::kWarps, kKeys = Shape::kKeys,
                 kStages = Shape::kStages, kQuads = Shape::kQuads, kLanes = Shape::kLanes,
                 kRows = Shape::kRows;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -146,23 +173,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_decode_f32(const SdpaArg
     }
     stage = (stage + 1) % kStages;
   }
-  copy_groups_wait<0>();
-#pragma unroll
-  for (int mask = kLanes; mask < 32; mask *= 2) {
-#pragma unroll
-    for (DecodeF32Row<kQuads>& r : row) r.merge(mask);
-  }
-  __syncthreads();  // the ring becomes [warp][rows][kD + 2] floats
-  float* mine = reinterpret_cast<float*>(memory) + warp * Shape::kFloats;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float* to = mine + r * (kD + 2);
-    if (lane == 0) to[kD] = row[r].top, to[kD + 1] = row[r].total;
-    if (lane >= kLanes) continue;
-#pragma unroll
-    for (int i = 0; i < kQuads * 4; ++i) to[(i / 4 * kLanes + part) * 4 + i % 4] = row[r].sum[i];
-  }
-  decode_join<float, Shape>(p, share, b, g, row0, rows, memory, shared_address(&received));
+  decode_f32_end<Shape>(p, share, b, g, row0, rows, row, memory, shared_address(&received));
 }
 
 }  // namespace rm::cuda_ops

@@ -79,7 +79,7 @@ struct StepF32Mask {
 
 template <class Shape, class Step>
 __global__ void __launch_bounds__(Shape::kThreads) sdpa_step_f32(const SdpaArgs p, const Step f) {
-  constexpr int kD = Shape::kD, kWarps = Shape::kWarps, kKeys = Shape::kKeys,
+  constexpr int kWarps = Shape::kWarps, kKeys = Shape::kKeys,
                 kStages = Shape::kStages, kQuads = Shape::kQuads, kLanes = Shape::kLanes,
                 kRows = Shape::kRows, kAhead = kStages - 1;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -210,23 +210,7 @@ __global__ void __launch_bounds__(Shape::kThreads) sdpa_step_f32(const SdpaArgs 
     }
     mask.push(p, first_key(i + kAhead) + lane / kLanes, mask_row);
   }
-  copy_groups_wait<0>();
-#pragma unroll
-  for (int m = kLanes; m < 32; m *= 2) {
-#pragma unroll
-    for (DecodeF32Row<kQuads>& r : row) r.merge(m);
-  }
-  __syncthreads();  // the ring becomes [warp][rows][kD + 2] floats
-  float* mine = reinterpret_cast<float*>(memory) + warp * Shape::kFloats;
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float* to = mine + r * (kD + 2);
-    if (lane == 0) to[kD] = row[r].top, to[kD + 1] = row[r].total;
-    if (lane >= kLanes) continue;
-#pragma unroll
-    for (int i = 0; i < kQuads * 4; ++i) to[(i / 4 * kLanes + part) * 4 + i % 4] = row[r].sum[i];
-  }
-  decode_join<float, Shape>(p, share, b, g, row0, rows, memory, shared_address(&received));
+  decode_f32_end<Shape>(p, share, b, g, row0, rows, row, memory, shared_address(&received));
 }
 
 }  // namespace rm::cuda_ops

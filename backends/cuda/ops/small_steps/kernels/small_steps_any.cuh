@@ -1,10 +1,10 @@
 // One block goes through all parts; a barrier stands where a part reads what other threads made. Parts
-// between two barriers belong to different warps where they are small: what each costs is mostly its
-// instructions on their way from memory, which the kernels between two launches have taken the place of.
+// between two barriers belong to different warps where they are small, so that they run beside each other.
 // An element or two a thread: the instructions between two barriers, one behind the other, are the bound,
-// and still less than as many launches. So the program waits in shared memory, where a launch's arguments
-// are cold; what a part is and where its values lie is each read at once; elements that lie evenly are
-// found by one multiplication, and nothing is divided.
+// and still less than as many launches. (That much of it is instructions and arguments on their way from
+// memory, which kernels between two launches displaced, is a suspicion: stalls were not measured.) So the
+// program waits in shared memory; what a part is and where its values lie is each read at once; elements
+// that lie evenly are found by one multiplication, and nothing is divided.
 #pragma once
 
 #include "_shim/launch_shim.hpp"
