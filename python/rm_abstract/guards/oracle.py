@@ -10,6 +10,7 @@ what its classes hold, is that package's code, as it is where such a module is c
 
 from __future__ import annotations
 
+import ast
 import builtins
 import logging
 import re
@@ -140,14 +141,27 @@ def _is_named_in(kind: type, name: str) -> bool:
 
 def _value(expression: str, traced: torch.nn.Module) -> Any:
     """What dynamo's text of a source means for the copy that it traced; None where it has no value,
-    as an attribute that forward makes.
+    as an attribute that forward makes, or is more than attributes, items and types.
     """
     if not expression.startswith(("L['module']", "type(L['module']")):
         return None
     try:
-        return eval(expression, {"__builtins__": {}, "L": {"module": traced}, "type": type})
+        return _evaluated(ast.parse(expression, mode="eval").body, traced)
     except Exception:  # whatever an attribute of a user's module raises
         return None
+
+
+def _evaluated(node: ast.expr, traced: torch.nn.Module) -> Any:
+    match node:
+        case ast.Name(id="L"):
+            return {"module": traced}
+        case ast.Attribute(value=of, attr=name):
+            return getattr(_evaluated(of, traced), name)
+        case ast.Subscript(value=of, slice=index):
+            return _evaluated(of, traced)[ast.literal_eval(index)]
+        case ast.Call(func=ast.Name(id="type"), args=[of], keywords=[]):
+            return type(_evaluated(of, traced))
+    raise ValueError(ast.dump(node))
 
 
 def _names(source: Any) -> Iterator[tuple[str, Any]]:
