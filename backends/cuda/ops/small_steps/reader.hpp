@@ -1,4 +1,5 @@
 // Reads a program of small steps into the kernel's arguments, and checks that it stays inside its values.
+// Plain C++: tests run it without a GPU (tests/cuda/small_barriers.cpp).
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "small_steps/api.hpp"
-#include "small_steps/kernels/small_values.cuh"
+#include "small_steps/kernels/small_steps_args.hpp"
 
 namespace rm::cuda_ops {
 

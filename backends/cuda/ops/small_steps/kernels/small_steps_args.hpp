@@ -1,9 +1,12 @@
 // What the kernel of small steps is launched with; all of it travels by value.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 #include "ewise/kernels/ewise_args.hpp"
+#include "ewise/opcodes.hpp"
 
 namespace rm::cuda_ops {
 
@@ -70,5 +73,16 @@ struct SmallStepsArgs {
   const void* first;  // an operand
   SmallProgram program;
 };
+
+/// Whether values of the type are f32 in a register.
+__host__ __device__ inline bool small_is_real(DType dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::boolean;
+}
+
+/// Comparisons of any class and logical operations of f32 and f64: 0 or 1, in f32.
+__host__ __device__ inline bool small_gives_bool(int opcode, int cls) {
+  const bool joins = opcode >= kAnd && opcode <= kXor;
+  return opcode == kLogicalNot || opcode == kIsNan || (opcode >= kEq && opcode <= kGe) || (joins && cls != 2);
+}
 
 }  // namespace rm::cuda_ops

@@ -16,11 +16,6 @@ union SmallRegister {
   std::uint64_t bits;
 };
 
-/// Whether values of the type are f32 in a register.
-__host__ __device__ inline bool small_is_real(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::boolean;
-}
-
 static __device__ __noinline__ SmallRegister small_load_other(const char* data, DType dtype, int at) {
   const EwiseRegister from = ewise_load(data, dtype, at);
   SmallRegister out;
@@ -62,12 +57,6 @@ __device__ __forceinline__ void small_store(char* data, DType dtype, int at, Sma
   } else {
     small_store_other(data, dtype, at, r, cls);
   }
-}
-
-/// Comparisons of any class and logical operations of f32 and f64: 0 or 1, in f32.
-__host__ __device__ inline bool small_gives_bool(int opcode, int cls) {
-  const bool joins = opcode >= kAnd && opcode <= kXor;
-  return opcode == kLogicalNot || opcode == kIsNan || (opcode >= kEq && opcode <= kGe) || (joins && cls != 2);
 }
 
 template <class R>

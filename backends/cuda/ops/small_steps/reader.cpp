@@ -1,6 +1,6 @@
 #include "small_steps/reader.hpp"
 
-#include "_shim/launch_shim.hpp"
+#include "_shim/dispatch_shim.hpp"
 
 namespace rm::cuda_ops {
 namespace {
