@@ -104,3 +104,33 @@ def test_a_loop_is_refused_by_name() -> None:
 
     with pytest.raises(CaptureError, match="the region while_loop"):
         capture(Wrapped(function).eval(), (torch.zeros(3),), {})
+
+
+class Pairs(nn.Module):
+    """A number for every pair of rows, and one for each row, as torch.vmap makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+
+        def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return (a * b).sum() + self.layer.bias[0]
+
+        pairs = torch.vmap(torch.vmap(product, in_dims=(None, 0)), in_dims=(0, None))(y, y)
+        return pairs + torch.vmap(lambda row: row.cumsum(0)[-1])(y)[:, None]
+
+
+def test_vmap_is_what_it_makes_of_the_operators_inside(session: Any) -> None:
+    module = Pairs().eval()
+    rm.accelerate(module)
+    with torch.no_grad():
+        for rows in (3, 5, 4, 3, 6):
+            x = torch.randn(rows, 4)
+            with rm.disabled():
+                wanted = module(x)
+            torch.testing.assert_close(module(x), wanted, rtol=1e-4, atol=1e-5)
+    report = rm.explain(module)
+    assert report.routed == 4, str(report)

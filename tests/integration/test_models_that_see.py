@@ -168,6 +168,24 @@ def qwen2_5() -> Any:
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
+def gemma3() -> Any:
+    layers = ["sliding_attention", "full_attention"]
+    text = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**SEEING).to_dict(),
+        text_config=transformers.Gemma3TextConfig(**text, sliding_window=16, layer_types=layers),
+        mm_tokens_per_image=4,
+        boi_token_index=91,
+        eoi_token_index=92,
+        **TOKEN,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
+
+
+def seen_as_one() -> dict[str, torch.Tensor]:
+    return {**pixels(), "token_type_ids": (prompt(4) == PICTURE).long()}
+
+
 def parts() -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(1, 3, 3, 32, 32), **PARTS}
 
@@ -214,17 +232,20 @@ def routed(model: Any) -> int:
         (paligemma, pixels_and_kinds),
         (internvl, pixels),
         (fuyu, patches),
+        (gemma3, seen_as_one),
     ],
 )
 def test_a_prompt_is_compiled_and_refuses_another_number_of_picture_tokens(
     made: Callable[[], Any], picture: Callable[[], dict[str, torch.Tensor]]
 ) -> None:
     model, seen = made().eval(), picture()
-    count = 4 if made is internvl else 16
+    count = 4 if made in (internvl, gemma3) else 16
 
     def call(pictures: int) -> Any:
         ids = prompt(pictures)
-        kinds = {n: t.expand_as(ids) for n, t in seen.items() if n == "token_type_ids"}
+        kinds = {n: torch.zeros_like(ids) for n in seen if n == "token_type_ids"}
+        if made is gemma3:  # tokens of one picture see each other
+            kinds = {n: (ids == PICTURE).long() for n in kinds}
         return agree(lambda: model(input_ids=ids, **{**seen, **kinds}).logits)
 
     for _ in range(3):
@@ -307,6 +328,7 @@ def loop_tokens(model: Any) -> int:
         (onevision, parts, 52),
         (qwen2, cut, 4),
         (qwen2_5, cut, 4),
+        (gemma3, seen_as_one, 4),
     ],
 )
 def test_tokens_behind_a_picture_are_made_by_the_loop(
@@ -324,9 +346,7 @@ def test_tokens_behind_a_picture_are_made_by_the_loop(
 
         assert not isinstance(agree(text), Exception)
     assert loop_tokens(model) > 15
-    kinds = {n: t for n, t in seen.items() if n != "mm_token_type_ids"}
-    if "image_grid_thw" in kinds:
-        kinds["mm_token_type_ids"] = (prompt(count - 1) == PICTURE).int()
+    kinds = {n: t[:, 1:] if n.endswith("token_type_ids") else t for n, t in seen.items()}
     error = agree(lambda: model.generate(input_ids=prompt(count - 1), **kinds, max_new_tokens=4))
     assert isinstance(error, (ValueError, RuntimeError))
 

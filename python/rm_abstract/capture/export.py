@@ -40,7 +40,7 @@ from rm_abstract.capture import (
 from rm_abstract.capture.captured import Captured
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import import_program
-from rm_abstract.capture.inplace import is_inplace
+from rm_abstract.capture.inplace import is_traced_again
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.capture.recurrent import RecurrentLayers
 from rm_abstract.capture.untraced_layers import UntracedLayers
@@ -221,7 +221,7 @@ def _captured(
             raise capture_error("RM201", "expected layers that are alike", "all of them")
         inplace.replace(program)
         written_views.replace(program)
-        if is_inplace(program):
+        if is_traced_again(program):
             program = _functional(program, module)
     recorder, structure = wrapper.trace.recorder, wrapper.trace.structure
     assert recorder is not None and structure is not None
@@ -231,7 +231,8 @@ def _captured(
         structure = with_layouts(with_aliases(structure, views), turned)
         if turned and not all(t.is_contiguous() for t in tensors):
             call.torch_state.update(torch_state.answers(["layout"], tensors))
-    imported = import_program(program, strip="m.", donated=_donated(call))
+    with _quietly():  # torch takes operators apart here
+        imported = import_program(program, strip="m.", donated=_donated(call))
     if imported.asks_tf32:
         call.torch_state.update(torch_state.answers([torch_state.TF32], tensors))
     return Captured(

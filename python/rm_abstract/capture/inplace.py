@@ -138,13 +138,16 @@ def _elsewhere(value: Any) -> Any:
         )
 
 
-def is_inplace(ep: ExportedProgram) -> bool:
-    """True when the graph mutates a tensor: it must be functionalised before the import."""
+def is_traced_again(ep: ExportedProgram) -> bool:
+    """True when torch has to trace the graph once more before the import: it mutates a tensor, or
+    says where torch.vmap began and ended instead of what it makes of the operators between."""
     for module in ep.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         for node in module.graph.nodes:
-            target = node.target
+            target: Any = node.target
+            if getattr(target, "__module__", "") == "torch._functorch.predispatch":
+                return True
             if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
                 continue
             if target._schema.is_mutable and target is not torch.ops.aten.detach_.default:

@@ -25,7 +25,7 @@ from rm_abstract.base.tracing import tracing
 from rm_abstract.capture import budget, export, value_checks
 from rm_abstract.capture.errors import CaptureError, source_line
 from rm_abstract.capture.importer import import_program
-from rm_abstract.capture.inplace import is_inplace
+from rm_abstract.capture.inplace import is_traced_again
 from rm_abstract.guards.traced_copy import copied
 
 _SECONDS = 60.0  # a step is captured once and run often
@@ -108,7 +108,7 @@ def capture_forward(
             raise Decline("RM706", "a region without gradients, under autocast")
         if regions:
             widen_losses(program.graph_module)
-        if regions or is_inplace(program):
+        if regions or is_traced_again(program):
             try:
                 value_checks.keep_through_decompositions(program)
                 program = program.run_decompositions({})  # regions become the casts that they made
