@@ -70,6 +70,9 @@ class FirstCall:
             return self._run_eager()  # another thread was faster
         if len(found) >= state.max_variants:
             raise Decline("RM115", f"more than {state.max_variants} captures of one call")
+        if (kept := self._kept()) is not None:
+            found.append(kept)
+            return self._serve(kept, self._pattern, self._tensors, self._inputs)
         before = snapshot(state.spec, leaves)
         versions = self._engine.module_versions()  # before anything reads a weight
         again = snapshot(state.spec, self._inputs) if self._engine.quantises else None
@@ -78,8 +81,7 @@ class FirstCall:
         if not settled and self._engine.runs_user_code() and not can_watch():
             raise Decline("RM210", "a profiler is on: what the forward does cannot be watched")
         if known is not None and settled:
-            found.append(known)
-            self._on_trial(known)
+            self._admit(known, versions)
             return self._serve(known, self._pattern, self._tensors, self._inputs)
         spare = None  # for a second comparison, when the first was with a program of another model
         if known is None or (again is None and self._engine.runs_user_code()):
@@ -155,9 +157,26 @@ class FirstCall:
             self._engine.events.failed(failure)
             return output
         variant.eager_s = eager_s
+        self._admit(variant, versions)
+        return output
+
+    def _admit(self, variant: Variant, versions: WeightVersions) -> None:
+        """It serves from now on. `versions` are those of before it was made."""
+        standing = self._engine.standing_of(variant)
+        variant.standing = standing if versions == self._engine.module_versions() else None
         self._state.variants.setdefault(self._pattern, []).append(variant)
         self._on_trial(variant)
-        return output
+
+    def _kept(self) -> Variant | None:
+        """A variant made before tensors of the module changed that its results do not depend on:
+        Qwen2-VL keeps one for each text that it generates."""
+        waiting = self._state.waiting.get(self._pattern, [])
+        for variant in [v for v in waiting if v.fits(self._tensors)]:
+            standing = variant.standing
+            if standing is not None and standing == self._engine.standing_of(variant):
+                waiting.remove(variant)
+                return variant
+        return None
 
     def _cached(self, call: FlatCall) -> Variant | None:
         """A variant from the cache; one the gate passed before carries its verdict.

@@ -80,6 +80,18 @@ class WeightVersions:
         return isinstance(other, WeightVersions) and self._versions == other._versions
 
 
+def kinds_of(module: torch.nn.Module) -> tuple[Any, ...]:
+    """What forward can know of the module's tensors without their elements: whatever it asks of one
+    that no program reads is one of these."""
+    return tuple(
+        (id(part), name, value.shape, value.stride(), value.dtype, value.device)
+        for part in module.modules()
+        for group in (part._parameters, part._buffers, vars(part))
+        for name, value in group.items()
+        if isinstance(value, torch.Tensor)
+    )
+
+
 def ties_of(module: torch.nn.Module) -> frozenset[tuple[str, ...]]:
     """Names of weights that are one tensor: a program reads it by one of them."""
     names: dict[int, list[str]] = {}

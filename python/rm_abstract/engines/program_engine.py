@@ -24,7 +24,7 @@ from rm_abstract.engines.capturer import Capturer
 from rm_abstract.engines.compiled_call import CompiledCall
 from rm_abstract.engines.compiler import ProgramCompiler
 from rm_abstract.engines.engine_module import EngineModule
-from rm_abstract.engines.module_weights import WeightVersions
+from rm_abstract.engines.module_weights import WeightVersions, kinds_of
 from rm_abstract.engines.placement import device_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
 from rm_abstract.verification.policy import Policy
@@ -247,6 +247,14 @@ class ProgramEngine:
 
     def versions_of(self, variant: Variant) -> WeightVersions:
         return WeightVersions(self._own.weights.of(variant.record).values())
+
+    def standing_of(self, variant: Variant) -> object:
+        if self.runs_user_code():  # which may ask whether one tensor is another
+            return None
+        try:
+            return self.versions_of(variant), kinds_of(self.module())
+        except CompileError:  # a weight is gone
+            return None
 
     def refresh(self, variant: Variant) -> bool:
         try:

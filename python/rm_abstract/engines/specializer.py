@@ -56,6 +56,10 @@ class Specializer(Protocol):
     def versions_of(self, variant: Variant) -> WeightVersions:
         """Differs from an earlier one when a weight of the variant was replaced or written."""
 
+    def standing_of(self, variant: Variant) -> object:
+        """Equal to an earlier one when nothing has changed that the variant's results depend on;
+        None where that is not known."""
+
     @property
     def changes(self) -> int:
         """How often the module was changed since the first call."""

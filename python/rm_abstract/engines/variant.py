@@ -105,6 +105,7 @@ class Variant:
         self.best_s: float | None = None  # a call, of the first ones that were served
         self.compares_kernels = False  # a set of kernels nobody compared raises NewKernels
         self.may_refuse = False  # it checks values: the original judges what it refuses
+        self.standing: object = None  # what it was compared for; equal later: it still holds
         self._until_sample = NO_SAMPLE
         self.differed = 0  # comparisons in a row that failed
         self.timed = True  # its first calls are, for the report
