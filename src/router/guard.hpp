@@ -96,7 +96,7 @@ class Guard {
     std::string place;
   };
   struct Class {  // what each name that forward may read finds on it
-    PyRef type;
+    PyRef type, order;     // order: its base classes, which isinstance asks for
     unsigned version = 0;  // CPython's own; 0: unknown, the names are looked up
     std::vector<PyRef> found;
   };

@@ -153,6 +153,7 @@ void Guard::add_class(PyObject* type) {
   for (const PyRef& name : names_list_) {
     record.found.push_back(PyRef::borrow(_PyType_Lookup(kind, name.get())));
   }
+  record.order = PyRef::borrow(kind->tp_mro);
   record.version = version_of(kind);
   classes_.push_back(std::move(record));
 }
@@ -264,6 +265,10 @@ bool Guard::check_class(Class& known) {
   auto* type = reinterpret_cast<PyTypeObject*>(known.type.get());
   const unsigned version = version_of(type);
   if (version != 0 && version == known.version) return true;
+  if (type->tp_mro != known.order.get()) {
+    detail_ = std::string(type->tp_name) + ": other base classes";
+    return false;
+  }
   for (std::size_t i = 0; i < names_list_.size(); ++i) {
     PyObject* name = names_list_[i].get();
     if (_PyType_Lookup(type, name) == known.found[i].get()) continue;

@@ -256,6 +256,25 @@ HOLDERS: dict[str, Holder] = {
         state="m.h.__setstate__((pick, (), {'box': [3.0]}, {}))",
         replace="m.h = functools.partial(pick, [3.0])",
     ),
+    "partial_of_class": Holder(
+        module="BACK = [2.0]\ndef pick(box): return box[0]\n", read="self.scale()",
+        methods="    scale = functools.partial(pick, BACK)\n",
+        edits={"item": "BACK[0] = 3.0", "replace": "Model.scale = functools.partial(pick, [3.0])"},
+    ),
+    "partial_method": Holder(
+        module="BACK = [2.0]\ndef pick(self, box, by): return box[0] * by\n", read="self.scale()",
+        methods="    scale = functools.partialmethod(pick, BACK, by=1.0)\n",
+        edits={"item": "BACK[0] = 3.0", "keyword": "Model.__dict__['scale'].keywords['by'] = 2.0",
+               "replace": "Model.scale = functools.partialmethod(pick, [3.0], by=1.0)"},
+    ),
+    "class_item": shared(
+        "class Table:\n    at = {1: 2.0}\n    def __class_getitem__(cls, i): return cls.at[i]\n", "Table[1]",
+        item="Table.at[1] = 3.0", replace="Table.__class_getitem__ = classmethod(lambda cls, i: 3.0)",
+    ),
+    "bases": shared(
+        "class A: pass\nclass C: pass\nclass B(A): pass\nheld = B()\n", "(2.0 if isinstance(held, A) else 3.0)",
+        bases="B.__bases__ = (C,)", other="held.__class__ = C",
+    ),
     "cached": shared(
         "BACK = [2.0]\n@functools.lru_cache\ndef scale(): return BACK[0]\n", "scale()", False,
         cleared="BACK[0] = 3.0; scale.cache_clear()", kept="BACK[0] = 3.0",

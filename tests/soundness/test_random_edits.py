@@ -15,6 +15,9 @@ from edit_findings import Result, check, check_all
 FOUND = [
     ("operators", "caught", "add", "call_in_thread", "no_grad"),
     ("metaclass", "direct", "meta", "after_some", "no_grad"),
+    ("partial_method", "direct", "item", "after_some", "no_grad"),
+    ("class_item", "direct", "item", "after_some", "no_grad"),
+    ("bases", "direct", "bases", "after_some", "no_grad"),
 ]
 
 

@@ -75,6 +75,19 @@ def functions_of(value: Any) -> Iterator[types.FunctionType]:
         yield from functions_of(value.func)
 
 
+def partials_of(value: Any) -> Iterator[Any]:
+    """The partial calls that an attribute of a class consists of: their arguments are read, too."""
+    if is_a(value, (functools.partial, functools.partialmethod)):
+        yield value
+    elif is_a(value, (staticmethod, classmethod, types.MethodType)):
+        yield from partials_of(value.__func__)
+    elif is_a(value, property):
+        for part in (value.fget, value.fset, value.fdel):
+            yield from partials_of(part)
+    elif is_a(value, functools.cached_property):
+        yield from partials_of(value.func)
+
+
 def contents(found: Sources) -> Iterator[tuple[Place, Any]]:
     """Every watched value beside the modules' own attributes, with its place."""
     for space, names, where in found.dicts:

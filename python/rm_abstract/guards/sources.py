@@ -25,7 +25,14 @@ import torch
 
 from rm_abstract.base.kinds import kind_of
 from rm_abstract.guards.code import Reads, reads_of
-from rm_abstract.guards.found import BOOKKEEPING, Place, Sources, functions_of, is_user_module
+from rm_abstract.guards.found import (
+    BOOKKEEPING,
+    Place,
+    Sources,
+    functions_of,
+    is_user_module,
+    partials_of,
+)
 from rm_abstract.guards.kinds import (
     container_base,
     is_a,
@@ -45,7 +52,7 @@ from rm_abstract.guards.registered import (
 
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
-    | {"__deepcopy__", "__del__", "__dir__", "__init_subclass__", "__class_getitem__"}
+    | {"__deepcopy__", "__del__", "__dir__", "__init_subclass__"}
     | {"__sizeof__", "__subclasshook__", "__setattr__", "__delattr__", "__str__", "__getnewargs__"}
 )
 # Methods that operators and statements call without naming them: any code may reach them.
@@ -172,6 +179,10 @@ class _Search:
             self._pending += [(value.__func__, where, strict), (value.__self__, where, strict)]
         elif is_a(value, functools.partial):
             self._partial(value, where, strict)
+        elif is_a(value, functools.partialmethod):
+            self._seen.add(id(value))
+            self.found.dicts.append((vars(value), None, where))
+            self._pending += [(held, where, strict) for held in vars(value).values()]
         elif is_a(value, torch.Tensor):
             self._seen.add(id(value))
             self.found.tensors.append((value, where))
@@ -361,6 +372,7 @@ class _Search:
                 continue
             inside = dict(vars(base))
             values = {n: v for n, v in inside.items() if not any(True for _ in functions_of(v))}
+            values |= {n: held for n, v in inside.items() if (held := tuple(partials_of(v)))}
             self._spaces.append((values, base.__qualname__, is_user_class(base)))
             for name, value in inside.items():
                 implicit = name.startswith("__") and name not in _NOT_CALLED_BY_FORWARD
