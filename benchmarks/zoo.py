@@ -2,13 +2,15 @@
 
     python benchmarks/zoo.py OUT.jsonl --package timm,torchvision,transformers --seconds 1500
     python benchmarks/zoo.py OUT.jsonl --jobs 16
+    python benchmarks/zoo.py OUT.jsonl --every 6 --against compile,onnxruntime,openvino
 
 Of every model: served (whole, in parts, or not, with the code), the share of nodes and of FLOPs
 by our kernels, the largest difference from eager (relative to the largest value), and eager's time
 over ours, best of interleaved calls. With --jobs several models run at a time, each on a core of
-its own. The share of FLOPs is null for models in parts. Lines of OUT
-are not computed again, so a run that was ended goes on; with --seconds it ends itself. The summary
-at the end is about all lines of OUT.
+its own. The share of FLOPs is null for models in parts. With --against, peers run beside
+(vision_zoo.PEERS): medians of interleaved calls of those that agree with eager in their first
+tensor; a peer that fails or differs is named. Lines of OUT are not computed again, so a run that
+was ended goes on; with --seconds it ends itself. The summary at the end is about all lines of OUT.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import functools
 import inspect
 import json
 import os
@@ -247,15 +250,68 @@ def difference(found: Any, expected: Any) -> float:
     return worst
 
 
-def measure(package: str, name: str) -> dict[str, Any]:
+class Positional(nn.Module):
+    """A model as exporters want it: its tensors by position."""
+
+    def __init__(self, model: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        count = len(inputs) - len(self.names)
+        named = dict(zip(self.names, inputs[count:], strict=True))
+        return flat(self.model(*inputs[:count], **named))[0]
+
+
+def peers_of(
+    model: nn.Module, args: Any, kwargs: dict[str, Any], names: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Calls of each peer that gives eager's first tensor, and why the others do not."""
+    from vision_zoo import PEERS
+
+    calls: dict[str, Any] = {}
+    failed: dict[str, str] = {}
+    inputs = (*args, *kwargs.values())
+    with torch.no_grad():
+        expected = flat(model(*args, **kwargs))[:1]
+        for peer in names:
+            try:
+                call = PEERS[peer](Positional(model, [*kwargs]).eval(), inputs)
+                error = difference(call(), expected)
+            except Exception as problem:  # of any library: reported, not timed
+                failed[peer] = f"{type(problem).__name__}: {str(problem)[:120]}"
+                continue
+            if error <= TOLERANCE:
+                calls[peer] = call
+            else:
+                failed[peer] = f"differs by {error:.1e}"
+    return calls, failed
+
+
+def side_by_side(calls: dict[str, Any]) -> dict[str, float]:
+    """Median ms of each, called by turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    began = time.perf_counter()
+    rounds = 0
+    while rounds < 5 or (rounds < 40 and time.perf_counter() - began < 6):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - started)
+        rounds += 1
+    return {name: statistics.median(found) * 1e3 for name, found in times.items()}
+
+
+def measure(package: str, name: str, against: list[str]) -> dict[str, Any]:
     """One line."""
     import rm_abstract as rm
 
     model, args, kwargs = build(package, name)
     model.eval()
+    torch.set_num_threads(1)
+    peers, failed = peers_of(model, args, kwargs, against)
     rm.init("cpu")
     rm.accelerate(model)
-    torch.set_num_threads(1)
     with torch.no_grad():
         with rm.disabled():
             # The counter asks views of parameters for a gradient's function: there is none here.
@@ -274,6 +330,17 @@ def measure(package: str, name: str) -> dict[str, Any]:
             ours.append(_timed(model, args, kwargs))
             with rm.disabled():
                 theirs.append(_timed(model, args, kwargs))
+        beside: dict[str, Any] = {}
+        if against:
+
+            def plain(call: Any) -> Any:
+                with rm.disabled():
+                    return call()
+
+            stock = {"eager": lambda: model(*args, **kwargs), **peers}
+            calls = {peer: functools.partial(plain, call) for peer, call in stock.items()}
+            calls["ours"] = lambda: model(*args, **kwargs)
+            beside = {"ms": side_by_side(calls), "failed": failed}
     record = rm.explain(model).to_dict()["models"][0]
     rows = [record, *record["parts"]] if not record["routed"] else [record]
     entries = [entry for row in rows if row["routed"] for entry in row["entries"]]
@@ -291,6 +358,7 @@ def measure(package: str, name: str) -> dict[str, Any]:
         "eager_ms": min(theirs) * 1e3,
         "speedup": min(theirs) / min(ours),
         "compile_s": record["compile_seconds"],
+        **beside,
     }
 
 
@@ -318,17 +386,19 @@ def _timed(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> f
     return time.perf_counter() - started
 
 
-def child(package: str, name: str, core: int | None) -> dict[str, Any]:
-    pinned = [] if core is None else ["taskset", "-c", str(core)]
+def child(package: str, name: str, core: int | None, against: list[str]) -> dict[str, Any]:
+    limit = LIMIT_S * (2 if against else 1)
+    command = [] if core is None else ["taskset", "-c", str(core)]
+    command += [sys.executable, __file__, "--one", package, name, "--against", ",".join(against)]
     try:
         run = subprocess.run(
-            [*pinned, sys.executable, __file__, "--one", package, name],
+            command,
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=limit,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"took more than {LIMIT_S} s"}
+        return {"error": f"took more than {limit} s"}
     with contextlib.suppress(IndexError, json.JSONDecodeError):
         return dict(json.loads(run.stdout.splitlines()[-1]))
     return {"error": (run.stderr.strip().splitlines() or ["ended without a line"])[-1][:300]}
@@ -355,7 +425,28 @@ def summary(lines: list[dict[str, Any]]) -> str:
             f"{statistics.mean(shares) if shares else 0.0:.3f}; speed-up median "
             f"{statistics.median(speeds):.2f}, least {min(speeds):.2f}; below 0.97: {slow}"
         )
-    return text
+    return text + beside_summary([line for line in built if len(line.get("ms", {})) > 2])
+
+
+def beside_summary(lines: list[dict[str, Any]]) -> str:
+    """Of the models that at least one peer ran."""
+    if not lines:
+        return ""
+    text = f"; {len(lines)} models with peers:"
+    stock = ("ours", "eager")
+    for peer in sorted({name for line in lines for name in line["ms"]} - set(stock)):
+        ratios = [line["ms"][peer] / line["ms"]["ours"] for line in lines if peer in line["ms"]]
+        faster = sum(ratio < 1 for ratio in ratios)
+        text += f" {peer} ran {len(ratios)}, median {statistics.median(ratios):.2f} x our time"
+        text += f", {faster} faster than ours;"
+    best = {
+        line["model"]: min(ms for name, ms in line["ms"].items() if name not in stock)
+        / line["ms"]["ours"]
+        for line in lines
+    }
+    behind = {name: round(ratio, 2) for name, ratio in best.items() if ratio < 1}
+    text += f" the best peer: median {statistics.median(best.values()):.2f} x our time"
+    return text + f", faster in {len(behind)}: {behind}"
 
 
 def main() -> None:
@@ -366,10 +457,12 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every n-th model of the lists")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
+    parser.add_argument("--against", default="", help="peers: compile,onnxruntime,openvino")
     chosen = parser.parse_args()
+    against = [peer for peer in chosen.against.split(",") if peer]
     if chosen.one:
         warnings.simplefilter("ignore")
-        print(json.dumps(measure(*chosen.one)))
+        print(json.dumps(measure(*chosen.one, against)))
         return
     if chosen.out is None:
         parser.error("OUT is missing")
@@ -386,7 +479,7 @@ def main() -> None:
         if time.monotonic() > end:
             return
         core = free.get()
-        line = {"model": f"{package}/{name}", **child(package, name, core)}
+        line = {"model": f"{package}/{name}", **child(package, name, core, against)}
         free.put(core)
         lines.append(line)
         with chosen.out.open("a") as file:
