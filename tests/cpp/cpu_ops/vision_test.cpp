@@ -137,7 +137,7 @@ void check_conv(const Conv& c, Type t, int layout, int options, const char* acti
 /// Around the edges of packed convolutions: tiles (14, 6 and 4 rows), panels (32, 16 and 8
 /// channels), blocks of channels (192, 256 and 384), lines that tiles do and do not fill.
 const std::vector<Conv> kProducts = {
-    {{1, 200, 5, 15}, {3, 3}, 33, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}},     // two blocks of channels
+    {{1, 200, 5, 15}, {3, 3}, 33, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}},     // two blocks of channels with AVX2
     {{2, 24, 9, 31}, {3, 3}, 70, 1, {2, 2}, {1, 1, 1, 1}, {1, 1}},      // half of the taps at an edge
     {{1, 40, 3, 2}, {5, 5}, 31, 1, {1, 1}, {2, 2, 2, 2}, {1, 1}},       // taps that no place meets
     {{1, 16, 4, 29}, {1, 3}, 32, 1, {1, 1}, {0, 2, 0, 2}, {1, 2}},      // dilated
@@ -149,6 +149,7 @@ const std::vector<Conv> kProducts = {
     {{1, 2048, 3, 5}, {1, 1}, 33, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},     // long panels
     {{1, 64, 1, 300}, {1, 1}, 1400, 1, {1, 1}, {0, 0, 0, 0}, {1, 1}},   // weights that do not stay near
     {{1, 48, 1, 290}, {1, 3}, 16, 1, {1, 1}, {0, 1, 0, 1}, {1, 1}},     // blocks of rows
+    {{1, 776, 2, 15}, {3, 3}, 33, 1, {1, 1}, {1, 1, 1, 1}, {1, 1}},     // two blocks with AVX-512
     {{2, 20, 2, 3, 9}, {2, 3, 3}, 24, 1, {1, 1, 1}, {1, 1, 1, 0, 1, 1}, {1, 1, 1}},
 };
 
@@ -170,7 +171,7 @@ TEST_CASE("conv as products matches its reference at the edges of tiles, panels 
 
 TEST_CASE("conv of our own gives the same bits on any number of threads") {
   std::mt19937 rng(18);
-  for (const Conv& c : {kProducts[0], kProducts[5], kProducts[9], kProducts[10]}) {
+  for (const Conv& c : {kProducts[0], kProducts[5], kProducts[9], kProducts[10], kProducts[12]}) {
     Tensor x = image(Type::f32, c.x, 0, rng), w(Type::f32, {c.to, c.x[1], c.k[0], c.k[1]});
     Tensor y = image(Type::f32, {c.x[0], c.to, places(c, 0), places(c, 1)}, 0, rng);
     x.normal(rng), w.normal(rng);
