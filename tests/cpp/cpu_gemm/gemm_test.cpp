@@ -671,6 +671,39 @@ TEST_CASE("direct rows read weights with any row stride and take up to 32 rows o
   CHECK(taken >= 60);
 }
 
+TEST_CASE("products on matrix tiles in parts of k are right at their edges, and where rows are pages apart") {
+  Random random(18);
+  const int64_t ms[] = {241, 256, 257, 272, 289}, ns[] = {32, 33, 63, 65};
+  int taken = 0;
+  for (int64_t k : {512, 513, 543, 544, 769, 1000, 1024, 1030, 2048}) {
+    Spec s;
+    s.dtype = kBF16, s.m = pick(ms, random), s.n = pick(ns, random), s.k = k;
+    s.bias = random() % 2, s.residual = random() % 2, s.gap = random() % 2 ? 3 : 0;
+    Operands o = make_operands(s, random);
+    o.b = Tensor(s.dtype, {s.n, s.k}, {random() % 2 ? 2048 : k, 1});
+    fill(o.b, random, 0), fill(o.c, random, 0);
+    const size_t bytes = static_cast<size_t>(o.c.elements) * 2;
+    const std::vector<uint8_t> untouched(o.c.memory.get(), o.c.memory.get() + bytes);
+    for (const rm_kernel* row : gemm_rows()) {
+      if (text(row->name).find("amx_bf16") == std::string::npos) continue;
+      const Prepared prepared(*row, make_problem(s, o));
+      if (!prepared.supported()) continue;
+      ++taken;
+      for (int threads : {1, 2}) {
+        omp_set_num_threads(threads);
+        std::memcpy(o.c.data(), untouched.data(), bytes);
+        prepared.launch();
+        const std::string wrong = compare(s, o, untouched, false);
+        INFO(text(row->name), ": ", describe(s));
+        CHECK_MESSAGE(wrong.empty(), wrong);
+        CHECK(prepared.workspace_kept());
+      }
+      omp_set_num_threads(omp_get_num_procs());
+    }
+  }
+  if (taken == 0) MESSAGE("not run: this machine cannot");
+}
+
 TEST_CASE("a weight that may not stay packed gives the bits of a packed one, and no copy of it") {
   Random random(41);
   const int before = omp_get_max_threads();

@@ -399,8 +399,10 @@ TEST_CASE("quant_linear gives the same bits on any number of threads and for any
 
 TEST_CASE("quant_linear beside many rows of bf16 is the same for any number of threads and rows") {
   std::mt19937 rng(58);
-  for (auto [bits, tile] : {std::pair{8, 8}, {4, 8}, {8, 1}, {4, 1}}) {
-    const Case c{75, 333, 352, bits, 32, true, true, true, "silu", tile == 8 ? 8 : 16, tile};
+  // The last two: k in parts that share sums.
+  for (auto [bits, tile, rows_of_x, k] : {std::tuple{8, 8, 75, 352}, {4, 8, 75, 352}, {8, 1, 75, 352},
+                                         {4, 1, 75, 352}, {8, 8, 275, 608}, {4, 8, 267, 1000}}) {
+    const Case c{rows_of_x, 333, k, bits, 32, true, true, true, "silu", tile == 8 ? 8 : 16, tile};
     Tensor w(Type::bf16, {c.n, c.k}), x(Type::bf16, {c.m, c.k}), bias(Type::bf16, {c.n});
     Tensor r(Type::bf16, {c.m, c.n}), y(Type::bf16, {c.m, c.n});
     w.normal(rng), x.normal(rng), bias.normal(rng), r.normal(rng);

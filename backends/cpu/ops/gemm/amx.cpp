@@ -13,8 +13,12 @@ constexpr int64_t kNearBytes = 1 << 20;    // rows of a that stay in the second-
 constexpr double kThreadBytes = 64 << 10;  // a thread must have this much to read
 constexpr double kThreadFlops = 4e6;       // or this much to multiply
 constexpr int64_t kOwnBytes = 128 << 10;   // rows of a that every thread puts in order for itself
-constexpr int64_t kAccFloats = 2 * kAmxRows * kAmxColumns;
+constexpr int64_t kAccFloats = kAmxPartial;
 constexpr int64_t kAccRoom = kAccFloats + kAmxColumns;  // the shifted last chunk is read whole
+
+constexpr int64_t kNearBlocks = 12;  // of k: the weight's part and a pair's rows fill the first-level cache
+constexpr int64_t kShortBlocks = 16, kLongBlocks = 32, kManyGroups = 16;
+constexpr int64_t kPage = 4096;  // rows this far apart share sets of the first-level cache
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -56,6 +60,11 @@ AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels, const KernelSet& st
   // Where the columns are too few for all threads, rows are shared out as well.
   const int64_t parts = std::max(divide_up(groups_, near), divide_up(threads_, std::max<int64_t>(1, chunks_)));
   block_groups_ = std::max<int64_t>(2, divide_up(divide_up(groups_, parts), 2) * 2);
+  // Fewer groups do not pay for a copy of the weight; a shorter chunk is near without one, and of long
+  // rows many parts would keep their sums.
+  const bool long_rows = blocks_ > kLongBlocks && row_bytes_ % kPage != 0;
+  copies_ = block_groups_ >= kManyGroups && blocks_ > kShortBlocks && !long_rows;
+  block_k_ = copies_ ? divide_up(blocks_, divide_up(blocks_, kNearBlocks)) : blocks_;
   // Threads that wait for each other cost more than the same few tiles made by each.
   own_tiles_ = groups_ * blocks_ * kAmxTileBytes <= kOwnBytes;
 }
@@ -63,7 +72,13 @@ AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels, const KernelSet& st
 uint64_t AmxGemm::workspace_bytes() const {
   if (g_.empty()) return 0;
   const int64_t tiles = tile_bytes() * (own_tiles_ ? threads_ : 1);
-  return static_cast<uint64_t>(tiles) + static_cast<uint64_t>(threads_ * kAccRoom) * sizeof(float);
+  return static_cast<uint64_t>(tiles) + static_cast<uint64_t>(threads_ * room()) * sizeof(float);
+}
+
+/// Floats that a thread has for itself: sums, and the weight's part and partial sums of all pairs.
+int64_t AmxGemm::room() const {
+  if (!copies_) return kAccRoom;
+  return kAccRoom + block_k_ * (2 * kAmxTileBytes / 4) + (block_groups_ / 2 + 1) * kAmxPartial;
 }
 
 void AmxGemm::launch(const rm_launch& l) const {
@@ -81,7 +96,7 @@ void AmxGemm::launch(const rm_launch& l) const {
       Operands own = o;
       own.x = tiles + tile_bytes() * thread;
       spread(0, units, tiles + tile_bytes() * thread);
-      run(own, begin, end, sums + thread * kAccRoom);
+      run(own, begin, end, sums + thread * room());
     });
     return;
   }
@@ -91,7 +106,7 @@ void AmxGemm::launch(const rm_launch& l) const {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
     spread(units * me / team, units * (me + 1) / team, tiles);
 #pragma omp barrier
-    run(o, tasks * me / team, tasks * (me + 1) / team, sums + me * kAccRoom);
+    run(o, tasks * me / team, tasks * (me + 1) / team, sums + me * room());
   }
 }
 
@@ -104,6 +119,8 @@ void AmxGemm::run(const Operands& o, int64_t begin, int64_t end, float* acc) con
     const Share share{group, std::min(group + block_groups_, groups_), chunk, chunk + count};
     if (share.group1 - share.group0 == 1) {
       few_rows(o, share, acc);
+    } else if (copies_) {
+      near_rows(o, share, acc);
     } else {
       many_rows(o, share, acc);
     }
@@ -148,6 +165,48 @@ void AmxGemm::many_rows(const Operands& o, const Share& s, float* acc) const {
       store(o, args.acc[0], group, chunk);
       if (two) store(o, args.acc[1], group + 1, chunk);
     }
+  }
+}
+
+/// Many groups of rows: a part of k of a chunk at a time, copied into the first-level cache, with all
+/// pairs of groups.
+void AmxGemm::near_rows(const Operands& o, const Share& s, float* acc) const {
+  auto* part = reinterpret_cast<char*>(acc + kAccRoom);
+  float* partial = acc + kAccRoom + block_k_ * (2 * kAmxTileBytes / 4);
+  const int64_t pairs = divide_up(s.group1 - s.group0, 2);
+  for (int64_t chunk = s.chunk0; chunk < s.chunk1; ++chunk) {
+    for (int64_t b = 0; b < blocks_; b += block_k_) {
+      const int64_t end = std::min(b + block_k_, blocks_);
+      const bool last = end == blocks_;
+      k_.copy({weight(o, chunk), row_bytes_, g_.k, b, end, part});
+      const char* next = last ? nullptr : weight(o, chunk) + end * (kAmxBlock * 2);
+      if (last && chunk + 1 < s.chunk1) next = weight(o, chunk + 1);
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const int64_t group = s.group0 + 2 * pair, at = b * kAmxTileBytes;
+        const bool two = group + 1 < s.group1;
+        AmxArgs args{{rows(o, group) + at, two ? rows(o, group + 1) + at : nullptr}, {part, nullptr},
+                     kAmxBlock * 2, 2 * kAmxTileBytes, (end - b) * kAmxBlock,
+                     {acc, acc + kAccFloats / 2}, {}, partial + pair * kAmxPartial, b > 0, !last};
+        const int64_t from = kAmxColumns * pair / pairs;
+        if (next != nullptr) {
+          args.ahead = next + from * row_bytes_, args.ahead_row_bytes = row_bytes_;
+          args.ahead_rows = kAmxColumns * (pair + 1) / pairs - from;
+        }
+        if (last) fetch_lines(o, group, chunk);
+        k_.multiply(args);
+        if (!last) continue;
+        store(o, args.acc[0], group, chunk);
+        if (two) store(o, args.acc[1], group + 1, chunk);
+      }
+    }
+  }
+}
+
+/// Asks for the lines of c that two groups' sums of a chunk are stored into.
+void AmxGemm::fetch_lines(const Operands& o, int64_t group, int64_t chunk) const {
+  const int64_t row = group * kAmxRows, end = std::min(row + 2 * kAmxRows, g_.m);
+  for (int64_t i = row; i < end; ++i) {
+    __builtin_prefetch(o.ptr[kC] + (i * g_.row[kC] + chunk * kAmxColumns) * 2, 1, 3);
   }
 }
 

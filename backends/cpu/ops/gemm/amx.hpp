@@ -39,6 +39,9 @@ class AmxGemm {
   void run(const Operands& o, int64_t begin, int64_t end, float* acc) const;
   void few_rows(const Operands& o, const Share& s, float* acc) const;
   void many_rows(const Operands& o, const Share& s, float* acc) const;
+  void near_rows(const Operands& o, const Share& s, float* acc) const;
+  void fetch_lines(const Operands& o, int64_t group, int64_t chunk) const;
+  int64_t room() const;
   /// First column of a chunk: the last one begins early enough to be whole.
   int64_t column(int64_t chunk) const;
   const char* weight(const Operands& o, int64_t chunk) const;
@@ -51,6 +54,8 @@ class AmxGemm {
   int64_t row_bytes_;  // of the weight
   int64_t groups_, chunks_, blocks_;
   int64_t block_groups_;  // of rows that stay near while the weight passes
+  int64_t block_k_;       // blocks of k that are multiplied with all rows before the next
+  bool copies_;           // those of the weight are copied
   bool own_tiles_;        // every thread has tiles of all rows of its own
   int threads_;
 };

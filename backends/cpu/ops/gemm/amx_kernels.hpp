@@ -11,6 +11,7 @@ constexpr int kAmxRows = 16;        // of x in a group
 constexpr int kAmxColumns = 32;     // rows of the weight in a chunk: two tiles
 constexpr int kAmxBlock = 32;       // elements of k in a tile
 constexpr int kAmxTileBytes = 1024;
+constexpr int kAmxPartial = 2 * kAmxRows * kAmxColumns;
 
 /// Groups of rows of x as tiles: [group][block of k][pair of k][row], zeros behind the last row and
 /// the last k. Units [begin, end) are blocks, numbered group after group.
@@ -18,6 +19,14 @@ struct AmxSpread {
   const void* src;
   int64_t row_stride, col_stride, m, k;
   int64_t begin, end;
+  void* dst;
+};
+
+/// Blocks of k [begin, end) of a chunk's rows one behind the other, [block][row][kAmxBlock]: the lines
+/// of a tile then lie in different sets of the cache. Zeros behind the last k.
+struct AmxCopy {
+  const void* src;
+  int64_t row_bytes, k, begin, end;
   void* dst;
 };
 
@@ -34,6 +43,13 @@ struct AmxArgs {
   float* acc[2];
   /// Chunks whose rows are fetched into the second-level cache meanwhile; null: nothing to fetch.
   const void* next[2];
+  /// One chunk, k in several calls: kAmxPartial floats that keep the sums as tiles
+  /// between them, those of the next two groups behind. Null: all of k in this call.
+  float* partial;
+  bool continues, more;  // not the first of these calls; not the last, so that acc is not written
+  /// Rows of which as many bytes as this call's k has are fetched into the second-level cache meanwhile.
+  const void* ahead;
+  int64_t ahead_rows, ahead_row_bytes;
 };
 
 struct AmxSet {
@@ -41,6 +57,7 @@ struct AmxSet {
   void (*multiply)(const AmxArgs&);
   void (*close)();
   void (*spread)(const AmxSpread&);
+  void (*copy)(const AmxCopy&);
 };
 
 }  // namespace rm::cpu::gemm

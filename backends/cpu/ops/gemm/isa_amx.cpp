@@ -14,6 +14,7 @@ namespace {
 static_assert(kNr == kAmxColumns && kWidth == kAmxRows);
 
 constexpr int64_t kLine = 64;
+constexpr int64_t kTile = 256;  // floats
 
 struct alignas(64) Shapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -53,6 +54,21 @@ struct Ahead {
         at += row_bytes - lines * kLine;
       }
     }
+  }
+};
+
+/// Lines of sums that are written soon: asked for while tiles are multiplied, since a store that misses
+/// the first-level cache holds up those behind it.
+struct Owned {
+  static constexpr int kEach = 6;
+  const char* at;
+  int64_t left = kAmxPartial * 4 / kLine;
+
+  inline __attribute__((always_inline)) void fetch() {
+    if (left <= 0) return;
+#pragma GCC unroll 6
+    for (int i = 0; i < kEach; ++i) __builtin_prefetch(at + kLine * i, 1, 3);
+    at += kEach * kLine, left -= kEach;
   }
 };
 
@@ -126,6 +142,9 @@ void two_chunks(const AmxArgs& a) {
 }
 
 /// One chunk, one group of rows of x or two.
+///
+/// With two groups rows of x are loaded as data that is not needed soon: the chunk stays in the
+/// first-level cache for the groups that follow.
 template <bool kTwo>
 void one_chunk(const AmxArgs& a) {
   const int64_t blocks = (a.k + kAmxBlock - 1) / kAmxBlock, whole = a.k / kAmxBlock;
@@ -133,20 +152,37 @@ void one_chunk(const AmxArgs& a) {
   const char* w = static_cast<const char*>(a.w[0]);
   const int64_t half = 16 * a.row_bytes;
   Ahead ahead = Ahead::begin(a.next[0], a, blocks);
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
+  alignas(64) float own[4 * kTile];
+  float* sums = a.partial != nullptr ? a.partial : own;
+  Owned owned{reinterpret_cast<const char*>(a.partial != nullptr ? sums + kAmxPartial : own)};
+  if (a.continues) {
+    written();
+    _tile_loadd(0, sums, kLine);
+    _tile_loadd(1, sums + kTile, kLine);
+    if constexpr (kTwo) {
+      _tile_loadd(2, sums + 2 * kTile, kLine);
+      _tile_loadd(3, sums + 3 * kTile, kLine);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
   const auto step = [&](const char* p0, const char* p1, int64_t stride)
                         __attribute__((always_inline)) {
     _tile_loadd(4, p0, stride);
-    _tile_loadd(6, x0, kLine);
+    if constexpr (kTwo) {
+      _tile_stream_loadd(6, x0, kLine);
+    } else {
+      _tile_loadd(6, x0, kLine);
+    }
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(5, p1, stride);
     _tile_dpbf16ps(1, 5, 6);
     x0 += kAmxTileBytes;
     if constexpr (kTwo) {
-      _tile_loadd(7, x1, kLine);
+      _tile_stream_loadd(7, x1, kLine);
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
       x1 += kAmxTileBytes;
@@ -154,6 +190,11 @@ void one_chunk(const AmxArgs& a) {
   };
   for (int64_t b = 0; b < whole; ++b) {
     ahead.fetch();
+    if constexpr (kTwo) {
+      owned.fetch();
+      const char* line = static_cast<const char*>(a.ahead) + b * kLine;
+      for (int64_t r = 0; r < a.ahead_rows; ++r) __builtin_prefetch(line + r * a.ahead_row_bytes, 0, 2);
+    }
     step(w, w + half, a.row_bytes);
     w += a.step_bytes;
   }
@@ -164,14 +205,33 @@ void one_chunk(const AmxArgs& a) {
     written();
     step(rest[0], rest[1], kLine);
   }
-  alignas(64) float sums[4][256];
-  _tile_stored(0, sums[0], kLine);
-  _tile_stored(1, sums[1], kLine);
-  turn(sums[0], a.acc[0]), turn(sums[1], a.acc[0] + 16);
+  _tile_stored(0, sums, kLine);
+  _tile_stored(1, sums + kTile, kLine);
   if constexpr (kTwo) {
-    _tile_stored(2, sums[2], kLine);
-  _tile_stored(3, sums[3], kLine);
-    turn(sums[2], a.acc[1]), turn(sums[3], a.acc[1] + 16);
+    _tile_stored(2, sums + 2 * kTile, kLine);
+    _tile_stored(3, sums + 3 * kTile, kLine);
+  }
+  if (a.more) return;
+  turn(sums, a.acc[0]), turn(sums + kTile, a.acc[0] + 16);
+  if constexpr (kTwo) {
+    turn(sums + 2 * kTile, a.acc[1]), turn(sums + 3 * kTile, a.acc[1] + 16);
+  }
+}
+
+void copy(const AmxCopy& a) {
+  auto* dst = static_cast<char*>(a.dst);
+  for (int64_t b = a.begin; b < a.end; ++b, dst += kAmxColumns * kLine) {
+    const char* src = static_cast<const char*>(a.src) + b * kLine;
+    const int64_t left = (a.k - b * kAmxBlock) * 2;
+    if (left >= kLine) {
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < kAmxColumns; ++r) {
+        _mm512_store_si512(dst + r * kLine, _mm512_loadu_si512(src + r * a.row_bytes));
+      }
+    } else {
+      copy_rest(src, a.row_bytes, left, dst);
+      copy_rest(src + 16 * a.row_bytes, a.row_bytes, left, dst + kAmxTileBytes);
+    }
   }
 }
 
@@ -216,6 +276,6 @@ void spread(const AmxSpread& a) {
 
 }  // namespace
 
-extern constinit const AmxSet amx_kernels = {open, multiply, close, spread};
+extern constinit const AmxSet amx_kernels = {open, multiply, close, spread, copy};
 
 }  // namespace rm::cpu::gemm::RM_ISA

@@ -16,6 +16,8 @@ using gemm::kAmxTileBytes;
 
 constexpr int64_t kNearBytes = 1 << 20;    // rows of x that stay in the second-level cache
 constexpr double kThreadBytes = 48 << 10;  // of weights a thread must have to read
+constexpr int64_t kNearBlocks = 12;  // of k: the weight's part and a pair's rows fill the first-level cache
+constexpr int64_t kShortBlocks = 16, kFewGroups = 8;  // which do not pay for sums kept between parts
 constexpr int64_t kAccFloats = kAmxRows * kAmxColumns;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -50,6 +52,8 @@ AmxLinear::AmxLinear(QuantProblem problem, const Kernels& kernels)
       std::max<int64_t>(2, kNearBytes / std::max<int64_t>(1, blocks_ * kAmxTileBytes));
   const int64_t parts = std::max<int64_t>(1, divide_up(groups_, near));
   block_groups_ = std::max<int64_t>(2, divide_up(divide_up(groups_, parts), 2) * 2);
+  const bool splits = block_groups_ >= kFewGroups && blocks_ > kShortBlocks;
+  block_k_ = splits ? divide_up(blocks_, divide_up(blocks_, kNearBlocks)) : std::max<int64_t>(1, blocks_);
 }
 
 uint64_t AmxLinear::x_bytes() const {
@@ -66,6 +70,8 @@ uint64_t AmxLinear::lay_out(char* base, Scratch* s) const {
   s->chunks = take(2 * chunk_bytes());
   s->row = reinterpret_cast<float*>(take(static_cast<uint64_t>(q_.blocks() * kBlock) * 4));
   s->acc = reinterpret_cast<float*>(take(2 * kAccFloats * 4));
+  s->partial = reinterpret_cast<float*>(
+      take(static_cast<uint64_t>((block_groups_ / 2 + 1) * gemm::kAmxPartial) * 4));
   return at;
 }
 
@@ -135,16 +141,32 @@ void AmxLinear::one_group(const Operands& o, const char* x, int64_t begin, int64
   }
 }
 
+/// A part of k of the chunk at a time stays in the first-level cache for all pairs of groups.
 void AmxLinear::many_groups(const Operands& o, const char* x, int64_t group0, int64_t group1,
                             int64_t chunk, const Scratch& s) const {
-  const int64_t group_bytes = blocks_ * kAmxTileBytes;
   fill(o, chunk, s, s.chunks);
-  for (int64_t group = group0; group < group1; group += 2) {
+  for (int64_t b = 0; b < blocks_; b += block_k_) {
+    pairs(o, x, group0, group1, chunk, b, std::min(b + block_k_, blocks_), s);
+  }
+}
+
+/// Blocks of k [b, end) of all pairs of groups.
+void AmxLinear::pairs(const Operands& o, const char* x, int64_t group0, int64_t group1,
+                      int64_t chunk, int64_t b, int64_t end, const Scratch& s) const {
+  const int64_t group_bytes = blocks_ * kAmxTileBytes;
+  const char* part = s.chunks + b * kChunkBlockBytes;
+  float* partial = s.partial;
+  for (int64_t group = group0; group < group1; group += 2, partial += gemm::kAmxPartial) {
     const bool two = group + 1 < group1;
-    const char* rows = x + group * group_bytes;
-    k_.multiply.multiply({{rows, two ? rows + group_bytes : nullptr}, {s.chunks, nullptr},
-                          kBlock * 2, kChunkBlockBytes, blocks_ * kBlock,
-                          {s.acc, s.acc + kAccFloats}, {}});
+    const char* rows = x + group * group_bytes + b * kAmxTileBytes;
+    const int64_t row = group * kAmxRows, lines = std::min(q_.gemm.m - row, int64_t{2 * kAmxRows});
+    for (int64_t i = 0; end == blocks_ && i < lines; ++i) {  // that the sums are stored into
+      __builtin_prefetch(o.c + ((row + i) * q_.gemm.row[gemm::kC] + chunk * kAmxColumns) * 2, 1, 3);
+    }
+    k_.multiply.multiply({{rows, two ? rows + group_bytes : nullptr}, {part, nullptr}, kBlock * 2,
+                          kChunkBlockBytes, (end - b) * kBlock, {s.acc, s.acc + kAccFloats}, {},
+                          partial, b > 0, end < blocks_});
+    if (end < blocks_) continue;
     store(o, s.acc, group, chunk);
     if (two) store(o, s.acc + kAccFloats, group + 1, chunk);
   }

@@ -31,6 +31,7 @@ class AmxLinear {
     char* chunks;  // two of the weight
     float* row;    // one row of it
     float* acc;    // [2][kAmxRows][kAmxColumns]
+    float* partial;  // of pairs of groups, between parts of k
   };
 
   uint64_t lay_out(char* base, Scratch* s) const;
@@ -41,12 +42,15 @@ class AmxLinear {
   void one_group(const Operands& o, const char* x, int64_t begin, int64_t end, const Scratch& s) const;
   void many_groups(const Operands& o, const char* x, int64_t group0, int64_t group1, int64_t chunk,
                    const Scratch& s) const;
+  void pairs(const Operands& o, const char* x, int64_t group0, int64_t group1, int64_t chunk,
+             int64_t b, int64_t end, const Scratch& s) const;
   void store(const Operands& o, const float* acc, int64_t group, int64_t chunk) const;
 
   QuantProblem q_;
   Kernels k_;
   int64_t groups_, chunks_;
   int64_t blocks_;        // of k that are multiplied: without those of padding
+  int64_t block_k_;       // blocks of k that are multiplied with all rows before the next
   int64_t block_groups_;  // of rows of x that stay near while the weight passes
   int threads_;
 };
