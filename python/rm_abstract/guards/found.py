@@ -96,8 +96,10 @@ def contents(found: Sources) -> Iterator[tuple[Place, Any]]:
         if names is True:
             entries = [name for name in space if found.may_read(name)]
         else:
-            entries = list(space if names is None or names is False else names)
-        yield from ((f"{where}.{name}", space[name]) for name in entries if name in space)
+            entries = list(dict.keys(space) if names is None or names is False else names)
+        # As stored: a look-up by a dictionary's own method may make something new each time.
+        here = [name for name in entries if dict.__contains__(space, name)]
+        yield from ((f"{where}.{name}", dict.__getitem__(space, name)) for name in here)
     for value, where in found.held:
         if isinstance(value, types.CellType):
             yield where, value.cell_contents

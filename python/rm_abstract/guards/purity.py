@@ -205,7 +205,7 @@ def _copied(found: Sources) -> list[_Row]:
     for space, names, where in found.dicts:
         if space is None:
             continue
-        read = dict if names in (None, True) else _picked(tuple(names))  # type: ignore[arg-type]
+        read = _stored if names in (None, True) else _picked(tuple(names))  # type: ignore[arg-type]
         rows.append((where, space, read, read(space)))
     for value, where in found.held:
         whole = _held if isinstance(value, types.CellType) else _items
@@ -218,6 +218,11 @@ def _copied(found: Sources) -> list[_Row]:
         rows.append((kind.__qualname__, kind, _class_values, _class_values(kind)))
     rows += [(where, tensor, _written, _written(tensor)) for tensor, where in found.tensors]
     return rows
+
+
+def _stored(space: dict[Any, Any]) -> dict[Any, Any]:
+    """As it lies there: transformers' ``ACT2FN`` makes a new module for each that asks it."""
+    return dict(dict.items(space))
 
 
 def _flat(value: Any) -> list[Any]:

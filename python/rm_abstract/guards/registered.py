@@ -39,6 +39,20 @@ def put_there(value: Any) -> list[tuple[Any, Any]]:
     return [(key, item) for key, item in table_of(value) if _is_the_users(item, set())]
 
 
+def is_table_of_code(value: Any) -> bool:
+    """A dictionary in which code looks functions and classes up, such as transformers' ``ACT2FN``:
+    it holds nothing else, so what a package remembers from call to call is none."""
+    if not isinstance(value, dict) or not 0 < len(value) <= MAX_ENTRIES:
+        return False
+    return all(_is_code(item) for item in list(dict.values(value)))
+
+
+def _is_code(item: Any) -> bool:
+    if isinstance(item, tuple):  # a class with arguments for it
+        return bool(item) and isinstance(item[0], type)
+    return isinstance(item, (type, types.FunctionType, types.BuiltinFunctionType))
+
+
 def by_type(value: Any) -> list[Any]:
     """The functions of the user's in a dictionary from classes to functions, such as what
     ``functools.singledispatch`` keeps."""

@@ -46,6 +46,7 @@ from rm_abstract.guards.packages import is_user_class, is_user_code, namespace_o
 from rm_abstract.guards.registered import (
     by_type,
     interface_tables,
+    is_table_of_code,
     put_there,
     value_behind,
 )
@@ -310,8 +311,9 @@ class _Search:
     def _registry(self, value: Any, where: Place) -> None:
         """A table in which a library looks functions up: those that a script put there."""
         self._seen.add(id(value))
-        for table in interface_tables(value):
-            self.found.dicts.append((table, None, where))
+        watched = interface_tables(value)
+        watched += [value] if is_table_of_code(value) and not by_type(value) else []
+        self.found.dicts += [(table, None, where) for table in watched]
         self._pending += [(item, f"{where}[{key!r}]", True) for key, item in put_there(value)]
         if functions := by_type(value):
             self.found.dicts.append((value, None, where))
@@ -438,8 +440,9 @@ class _Search:
             value = value_behind(space, chain)
             if is_a(value, types.FunctionType):
                 self._function(value)
-            elif value is not None and id(value) not in self._seen and interface_tables(value):
-                self._registry(value, ".".join(chain))
+            elif value is not None and id(value) not in self._seen:
+                if interface_tables(value) or is_table_of_code(value):
+                    self._registry(value, ".".join(chain))
 
     def _cell(self, cell: types.CellType, name: str, strict: bool) -> None:
         if id(cell) in self._seen and strict:
