@@ -142,6 +142,9 @@ build_and_install() {
   "$PYTHON" -m pip install -q --no-build-isolation -c "$VENV/constraints.txt" "${ROOT}[$extra]"
 }
 
+# A driver's device, or Windows' one in its Linux subsystem.
+has_nvidia_gpu() { [[ -e /dev/nvidiactl || -e /dev/dxg ]] || command -v nvidia-smi >/dev/null; }
+
 # setup_environment EXTRA, which is `examples` or `test`; afterwards PYTHON is .venv's.
 setup_environment() {
   cd "$ROOT" || die "cannot enter $ROOT"
@@ -149,8 +152,14 @@ setup_environment() {
   install_system_packages "$1"
   make_venv
   install_torch
-  local tests=OFF # said each time: the build folder remembers what the other script chose
-  if [[ $1 == "test" ]]; then tests=ON; fi
-  export CMAKE_ARGS="${CMAKE_ARGS:-} -DRM_BUILD_TESTS=$tests"
+  # Both are said each time: the build folder remembers what the other script chose.
+  local tests=OFF cuda=AUTO
+  if [[ $1 == "test" ]]; then
+    tests=ON # which compile the CUDA part wherever nvcc is
+  elif ! has_nvidia_gpu; then
+    cuda=OFF
+    say "No NVIDIA GPU: its part is left out (CMAKE_ARGS=-DRM_CUDA=ON builds it all the same)"
+  fi
+  export CMAKE_ARGS="-DRM_CUDA=$cuda ${CMAKE_ARGS:-} -DRM_BUILD_TESTS=$tests"
   build_and_install "$1"
 }
