@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from rm_abstract.base.errors import ConfigError
 from rm_abstract.device import Resolved
@@ -17,6 +17,16 @@ _MODULES = {
     "onnxruntime": "rm_abstract.engines.onnxruntime",
 }
 _registered: dict[str, EngineFactory] = {}
+
+
+class _Facts(NamedTuple):
+    """What a device is, as long as the process lives."""
+
+    kernels: bool
+    states: bool
+
+
+_facts: dict[tuple[str, int], _Facts] = {}
 
 
 def register(name: str, factory: EngineFactory) -> None:
@@ -58,18 +68,28 @@ def load(name: str) -> None:
 
 def has_kernels(device: Resolved) -> bool:
     """True when our compiler plans with the device's kernels."""
-    from rm_abstract import _core
-
-    rows = _core.backend.backends()
-    return any(row["name"] == device.backend and row["kernels"] for row in rows)
+    facts = _facts_of(device)
+    return facts is not None and facts.kernels
 
 
 def keeps_states(device: Resolved) -> bool:
     """True for a device that compiles whole programs and keeps tensors between their runs."""
+    facts = _facts_of(device)
+    return facts is not None and facts.states
+
+
+def _facts_of(device: Resolved) -> _Facts | None:
+    """None for a device whose backend is not loaded. Asked once a device: the list looks for the
+    devices of every backend, milliseconds a call of ``generate``; backends are never unloaded."""
     from rm_abstract import _core
 
-    for row in _core.backend.backends():
-        if row["name"] == device.backend and row["devices"] and not row["kernels"]:
-            properties = dict(row["devices"][device.index]["properties"])
-            return properties.get("states") == "1"
-    return False
+    key = (device.backend, device.index)
+    if key not in _facts:
+        rows = _core.backend.backends()
+        row = next((row for row in rows if row["name"] == device.backend), None)
+        if row is None or device.index >= len(row["devices"]):
+            return None
+        properties = dict(row["devices"][device.index]["properties"])
+        kernels = bool(row["kernels"])
+        _facts[key] = _Facts(kernels, not kernels and properties.get("states") == "1")
+    return _facts[key]
