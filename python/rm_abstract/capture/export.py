@@ -289,13 +289,10 @@ def _quietly() -> Iterator[None]:
 
     What failed is in the report.
     """
-    namespace = vars(trace_of_export)
-    namespace["print"] = print_unless_quiet
-    try:
-        with quietly("torch.fx.experimental.symbolic_shapes"):
-            yield
-    finally:
-        del namespace["print"]
+    # It stays: without `quietly` it prints, and another thread may be importing just now.
+    vars(trace_of_export)["print"] = print_unless_quiet
+    with quietly("torch.fx.experimental.symbolic_shapes"):
+        yield
 
 
 def _without_code() -> AbstractContextManager[None]:
