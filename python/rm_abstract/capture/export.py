@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -283,15 +284,34 @@ def _donated(call: FlatCall) -> set[int]:
     return found
 
 
+class _ReplacedPrint:
+    """torch's export prints as `print_unless_quiet` says, while any thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            vars(trace_of_export)["print"] = print_unless_quiet
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                del vars(trace_of_export)["print"]
+
+
+_replaced_print = _ReplacedPrint()
+
+
 @contextmanager
 def _quietly() -> Iterator[None]:
     """torch prints the graph so far to stderr when an export fails, warns, and logs warnings.
 
     What failed is in the report.
     """
-    # It stays: without `quietly` it prints, and another thread may be importing just now.
-    vars(trace_of_export)["print"] = print_unless_quiet
-    with quietly("torch.fx.experimental.symbolic_shapes"):
+    with _replaced_print, quietly("torch.fx.experimental.symbolic_shapes"):
         yield
 
 
