@@ -168,6 +168,22 @@ def qwen2_5() -> Any:
     return transformers.Qwen2_5_VLForConditionalGeneration(config)
 
 
+def idefics(name: str) -> Any:
+    text = {"model_type": "llama", **TEXT, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{name}Config")(
+        vision_config=SEEING, text_config=text, image_token_id=PICTURE, scale_factor=2
+    )
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+
+def idefics3() -> Any:
+    return idefics("Idefics3")
+
+
+def smolvlm() -> Any:
+    return idefics("SmolVLM")
+
+
 def gemma3() -> Any:
     layers = ["sliding_attention", "full_attention"]
     text = {**TEXT, "num_key_value_heads": 2, "head_dim": 8}
@@ -198,6 +214,11 @@ def cut() -> dict[str, torch.Tensor]:
         "image_grid_thw": grid,
         "mm_token_type_ids": kinds,
     }
+
+
+def padded() -> dict[str, torch.Tensor]:
+    shown = torch.ones(1, 2, 32, 32, dtype=torch.int64)
+    return {"pixel_values": torch.randn(1, 2, 3, 32, 32), "pixel_attention_mask": shown}
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -349,6 +370,53 @@ def test_tokens_behind_a_picture_are_made_by_the_loop(
     kinds = {n: t[:, 1:] if n.endswith("token_type_ids") else t for n, t in seen.items()}
     error = agree(lambda: model.generate(input_ids=prompt(count - 1), **kinds, max_new_tokens=4))
     assert isinstance(error, (ValueError, RuntimeError))
+
+
+@pytest.mark.parametrize("made", [llava_next, onevision])
+def test_prompts_are_compiled_for_the_sizes_of_their_pictures(made: Callable[[], Any]) -> None:
+    model, sizes = made().eval(), torch.tensor([[30, 60]])
+    tokens = {(30, 60): 52, (60, 30): 56, (20, 64): 34}
+
+    def call(height: int, width: int) -> Any:
+        sizes.copy_(torch.tensor([[height, width]]))  # in place: the same tensor
+        given = {"pixel_values": torch.randn(1, 3, 3, 32, 32), "image_sizes": sizes}
+        ids = prompt(tokens[height, width])
+        return agree(lambda: model(input_ids=ids, **given).logits)
+
+    for size in tokens:
+        for _ in range(2):
+            assert not isinstance(call(*size), Exception)
+    before = routed(model)
+    for size in tokens:
+        assert not isinstance(call(*size), Exception)
+    assert routed(model) == before + len(tokens)
+    tokens[30, 60] = 51
+    assert isinstance(call(30, 60), ValueError)
+
+
+@pytest.mark.parametrize("made", [idefics3, smolvlm])
+def test_prompts_are_compiled_for_pictures_that_are_all_there(made: Callable[[], Any]) -> None:
+    model = made().eval()
+    for turn in range(7):
+        seen, empty = padded(), turn in (3, 5)
+        if empty:
+            seen["pixel_values"][0, 1] = 0  # padding, which the model leaves out
+        ids = prompt(4 if empty else 8)
+        assert not isinstance(
+            agree(lambda ids=ids, seen=seen: model(input_ids=ids, **seen).logits), Exception
+        )
+    assert routed(model) == 4
+
+
+@pytest.mark.parametrize("made", [qwen2, qwen2_5])
+def test_towers_are_compiled_for_a_grid_of_patches(made: Callable[[], Any]) -> None:
+    model = made().eval()
+    for _ in range(9):
+        seen = cut()
+        agree(lambda seen=seen: model(input_ids=prompt(4), **seen).logits)
+    rows = rm.explain(model).to_dict()["models"][0]["parts"]
+    served = {row["model"].split()[0]: row["routed"] for row in rows}
+    assert served["model.visual"] > 0 and served["model.language_model"] > 0
 
 
 @pytest.mark.parametrize("streams", [False, True])

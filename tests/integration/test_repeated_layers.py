@@ -49,7 +49,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     capture = export._captured
 
     def watched(*arguments: Any) -> Any:
-        seen.append(arguments[-1] is not None)
+        seen.append(arguments[4] is not None)
         return capture(*arguments)
 
     monkeypatch.setattr(export, "_captured", watched)

@@ -49,6 +49,7 @@ class FlatCall:
     spec: CallSpec
     leaves: list[Any]
     torch_state: dict[str, Any] = field(default_factory=dict)  # what forward read of it
+    has_contents: bool = True  # False in a process that got types and sizes alone
 
 
 @dataclass(frozen=True)

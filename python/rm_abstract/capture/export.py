@@ -42,6 +42,7 @@ from rm_abstract.capture.captured import Captured
 from rm_abstract.capture.errors import CaptureError, capture_error
 from rm_abstract.capture.importer import import_program
 from rm_abstract.capture.inplace import is_traced_again
+from rm_abstract.capture.known_values import KnownValues
 from rm_abstract.capture.outputs import Recorder, Structure, with_aliases, with_layouts
 from rm_abstract.capture.recurrent import RecurrentLayers
 from rm_abstract.capture.untraced_layers import UntracedLayers
@@ -73,10 +74,13 @@ class _Flattened(torch.nn.Module):
         self.relations = relations(call)
         self.trace = _Trace()
         self.untraced: UntracedLayers | None = None
+        self.values: KnownValues | None = None
 
     def forward(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.untraced is not None:
             self.untraced.begin()
+        if self.values is not None:
+            self.values.begin(tensors)
         check: Any = torch._check
         for a, i, b, j, past in self.relations:
             extra = tensors[past[0]].shape[past[1]] if past else 0
@@ -101,7 +105,7 @@ class _Flattened(torch.nn.Module):
             alive.append(cache)
             if kv_cache.is_pair(leaf):
                 given.update(id(t) for t in tensors[at - count : at])
-        with RecurrentLayers():
+        with RecurrentLayers(), self.values or nullcontext():
             output = call_module(self.m.forward, self._call_taken.spec, leaves, self._positional)
         recorder = Recorder(leaves, caches, given=given)
         self.trace.structure = recorder.record(output)
@@ -177,24 +181,48 @@ def capture_flat(
     parameters: ForwardParameters,
     patience: float = 1,
     whole: bool = False,
+    by_values: bool = False,
 ) -> Captured:
     """`capture` for a call that was taken apart already; `patience` multiplies its time limits.
 
     Of many layers that are alike the first are traced, unless the ``whole`` model is asked for.
+    Where Python reads elements of inputs, the capture is for those of this call if ``by_values``
+    (`call.torch_state` says of which).
     """
+    known = KnownValues(call) if by_values else None
+    try:
+        return _with_layers(module, call, parameters, patience, whole, None)
+    except CaptureError as error:
+        if error.code != "RM203" or known is None or not known.may_help:
+            raise
+        first = error
+    try:
+        return _with_layers(module, call, parameters, patience, whole, known)
+    except CaptureError as error:
+        raise (first if error.code == "RM203" else error) from error
+
+
+def _with_layers(
+    module: torch.nn.Module,
+    call: FlatCall,
+    parameters: ForwardParameters,
+    patience: float,
+    whole: bool,
+    known: KnownValues | None,
+) -> Captured:
     started = time.perf_counter()
     layers = None if whole else layer_list.find(module)
     short = layers.shortened(call) if layers is not None else None
     if layers is not None and short is not None:
         try:
-            few = _captured(module, short, parameters, patience, layers)
+            few = _captured(module, short, parameters, patience, layers, known)
         except (CaptureError, Decline):
             few = None  # a forward that wants all of them
         found = few and repeated_layers.extended(few, layers, _first_buffer(short))
         if found is not None:
             found.capture_ms = (time.perf_counter() - started) * 1e3
             return found
-    return _captured(module, call, parameters, patience, None)
+    return _captured(module, call, parameters, patience, None, known)
 
 
 def _first_buffer(call: FlatCall) -> int | None:
@@ -208,6 +236,7 @@ def _captured(
     parameters: ForwardParameters,
     patience: float,
     layers: layer_list.LayerList | None,
+    known: KnownValues | None,
 ) -> Captured:
     """One capture, of the module or of what is left of it with the first of the layers."""
     started = time.perf_counter()
@@ -215,6 +244,7 @@ def _captured(
     wrapper = _Flattened(traced, call, parameters.positional)
     wrapper.untraced = layers.shorten(traced) if layers is not None else None
     wrapper.training = module.training
+    wrapper.values = known
     tensors = call_tensors(call)
     with tracing(), _without_code():
         program = _export(wrapper, tensors, call, patience)
@@ -234,6 +264,9 @@ def _captured(
             call.torch_state.update(torch_state.answers(["layout"], tensors))
     with _quietly():  # torch takes operators apart here
         imported = import_program(program, strip="m.", donated=_donated(call))
+    if known is not None:
+        asked = torch_state.values_of(known.asked)
+        call.torch_state.update(torch_state.answers(asked, tensors))
     if imported.asks_tf32:
         call.torch_state.update(torch_state.answers([torch_state.TF32], tensors))
     return Captured(
@@ -341,7 +374,7 @@ def _export(
         text = f"rm_abstract: capturing {name} for its first call; at most {limit:.0f} s, once"
         print(text, file=sys.stderr)
 
-    with budget.SayWhenSlow(say):
+    with nullcontext() if wrapper.values else budget.SayWhenSlow(say):  # it was said before
         for dynamic, seconds in attempts:
             try:
                 return _exported(wrapper, tensors, dynamic, budget.Deadline(seconds, end))

@@ -52,9 +52,8 @@ class LayerList:
                 leaf = copy.copy(leaf)
                 leaf.layers = leaf.layers[:TRACED]
             leaves.append(leaf)
-        short = FlatCall(call.spec, leaves)
-        short.torch_state = call.torch_state  # what the capture learns is about the call
-        return short
+        # What the capture learns is about the call: the same dictionary.
+        return FlatCall(call.spec, leaves, call.torch_state, call.has_contents)
 
 
 def find(model: torch.nn.Module) -> LayerList | None:

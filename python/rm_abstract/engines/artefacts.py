@@ -97,16 +97,17 @@ class Artefacts:
         self,
         module: torch.nn.Module,
         call_key: str,
-        shapes: Sequence[Sequence[int]],
+        tensors: Sequence[torch.Tensor],
         past: Sequence[bool],
     ) -> Record | None:
-        """The stored capture that serves a call of these shapes; None when there is none."""
+        """The stored capture that serves a call of these tensors; None when there is none."""
         found: list[Record] = []
 
         def check(entry: Any) -> str:
             try:
                 record = Record.from_json(bytes(entry.section("record")))
-                fits = record.signature.test(past)([tuple(s) for s in shapes])
+                fits = record.signature.test(past)([tuple(t.shape) for t in tensors])
+                fits = fits and record.asked_the_same(tensors)
             except (KeyError, ValueError, TypeError, _core.CoreError):
                 return "corrupt"
             if not fits:
@@ -122,7 +123,8 @@ class Artefacts:
         data = record.to_json()
         if data is None:
             return
-        guards = json.dumps([record.input_dims, record.signature.relations])
+        state = [record.torch_state] if record.torch_state else []
+        guards = json.dumps([record.input_dims, record.signature.relations, *state])
         artefact = {"sections": {"record": data}, "guards": guards, "producer": "capture"}
         key = self._front_key(module, call_key)
         self.cache.publish(key, artefact, record.capture_ms)

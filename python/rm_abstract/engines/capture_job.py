@@ -1,7 +1,8 @@
 """One capture as bytes that another process can carry out: the module, the call, the settings.
 
 The bytes go through a pipe to a process that this one started, and nowhere else. Weights and inputs
-go without their contents: a capture asks for types and sizes only. Code is named, not sent, so that
+go without their contents: a capture asks for types and sizes only, and for the values of a few
+integers (capture/known_values.py). Code is named, not sent, so that
 the other process imports what this one imported; that both mean the same is checked by comparing
 the module's identity (guards/identity.py) on both sides.
 """
@@ -19,6 +20,7 @@ import torch
 
 from rm_abstract.base.decline import Decline
 from rm_abstract.calls.call import FlatCall
+from rm_abstract.guards.torch_state import may_be_asked
 
 NOT_POSSIBLE = "RM211"  # the code of what cannot be captured in another process
 _MOST_BYTES = 64 << 20  # of tensors that are no weights
@@ -70,6 +72,7 @@ def unpack(data: bytes) -> Job:
     torch.use_deterministic_algorithms(process["deterministic"])
     job = _Unpickler(stream).load()
     assert isinstance(job, Job)
+    job.call.has_contents = False
     return job
 
 
@@ -87,7 +90,8 @@ class _Pickler(pickle.Pickler):
             return None
         if not isinstance(value, torch.Tensor):
             if isinstance(value, FlatCall):
-                self._empty |= {id(x): x for x in value.leaves if isinstance(x, torch.Tensor)}
+                inputs = [x for x in value.leaves if isinstance(x, torch.Tensor)]
+                self._empty |= {id(x): x for x in inputs if not may_be_asked(x)}
             return None
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             raise Decline(NOT_POSSIBLE, f"a tensor of the class {type(value).__qualname__}")

@@ -75,7 +75,8 @@ class Capturer:
         try:
             asked = self._module.context.settings.fallback_for("capture") == "error"
             patience = budget.PATIENCE if asked else 1
-            return capture_flat(module, call, self._module.parameters, patience, whole)
+            parameters = self._module.parameters
+            return capture_flat(module, call, parameters, patience, whole, by_values=True)
         except CaptureError as error:
             if error.code in _LASTING and not error.passing:
                 artefacts.store_refusal(module, key, shapes, error.code, str(error))

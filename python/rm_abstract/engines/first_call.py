@@ -17,12 +17,15 @@ from rm_abstract.calls.call import FlatCall, objects_in
 from rm_abstract.calls.tensors import call_tensors
 from rm_abstract.engines.call_parts import Pattern, snapshot, unfold, wants_gradients
 from rm_abstract.engines.call_state import CallState
+from rm_abstract.engines.call_text import argument_names
 from rm_abstract.engines.gate import Comparison
 from rm_abstract.engines.module_weights import WeightsChanged, WeightVersions
 from rm_abstract.engines.trial import Trial
 from rm_abstract.engines.variant import Variant
 from rm_abstract.guards import torch_state
 from rm_abstract.guards.purity import Effects, can_watch
+
+MOST_BY_VALUES = 4  # captures of one call that hold for the values of an input alone
 
 # serves a call by a variant: (variant, pattern, tensors, leaves)
 Serve = Callable[[Variant, Pattern, list[torch.Tensor], tuple[Any, ...]], Any]
@@ -70,6 +73,10 @@ class FirstCall:
             return self._run_eager()  # another thread was faster
         if len(found) >= state.max_variants:
             raise Decline("RM115", f"more than {state.max_variants} captures of one call")
+        read = {number for v in found for number in v.record.read_values}
+        if len([v for v in found if v.record.read_values]) >= MOST_BY_VALUES:
+            names = ", ".join(argument_names(state.spec, leaves, sorted(read)))
+            raise Decline("RM121", f"more than {MOST_BY_VALUES} different values of {names}")
         if (kept := self._kept()) is not None:
             found.append(kept)
             return self._serve(kept, self._pattern, self._tensors, self._inputs)

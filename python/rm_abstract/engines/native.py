@@ -64,7 +64,7 @@ class NativeCompiler:
         variant.timed = not self._module.placement.on_gpu  # a call there returns before it is done
         variant.compares_kernels = self._compares_kernels
         variant.may_refuse = " = check(" in text
-        variant.report.signature = readable(call)
+        variant.report.signature = readable(call, record.torch_state)
         variant.report.artefact = artefact
         variant.report.precision = artefacts.precision_said
         variant.report.quantised = sizes(forms, weights)

@@ -163,10 +163,9 @@ class ProgramEngine:
         self, call: FlatCall, pattern: Pattern, past: Sequence[bool]
     ) -> Variant | None:
         started = time.perf_counter()
-        shapes = [t.shape for t in call_tensors(call)]
         self._own.identify()  # every variant is looked for before it is made
         key = call_key(call, pattern)
-        record = self.artefacts.find_record(self.module(), key, shapes, past)
+        record = self.artefacts.find_record(self.module(), key, call_tensors(call), past)
         if record is None or not self._own.weights.has(record):
             return None
         variant = self._compile(record, call, past, started)

@@ -73,6 +73,17 @@ class Record:
             {"v": RECORD_VERSION, **{f: getattr(self, f) for f in fields}}, separators=(",", ":")
         ).encode()
 
+    @functools.cached_property
+    def read_values(self) -> list[int]:
+        """Numbers of the inputs whose values this capture is for."""
+        numbers = map(torch_state.valued, self.torch_state)
+        return [number for number in numbers if number is not None]
+
+    def asked_the_same(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether forward would be told what it was told when it was captured."""
+        read = self.torch_state
+        return not read or read == torch_state.answers(list(read), tensors)
+
     @staticmethod
     def from_json(data: bytes) -> Record:
         """Raises ValueError or KeyError for anything but a record of this version."""
@@ -165,10 +176,7 @@ class Variant:
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this capture is right for a call of these tensors."""
-        read = self.record.torch_state
-        return self.serves([t.shape for t in tensors]) and (
-            not read or read == torch_state.answers(list(read), tensors)
-        )
+        return self.serves([t.shape for t in tensors]) and self.record.asked_the_same(tensors)
 
     def run(
         self, tensors: list[torch.Tensor], leaves: Sequence[Any], only_compared: bool = False

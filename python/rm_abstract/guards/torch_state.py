@@ -1,5 +1,5 @@
 """What a forward may ask of torch besides its arguments' contents: modes, switches, how a tensor
-lies in memory, whether it wants gradients.
+lies in memory, whether it wants gradients. And the elements of small inputs that Python reads.
 
 A capture holds one answer. Only calls that get the same answers are served by it.
 """
@@ -7,12 +7,15 @@ A capture holds one answer. Only calls that get the same answers are served by i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+
+MOST_VALUES = 64  # elements of an input whose values a capture may hold for
+_VALUES = "values of input "
 
 TF32 = "allows_tf32_convolutions"
 
@@ -68,7 +71,31 @@ def answers(questions: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[s
     return {question: _answer(question, tensors) for question in questions}
 
 
+def may_be_asked(tensor: torch.Tensor) -> bool:
+    """Whether a capture may hold for the elements of this input alone: a few integers."""
+    kind = tensor.dtype
+    return (
+        0 < tensor.numel() <= MOST_VALUES
+        and kind is not torch.bool
+        and not (kind.is_floating_point or kind.is_complex)
+    )
+
+
+def values_of(inputs: Iterable[int]) -> list[str]:
+    """The questions for the elements of inputs, by their numbers."""
+    return [f"{_VALUES}{number}" for number in sorted(inputs)]
+
+
+def valued(question: str) -> int | None:
+    """The number of the input whose elements are asked for; None: it is another question."""
+    return int(question.removeprefix(_VALUES)) if question.startswith(_VALUES) else None
+
+
 def _answer(question: str, tensors: Sequence[torch.Tensor]) -> Any:
+    number = valued(question)
+    if number is not None:
+        tensor = tensors[number]
+        return tensor.tolist() if tensor.numel() <= MOST_VALUES else None
     if question == "layout":
         return all(t.is_contiguous() for t in tensors)
     if question == "requires_grad":
