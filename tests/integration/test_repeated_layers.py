@@ -61,7 +61,9 @@ def test_the_program_is_that_of_all_layers(name: str, monkeypatch: pytest.Monkey
     both: list[tuple[Any, Any]] = []
     capture = export.capture_flat
 
-    def twice(module: Any, call: Any, parameters: Any, patience: float, whole: bool) -> Any:
+    def twice(
+        module: Any, call: Any, parameters: Any, patience: float, whole: bool, by_values: bool
+    ) -> Any:
         both.append(tuple(capture(module, call, parameters, 10, w) for w in (False, True)))
         return both[-1][0]
 
