@@ -76,7 +76,7 @@ class Capturer:
             asked = self._module.context.settings.fallback_for("capture") == "error"
             patience = budget.PATIENCE if asked else 1
             parameters = self._module.parameters
-            return capture_flat(module, call, parameters, patience, whole, by_values=True)
+            return capture_flat(module, call, parameters, patience, whole, True)
         except CaptureError as error:
             if error.code in _LASTING and not error.passing:
                 artefacts.store_refusal(module, key, shapes, error.code, str(error))
