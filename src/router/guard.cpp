@@ -2,6 +2,7 @@
 #include "router/guard.hpp"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <array>
 #include <unordered_set>
@@ -91,9 +92,11 @@ void Guard::clear() {
   arrays_.clear();
   objects_.clear();
   functions_.clear();
+  registered_ = {};
   names_ = {};
   names_list_.clear();
   every_name_ = true;
+  asks_ = {};
   weights_.clear();
   contents_.clear();
   dims_.clear();
@@ -115,7 +118,7 @@ bool Guard::counts(Kind kind, PyObject* key) const noexcept {
   static PyObject* const forward = interned("forward");
   static PyObject* const slot = interned("_compiled_call_impl");
   if (kind == Kind::kAttributes) {
-    if (key == training) return trains_;
+    if (key == training) return trains_ || asks_.training;
     if (key == forward || key == slot) return false;  // judged by value, or ours
     if (is_registry(key)) return true;
   }
@@ -123,6 +126,10 @@ bool Guard::counts(Kind kind, PyObject* key) const noexcept {
   const int found = PySet_Contains(names_.get(), key);
   if (found < 0) PyErr_Clear();  // a key that cannot be hashed is in no dictionary
   return found == 1;
+}
+
+std::string Guard::path_of(const Weight& weight) const {
+  return weight.place.empty() ? path_of(weight.module, weight.key.get()) : weight.place;
 }
 
 void Guard::add_dict(PyObject* dict, bool is_root, Kind kind, std::uint32_t module) {
@@ -201,6 +208,10 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
     return Reason::kModule;
   }
   weight.wants_gradient = facts.requires_grad(value);
+  if (asks_.gradients && facts.has_gradient(value)) {
+    detail_ = where + ".grad: is not watched";
+    return Reason::kModule;
+  }
   weight.version = facts.version(value);
   if (weight.version < 0) {
     detail_ = where + ": an inference tensor, changes cannot be noticed";
@@ -235,6 +246,8 @@ Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* source
   if (sources != Py_None) {
     const auto fields = py::reinterpret_borrow<py::tuple>(sources);
     set_names(fields[0].ptr(), fields[1].cast<bool>());
+    const auto asked = fields[9].cast<std::array<bool, 3>>();
+    asks_ = {.training = asked[0], .requires_grad = asked[1], .gradients = asked[2]};
   }
   struct Pending {
     py::object module;
@@ -295,6 +308,10 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
     detail_ = path_of(dict.module, added) + ": added";
     return Reason::kStructure;
   }
+  if (!in_order(dict, object)) {
+    detail_ = path_of(dict.module, nullptr) + ": in another order";
+    return Reason::kStructure;
+  }
   if (dict.kind != Kind::kAttributes) return Reason::kNone;
   const Module& module = modules_[dict.module];
   if (!trains_ && PyDict_GetItem(object, training) == Py_True && facts.depends_on_training(module.type)) {
@@ -306,6 +323,22 @@ Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& 
     return Reason::kHooks;
   }
   return Reason::kNone;
+}
+
+/// Whether entries that are there still follow each other as at the snapshot, where code may walk
+/// through them: sequences of modules do.
+bool Guard::in_order(const Dict& dict, PyObject* object) const noexcept {
+  const bool walked = dict.kind == Kind::kExact || dict.kind == Kind::kWhole;
+  if (!walked && (!every_name_ || dict.kind == Kind::kNamed)) return true;
+  PyObject *key = nullptr, *value = nullptr;
+  Py_ssize_t position = 0;
+  std::size_t seen = 0;
+  while (PyDict_Next(object, &position, &key, &value)) {
+    if (dict.kind != Kind::kWhole && !counts(dict.kind, key)) continue;
+    if (seen == dict.items.size() || !same_value(dict.items[seen].key.get(), key)) return false;
+    ++seen;
+  }
+  return true;
 }
 
 /// A watched entry (borrowed) that was not there at the snapshot, when the others still are.
@@ -322,9 +355,7 @@ PyObject* Guard::added_entry(const Dict& dict, PyObject* object) const noexcept 
     }
     bool known = false;
     for (const Item& item : dict.items) {
-      known = known || item.key.get() == key ||
-              (PyUnicode_CheckExact(key) && PyUnicode_CheckExact(item.key.get()) &&
-               PyUnicode_Compare(key, item.key.get()) == 0);
+      known = known || same_value(item.key.get(), key);
     }
     if (!known) return key;
   }
@@ -407,6 +438,12 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
         facts.requires_grad(weight.tensor.get()) != weight.wants_gradient) {
       return moved(weight, ": wants a gradient, or no longer");
     }
+    if ((asks_.requires_grad &&
+         facts.requires_grad(weight.tensor.get()) != weight.wants_gradient) ||
+        (asks_.gradients && facts.has_gradient(weight.tensor.get()))) {
+      detail_ = path_of(weight) + ": what forward may ask of its gradient";
+      return Reason::kStructure;
+    }
     if (trains_ && weight.place.empty()) continue;
     if (!same_weight(weight, facts)) return moved(weight, "");
   }
@@ -417,9 +454,8 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
 }
 
 Reason Guard::moved(const Weight& weight, const char* how) {
-  const bool own = weight.place.empty();
-  detail_ = (own ? path_of(weight.module, weight.key.get()) : weight.place) + how;
-  return own ? Reason::kWeights : Reason::kStructure;
+  detail_ = path_of(weight) + how;
+  return weight.place.empty() ? Reason::kWeights : Reason::kStructure;
 }
 
 /// Notes since the snapshot, and aliases that could be written at any time since.
@@ -479,9 +515,13 @@ int Guard::traverse(visitproc visit, void* arg) const {
     }
   }
   for (const Function& f : functions_) {
-    for (const PyRef* part : {&f.function, &f.code, &f.defaults, &f.keyword_defaults}) {
+    for (const PyRef* part :
+         {&f.function, &f.code, &f.defaults, &f.keyword_defaults, &f.name, &f.doc}) {
       Py_VISIT(part->get());
     }
+  }
+  for (const PyRef* part : {&registered_.kinds, &registered_.of, &registered_.found}) {
+    Py_VISIT(part->get());
   }
   for (const Weight& w : weights_) {
     Py_VISIT(w.tensor.get());

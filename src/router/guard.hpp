@@ -97,11 +97,19 @@ class Guard {
   };
   struct Class {  // what each name that forward may read finds on it
     PyRef type, order;     // order: its base classes, which isinstance asks for
+    PyRef name;
     unsigned version = 0;  // CPython's own; 0: unknown, the names are looked up
     std::vector<PyRef> found;
   };
   struct Function {
-    PyRef function, code, defaults, keyword_defaults;
+    PyRef function, code, defaults, keyword_defaults, name, doc;
+  };
+  /// Classes that are registered with abstract ones, which isinstance asks for.
+  struct Registered {
+    PyRef kinds;  // a tuple of abstract classes; empty: none are asked
+    PyRef of;     // of(kinds) gives what is registered now, in a form that can be compared
+    PyRef found;
+    std::uint64_t token = 0;  // Python's, another one after every registration of the process
   };
   struct Module {
     PyRef object;  // empty for the root
@@ -144,14 +152,17 @@ class Guard {
   bool check_object(const Object& object);
   bool check_class(Class& known);
   bool check_function(const Function& known);
+  bool check_registered();
   bool check_beside();
   Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
+  bool in_order(const Dict& dict, PyObject* object) const noexcept;
   PyObject* added_entry(const Dict& dict, PyObject* object) const noexcept;
   Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
   bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
   Reason moved(const Weight& weight, const char* how);
   Reason check_writes();
   std::string path_of(std::uint32_t module, PyObject* key) const;
+  std::string path_of(const Weight& weight) const;
 
   std::vector<Module> modules_;
   std::vector<Class> classes_;
@@ -160,9 +171,15 @@ class Guard {
   std::vector<Array> arrays_;
   std::vector<Object> objects_;
   std::vector<Function> functions_;
+  Registered registered_;
   PyRef names_;                    // a frozenset: what the code that forward reaches may read
   std::vector<PyRef> names_list_;  // the same, in one order
   bool every_name_ = true;         // it may read any attribute
+  struct {
+    bool training = false;       // whether parts are in training mode
+    bool requires_grad = false;  // of weights
+    bool gradients = false;      // weights' .grad, which is not watched
+  } asks_;                       // by code of the user
   std::vector<Weight> weights_;
   std::vector<std::int64_t> dims_;  // shape then strides of each weight
   Contents contents_;          // of the weights that are no Parameters, or of all

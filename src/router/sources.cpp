@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "router/guard.hpp"
 #include "router/kinds.hpp"
@@ -21,6 +22,24 @@ unsigned version_of(PyTypeObject* type) {
   if (!PyType_HasFeature(type, Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
 #endif
   return type->tp_version_tag;
+}
+
+/// What a class is called: its own, which no version counts. Null: made in C, it stays as it is.
+PyObject* name_of(PyTypeObject* type) noexcept {
+  if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) return nullptr;
+  return reinterpret_cast<PyHeapTypeObject*>(type)->ht_name;
+}
+
+/// A number that Python raises with every class that is registered with an abstract one.
+std::uint64_t registrations() noexcept {
+  static PyObject* const token = [] {
+    const PyRef module = PyRef::steal(PyImport_ImportModule("_abc"));
+    return module ? PyObject_GetAttrString(module.get(), "get_cache_token") : nullptr;
+  }();
+  const PyRef now = PyRef::steal(token != nullptr ? PyObject_CallNoArgs(token) : nullptr);
+  const std::uint64_t number = now ? PyLong_AsUnsignedLongLong(now.get()) : UINT64_MAX;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return number;
 }
 
 /// A list, or another sequence that is not a tuple.
@@ -154,15 +173,18 @@ void Guard::add_class(PyObject* type) {
     record.found.push_back(PyRef::borrow(_PyType_Lookup(kind, name.get())));
   }
   record.order = PyRef::borrow(kind->tp_mro);
+  record.name = PyRef::borrow(name_of(kind));
   record.version = version_of(kind);
   classes_.push_back(std::move(record));
 }
 
 void Guard::add_function(PyObject* function) {
   if (!PyFunction_Check(function)) throw py::type_error("[guard] expected a Python function");
+  auto* fields = reinterpret_cast<PyFunctionObject*>(function);
   functions_.push_back({PyRef::borrow(function), PyRef::borrow(PyFunction_GET_CODE(function)),
                         PyRef::borrow(PyFunction_GET_DEFAULTS(function)),
-                        PyRef::borrow(PyFunction_GET_KW_DEFAULTS(function))});
+                        PyRef::borrow(PyFunction_GET_KW_DEFAULTS(function)),
+                        PyRef::borrow(fields->func_name), PyRef::borrow(fields->func_doc)});
 }
 
 Reason Guard::add_sources(PyObject* root, PyObject* sources, const TorchFacts& facts) {
@@ -199,6 +221,13 @@ Reason Guard::add_sources(PyObject* root, PyObject* sources, const TorchFacts& f
     const Reason bad = add_weight(nullptr, tensor.ptr(), 0, place.c_str(), facts);
     if (bad != Reason::kNone) return bad;
   }
+  const auto [of, kinds] = fields[10].cast<std::pair<py::object, py::tuple>>();
+  if (!kinds.empty()) {
+    registered_.token = registrations();
+    registered_.found = PyRef::borrow(of(kinds).ptr());
+    registered_.of = PyRef::borrow(of.ptr());
+    registered_.kinds = PyRef::borrow(kinds.ptr());
+  }
   return Reason::kNone;
 }
 
@@ -212,6 +241,10 @@ bool Guard::check_entries(const Dict& dict, PyObject* object) {
   for (const Item& item : dict.items) {
     if (same_value(item.value.get(), PyDict_GetItem(object, item.key.get()))) continue;
     detail_ = prefix + text_of(item.key.get()) + ": changed";
+    return false;
+  }
+  if (!in_order(dict, object)) {
+    detail_ = dict.place + ": in another order";
     return false;
   }
   if (dict.kind != Kind::kReached) return true;
@@ -263,6 +296,10 @@ bool Guard::check_object(const Object& known) {
 
 bool Guard::check_class(Class& known) {
   auto* type = reinterpret_cast<PyTypeObject*>(known.type.get());
+  if (name_of(type) != known.name.get()) {
+    detail_ = std::string(type->tp_name) + ": another name";
+    return false;
+  }
   const unsigned version = version_of(type);
   if (version != 0 && version == known.version) return true;
   if (type->tp_mro != known.order.get()) {
@@ -283,7 +320,9 @@ bool Guard::check_function(const Function& known) {
   PyObject* function = known.function.get();
   if (PyFunction_GET_CODE(function) == known.code.get() &&
       PyFunction_GET_DEFAULTS(function) == known.defaults.get() &&
-      PyFunction_GET_KW_DEFAULTS(function) == known.keyword_defaults.get()) {
+      PyFunction_GET_KW_DEFAULTS(function) == known.keyword_defaults.get() &&
+      reinterpret_cast<PyFunctionObject*>(function)->func_name == known.name.get() &&
+      reinterpret_cast<PyFunctionObject*>(function)->func_doc == known.doc.get()) {
     return true;
   }
   const char* name =
@@ -293,8 +332,24 @@ bool Guard::check_function(const Function& known) {
   return false;
 }
 
+/// The token moves with every import that registers classes: it alone would say too much.
+bool Guard::check_registered() {
+  if (!registered_.kinds) return true;
+  const std::uint64_t token = registrations();
+  if (token == registered_.token && token != UINT64_MAX) return true;
+  const PyRef now =
+      PyRef::steal(PyObject_CallOneArg(registered_.of.get(), registered_.kinds.get()));
+  const bool same =
+      now && PyObject_RichCompareBool(now.get(), registered_.found.get(), Py_EQ) == 1;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  if (same) registered_.token = token;
+  if (!same) detail_ = "a class was registered with an abstract one";
+  return same;
+}
+
 /// Everything beside the tree that has no version of its own in a dictionary.
 bool Guard::check_beside() {
+  if (!check_registered()) return false;
   for (Class& known : classes_) {
     if (!check_class(known)) return false;
   }

@@ -260,6 +260,13 @@ bool TorchFacts::requires_grad(PyObject* tensor) const noexcept {
   return wanted;
 }
 
+bool TorchFacts::has_gradient(PyObject* tensor) const noexcept {
+  static PyObject* const name = PyUnicode_InternFromString("grad");
+  const PyRef answer = PyRef::steal(PyObject_GetAttr(tensor, name));
+  if (!answer) PyErr_Clear();
+  return answer.get() != Py_None;
+}
+
 bool TorchFacts::is_lazy_view(PyObject* tensor) const noexcept {
   for (const PyRef* function : {&is_neg_, &is_conj_}) {
     PyObject* answer = PyObject_CallOneArg(function->get(), tensor);

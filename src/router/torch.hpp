@@ -115,6 +115,8 @@ class TorchFacts {
     return load<const void*>(storage + memory_offset_) == before.memory;
   }
   bool requires_grad(PyObject* tensor) const noexcept;
+  /// Whether a tensor's .grad is a tensor.
+  bool has_gradient(PyObject* tensor) const noexcept;
   /// A lazily negated or conjugated view: its memory is not its value.
   bool is_lazy_view(PyObject* tensor) const noexcept;
   /// How often torch itself holds the tensor: 1 for one that no graph, view or C++ code holds beside

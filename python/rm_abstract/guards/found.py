@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _abc  # type: ignore[import-not-found]
+import abc
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +22,8 @@ from rm_abstract.guards.packages import is_user_class, is_user_file
 BOOKKEEPING = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "call_super_init"}
 
 Place = str
+# Of modules: `training`; of weights: `requires_grad`, `grad`.
+Asked = tuple[bool, bool, bool]
 
 
 @dataclass
@@ -38,6 +43,8 @@ class Sources:
     classes: list[type] = field(default_factory=list)
     functions: list[types.FunctionType] = field(default_factory=list)
     tensors: list[tuple[torch.Tensor, Place]] = field(default_factory=list)
+    asked: Asked = (False, False, False)
+    abstract: list[type] = field(default_factory=list)  # classes that others register with
     # Not for the guard:
     unseen: list[str] = field(default_factory=list)  # what may be read and cannot be watched
     user_code: bool = False  # a reached function or class is no installed package's
@@ -48,6 +55,7 @@ class Sources:
         return (
             *(self.names, self.every, self.dicts, self.held, self.objects, self.arrays),
             *(self.classes, self.functions, self.tensors),
+            *(self.asked, (registered_with, tuple(self.abstract))),
         )
 
     def may_read(self, name: Any) -> bool:
@@ -58,6 +66,21 @@ def is_user_module(module: types.ModuleType) -> bool:
     if module.__name__ in sys.builtin_module_names:
         return False
     return is_user_file(getattr(module, "__file__", None))
+
+
+def registered_with(kinds: tuple[type, ...]) -> dict[Any, Any]:
+    """What `register` gave to abstract classes, to those made from them and to those given: whom
+    isinstance() asks. By weak references: a guard that holds it keeps no class alive."""
+    found: dict[Any, Any] = {}
+    pending: list[type | None] = list(kinds)
+    while pending:
+        kind = pending.pop()
+        if kind is None or (place := weakref.ref(kind)) in found:
+            continue
+        given = _abc._get_dump(kind)[0] if is_a(kind, abc.ABCMeta) else ()
+        found[place] = frozenset(given)
+        pending += [*type.__subclasses__(kind), *(held() for held in given)]
+    return found
 
 
 def functions_of(value: Any) -> Iterator[types.FunctionType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import collections
 import functools
 import types
 from typing import Any
@@ -12,6 +13,7 @@ from rm_abstract.base.kinds import kind_of
 _DESCRIPTORS = (
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.MethodDescriptorType),
     *(types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType),
+    type(collections.namedtuple("_", "field").field),  # type: ignore[attr-defined]
 )
 # Objects that decide nothing a forward computes: who logs or locks computes the same.
 _HARMLESS_PACKAGES = frozenset({"logging", "threading", "_thread"})

@@ -9,6 +9,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
+from rm_abstract.guards.kinds import is_a
 from rm_abstract.guards.packages import is_user_class, is_user_code
 
 MAX_ENTRIES = 512
@@ -18,7 +19,7 @@ def interface_tables(value: Any) -> list[dict[str, Any]]:
     """The dictionaries behind one of transformers' interface tables, as they are stored: its own
     look-up may import or make things. Empty for anything else."""
     shared = getattr(type(value), "_global_mapping", None)
-    if isinstance(value, (dict, type)) or not isinstance(shared, dict):
+    if is_a(value, (dict, type)) or not isinstance(shared, dict):
         return []
     own = getattr(value, "__dict__", {}).get("_local_mapping")
     return [shared, own] if isinstance(own, dict) else [shared]

@@ -12,9 +12,11 @@ side effects (does forward change any of it?), and the identity of a cached capt
 
 from __future__ import annotations
 
+import abc
 import builtins
 import functools
 import gc
+import os
 import sys
 import types
 import weakref
@@ -54,7 +56,7 @@ from rm_abstract.guards.registered import (
 _NOT_CALLED_BY_FORWARD = frozenset(
     {"__repr__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__"}
     | {"__deepcopy__", "__del__", "__dir__", "__init_subclass__"}
-    | {"__sizeof__", "__subclasshook__", "__setattr__", "__delattr__", "__str__", "__getnewargs__"}
+    | {"__sizeof__", "__setattr__", "__delattr__", "__str__", "__getnewargs__"}
 )
 # Methods that operators and statements call without naming them: any code may reach them.
 _IMPLICIT = (
@@ -65,11 +67,25 @@ _IMPLICIT = (
         if name.startswith("__") and callable(vars(kind)[name])
     )
     | {"__get__", "__set__", "__delete__", "__getattr__", "__getattribute__", "__enter__"}
-    | {"__exit__", "__missing__", "__matmul__", "__rmatmul__", "__torch_function__", "__iadd__"}
-    | {"__imul__", "__isub__", "__itruediv__", "__imatmul__", "__ipow__", "__length_hint__"}
+    | {"__exit__", "__instancecheck__", "__subclasscheck__", "__missing__", "__matmul__"}
+    | {"__rmatmul__", "__torch_function__", "__iadd__", "__imul__", "__isub__", "__itruediv__"}
+    | {"__imatmul__", "__ipow__", "__length_hint__"}
 ) - (_NOT_CALLED_BY_FORWARD | {"__init__", "__new__", "__format__", "__dir__", "__class__"})
 _CONSTRUCTORS = frozenset({"__init__", "__new__", "__post_init__"})
-_START = frozenset({"forward", "training", "__call__", "__class__"}) | _IMPLICIT
+_START = (
+    frozenset({"forward", "training", "__call__", "__class__"})
+    | {"_call_impl", "_wrapped_call_impl"}  # what __call__ of a module runs
+    | _IMPLICIT
+)
+# Names by which code asks a weight about gradients, beside `grad` itself.
+_WANTS_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
+# Registries of modules, tensors and functions that nothing compares entry by entry.
+_UNWATCHED = frozenset(
+    {"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}
+    | {"_state_dict_hooks", "_state_dict_pre_hooks", "_post_accumulate_grad_hooks"}
+    | {"_non_persistent_buffers_set", "_load_state_dict_pre_hooks", "__annotations__"}
+)
+_NAMESPACES = frozenset({"globals", "eval", "exec"})
 _PARTIAL = ("func", "args", "keywords")
 _MAX_HOLDERS = 4096
 _MAX_ITEMS = 4096  # of lists, which are compared item by item at every call
@@ -102,15 +118,19 @@ class _Search:
         self._followed: set[str] = set()  # files of libraries whose functions are looked at
         self._packages: set[str] = set()  # of the tree's classes, without torch
         self._passed: set[int] = set()  # their other functions
+        self._users: set[str] = set()  # names in code of the user's
+        self._tensors: list[tuple[torch.Tensor, Place]] = []  # weights and others
 
     def run(self) -> Sources:
         root = self._root
         parts = list(root.named_modules())
-        for _, part in parts:
+        for path, part in parts:
             self._seen.add(id(part))
-            for group in (part._parameters, part._buffers):
-                self._seen.update(id(t) for t in group.values() if t is not None)
-            self._seen.update(id(v) for v in vars(part).values() if isinstance(v, torch.Tensor))
+            for group in (part._parameters, part._buffers, vars(part)):
+                for name, held in group.items():
+                    if isinstance(held, torch.Tensor) and id(held) not in self._seen:
+                        self._seen.add(id(held))
+                        self._tensor(held, f"{path}.{name}" if path else name)
         for path, part in parts:
             self._spaces.append((vars(part), path, True))
             self._tree_class(type(part))
@@ -122,6 +142,12 @@ class _Search:
         found.names, found.every = frozenset(self._names), self._every
         found.dicts += [(space, tuple(names), at) for space, names, at in self._named.values()]
         found.classes = list(self._classes)
+        self._attributes_of_tensors()
+        found.asked = (
+            "training" in self._users,
+            not self._users.isdisjoint(_WANTS_GRADIENTS),
+            "grad" in self._users,
+        )
         return found
 
     def _close(self) -> None:
@@ -159,6 +185,19 @@ class _Search:
 
     # ---- values -----------------------------------------------------------------------------
 
+    def _tensor(self, tensor: torch.Tensor, where: Place) -> None:
+        """What a script may have put on a tensor: `weight.scale`."""
+        self._tensors.append((tensor, where))
+        if inside := vars(tensor):
+            self._spaces.append((inside, where, True))
+
+    def _attributes_of_tensors(self) -> None:
+        """Watches them, and where code of the user's may read one that is not there yet."""
+        for tensor, where in self._tensors:
+            inside = vars(tensor)
+            if self.found.user_code or any(self.found.may_read(name) for name in inside):
+                self.found.dicts.append((inside, True, where))
+
     def _visit(self, value: Any, where: Place, strict: bool) -> None:
         """Adds what a value holds. Not `strict`: a library's own, which its version stands for."""
         if is_a(value, str) and len(value) < 64:
@@ -166,11 +205,17 @@ class _Search:
         if is_a(value, type):
             if is_user_class(value):
                 self._class(value, constructed=True)
+            elif strict and issubclass(value, torch.nn.Module):
+                self._classes.setdefault(value, False)  # its forward may be replaced
+            if is_a(value, abc.ABCMeta) and (strict or is_user_class(value)):
+                self._abstract(value)
             return
         if is_a(value, (staticmethod, classmethod)):
             value = value.__func__
         if is_a(value, types.FunctionType):
             self._function(value)
+            if value is os.getenv:
+                self._pending.append((os.environ, "os.environ", strict))
             return
         if is_leaf(value) or id(value) in self._seen or value is self._root:
             return
@@ -187,6 +232,7 @@ class _Search:
         elif is_a(value, torch.Tensor):
             self._seen.add(id(value))
             self.found.tensors.append((value, where))
+            self._tensor(value, where)
         elif is_a(value, torch.nn.Module):
             self._foreign_module(value, where)
         elif is_a(value, types.ModuleType):
@@ -206,6 +252,8 @@ class _Search:
             self._unseen(f"beyond {_MAX_HOLDERS} containers and objects", where)
             return
         if kind_of(value) == "tuple":
+            if is_user_class(kind):  # a named tuple's
+                self._class(kind, constructed=False)
             self._pending += [(v, f"{where}[{i}]", True) for i, v in enumerate(value)]
         elif is_a(value, types.CellType):
             self._cell(value, where, True)
@@ -318,6 +366,7 @@ class _Search:
         if functions := by_type(value):
             self.found.dicts.append((value, None, where))
             self._pending += [(item, where, True) for item in functions]
+            self._pending += [(kind, where, True) for kind in dict.keys(value)]
 
     def _foreign_module(self, module: torch.nn.Module, where: Place) -> None:
         """A module that is no part of the tree: its weights are constants of the capture."""
@@ -363,6 +412,9 @@ class _Search:
         if self._classes.get(kind, False) >= constructed and kind in self._classes:
             return
         self._classes[kind] = constructed
+        self._names.update(_CONSTRUCTORS if constructed else ())
+        if kind.__dict__.get("_is_protocol"):  # isinstance() asks for the attributes that it names
+            self._names.update(name for name in vars(kind) if not name.startswith("_"))
         self._followed.add(namespace_of(kind).get("__file__") or "")
         user = is_user_class(kind)
         self._packages.update({kind.__module__.partition(".")[0]} - {"torch", "builtins"})
@@ -385,6 +437,11 @@ class _Search:
                         self._function(function)
                     elif not name.startswith("__"):
                         self._methods.append((name, function))
+
+    def _abstract(self, kind: type) -> None:
+        """A class that others are registered with, which isinstance() asks for."""
+        if kind not in self.found.abstract:
+            self.found.abstract.append(kind)
 
     # ---- functions --------------------------------------------------------------------------
 
@@ -417,6 +474,15 @@ class _Search:
         found = self.found
         for name in reads.passed_on:
             self._unseen(f"{name}, passed on to other code", function.__qualname__)
+        for name in sorted(_UNWATCHED & reads.names):
+            self._unseen(f"a reader of {name}", function.__qualname__)
+        self._users.update(reads.names)
+        if not _NAMESPACES.isdisjoint(reads.names):  # it may read any of its globals
+            space = function.__globals__
+            if id(space) not in self._seen:
+                self._seen.add(id(space))
+                found.dicts.append((space, True, function.__module__))
+                self._spaces.append((space, function.__module__, True))
         found.user_code, self._every = True, self._every or reads.dynamic
         found.functions.append(function)
         found.user_functions.append(function)
@@ -458,6 +524,7 @@ class _Search:
 
     def _imports(self, function: types.FunctionType, reads: Reads) -> None:
         for name in reads.imports:
+            self._name_in(sys.modules, name, "sys.modules")
             for full in (name, f"{function.__globals__.get('__package__') or ''}.{name}"):
                 module = sys.modules.get(full)
                 if module is not None:

@@ -34,6 +34,19 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "are_deterministic_algorithms_enabled": torch.are_deterministic_algorithms_enabled,
     "get_float32_matmul_precision": torch.get_float32_matmul_precision,
     TF32: allows_tf32_convolutions,  # asked by the importer
+    "is_deterministic_algorithms_warn_only_enabled": (
+        torch.is_deterministic_algorithms_warn_only_enabled
+    ),
+    "get_deterministic_debug_mode": torch.get_deterministic_debug_mode,
+    "is_anomaly_enabled": torch.is_anomaly_enabled,
+    "is_anomaly_check_nan_enabled": torch.is_anomaly_check_nan_enabled,
+    "is_warn_always_enabled": torch.is_warn_always_enabled,
+    "get_default_device": torch.get_default_device,
+    "flash_sdp_enabled": torch.backends.cuda.flash_sdp_enabled,
+    "math_sdp_enabled": torch.backends.cuda.math_sdp_enabled,
+    "mem_efficient_sdp_enabled": torch.backends.cuda.mem_efficient_sdp_enabled,
+    "cudnn_sdp_enabled": torch.backends.cuda.cudnn_sdp_enabled,
+    "get_fastpath_enabled": torch.backends.mha.get_fastpath_enabled,
 }
 # Asked of tensors.
 _LAYOUT = frozenset({"is_contiguous", "stride", "storage_offset", "data_ptr"})
