@@ -673,14 +673,16 @@ TEST_CASE("direct rows read weights with any row stride and take up to 32 rows o
 
 TEST_CASE("products on matrix tiles in parts of k are right at their edges, and where rows are pages apart") {
   Random random(18);
-  const int64_t ms[] = {241, 256, 257, 272, 289}, ns[] = {32, 33, 63, 65};
+  const int64_t ms[] = {161, 177, 191, 192, 193, 241, 256, 257, 272, 289}, ns[] = {32, 33, 63, 65};
   int taken = 0;
-  for (int64_t k : {512, 513, 543, 544, 769, 1000, 1024, 1030, 2048}) {
+  for (int64_t k : {0, 1, 31, 32, 33, 96, 384, 385, 512, 513, 543, 544, 769, 1000, 1024, 1030, 2048}) {
     Spec s;
     s.dtype = kBF16, s.m = pick(ms, random), s.n = pick(ns, random), s.k = k;
     s.bias = random() % 2, s.residual = random() % 2, s.gap = random() % 2 ? 3 : 0;
+    s.activation = pick(kActivationNames, random), s.scattered = random() % 4 == 0;
+    s.special = random() % 3 ? 0 : 0.0005;
     Operands o = make_operands(s, random);
-    o.b = Tensor(s.dtype, {s.n, s.k}, {random() % 2 ? 2048 : k, 1});
+    o.b = Tensor(s.dtype, {s.n, s.k}, {random() % 2 ? 2048 : std::max<int64_t>(k, 1), 1});
     fill(o.b, random, 0), fill(o.c, random, 0);
     const size_t bytes = static_cast<size_t>(o.c.elements) * 2;
     const std::vector<uint8_t> untouched(o.c.memory.get(), o.c.memory.get() + bytes);

@@ -3,6 +3,7 @@
 #include "ops/gemm/amx.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/parallel.hpp"
 
@@ -17,10 +18,12 @@ constexpr int64_t kAccFloats = kAmxPartial;
 constexpr int64_t kAccRoom = kAccFloats + kAmxColumns;  // the shifted last chunk is read whole
 
 constexpr int64_t kNearBlocks = 12;  // of k: the weight's part and a pair's rows fill the first-level cache
-constexpr int64_t kShortBlocks = 16, kLongBlocks = 32, kManyGroups = 16;
-constexpr int64_t kPage = 4096;  // rows this far apart share sets of the first-level cache
+constexpr int64_t kManyGroups = 12;  // that pay for a copy of the weight
+constexpr int64_t kPage = 4096;      // rows this far apart share sets of the first-level cache
+constexpr int64_t kPairRows = 2 * kAmxRows;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t round_up(int64_t a, int64_t to) { return divide_up(a, to) * to; }
 
 }  // namespace
 
@@ -43,10 +46,9 @@ std::vector<rm_edge> AmxGemm::edges() {
   return {{'M', 0, kAmxRows}, {'M', 0, 2 * kAmxRows}, {'N', 0, kAmxColumns}, {'K', 0, kAmxBlock}};
 }
 
-AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels, const KernelSet& stores)
+AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels)
     : g_(std::move(problem)),
       k_(kernels),
-      stores_(stores),
       row_bytes_(g_.col[kB] * 2),
       groups_(divide_up(g_.m, kAmxRows)),
       chunks_(divide_up(g_.n, kAmxColumns)),
@@ -60,13 +62,45 @@ AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels, const KernelSet& st
   // Where the columns are too few for all threads, rows are shared out as well.
   const int64_t parts = std::max(divide_up(groups_, near), divide_up(threads_, std::max<int64_t>(1, chunks_)));
   block_groups_ = std::max<int64_t>(2, divide_up(divide_up(groups_, parts), 2) * 2);
-  // Fewer groups do not pay for a copy of the weight; a shorter chunk is near without one, and of long
-  // rows many parts would keep their sums.
-  const bool long_rows = blocks_ > kLongBlocks && row_bytes_ % kPage != 0;
-  copies_ = block_groups_ >= kManyGroups && blocks_ > kShortBlocks && !long_rows;
+  copies_ = block_groups_ >= kManyGroups && blocks_ > 0;
   block_k_ = copies_ ? divide_up(blocks_, divide_up(blocks_, kNearBlocks)) : blocks_;
+  in_place_ = g_.k % kAmxBlock == 0 && g_.col[kA] == 1 && g_.row[kA] * 2 % kPage != 0;
   // Threads that wait for each other cost more than the same few tiles made by each.
-  own_tiles_ = groups_ * blocks_ * kAmxTileBytes <= kOwnBytes;
+  own_tiles_ = (copies_ && in_place_) || tile_bytes() <= kOwnBytes;
+}
+
+/// Of rows of a that are put in order: all of them, or the last, incomplete pair of groups.
+int64_t AmxGemm::tile_bytes() const {
+  if (!copies_) return groups_ * blocks_ * kAmxTileBytes;
+  return (in_place_ ? kPairRows : round_up(g_.m, kPairRows)) * pitch();
+}
+
+/// Bytes from one ordered row to the next: an odd number of lines, which spreads them over the cache's sets.
+int64_t AmxGemm::pitch() const { return (blocks_ | 1) * kAmxBlock * 2; }
+
+int64_t AmxGemm::units() const {
+  if (!copies_) return groups_ * blocks_;
+  return in_place_ ? g_.m % kPairRows : round_up(g_.m, kPairRows);
+}
+
+/// Units [begin, end) of rows of a in order: tiles, or beside a weight that is copied rows with zeros
+/// behind the last k. Sums of rows behind the last one are made of whatever lies there, and not stored.
+void AmxGemm::order(const Operands& o, int64_t begin, int64_t end, char* to) const {
+  if (!copies_) {
+    return k_.spread({o.ptr[kA], g_.row[kA], g_.col[kA], g_.m, g_.k, begin, end, to});
+  }
+  const int64_t first = in_place_ ? g_.m / kPairRows * kPairRows : 0;
+  for (int64_t r = begin; r < end; ++r) {
+    auto* row = reinterpret_cast<uint16_t*>(to + r * pitch());
+    const int64_t count = first + r < g_.m ? g_.k : 0;
+    const auto* from = reinterpret_cast<const uint16_t*>(o.ptr[kA]) + (first + r) * g_.row[kA];
+    if (g_.col[kA] == 1) {
+      std::memcpy(row, from, static_cast<size_t>(count) * 2);
+    } else {
+      for (int64_t j = 0; j < count; ++j) row[j] = from[j * g_.col[kA]];
+    }
+    std::memset(row + count, 0, static_cast<size_t>(blocks_ * kAmxBlock - count) * 2);
+  }
 }
 
 uint64_t AmxGemm::workspace_bytes() const {
@@ -86,16 +120,13 @@ void AmxGemm::launch(const rm_launch& l) const {
   Operands o(g_, l);
   char* tiles = static_cast<char*>(l.workspace);
   auto* sums = reinterpret_cast<float*>(tiles + tile_bytes() * (own_tiles_ ? threads_ : 1));
-  const int64_t units = groups_ * blocks_, tasks = divide_up(groups_, block_groups_) * chunks_;
-  const auto spread = [&](int64_t begin, int64_t end, char* to) {
-    k_.spread({o.ptr[kA], g_.row[kA], g_.col[kA], g_.m, g_.k, begin, end, to});
-  };
+  const int64_t tasks = divide_up(groups_, block_groups_) * chunks_;
   const int threads = std::min(threads_, omp_get_max_threads());
   if (threads == 1 || own_tiles_) {
     parallel_ranges(tasks, threads, 1, [&](int64_t begin, int64_t end, int thread) {
       Operands own = o;
       own.x = tiles + tile_bytes() * thread;
-      spread(0, units, tiles + tile_bytes() * thread);
+      order(o, 0, units(), tiles + tile_bytes() * thread);
       run(own, begin, end, sums + thread * room());
     });
     return;
@@ -104,7 +135,7 @@ void AmxGemm::launch(const rm_launch& l) const {
 #pragma omp parallel num_threads(threads)
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    spread(units * me / team, units * (me + 1) / team, tiles);
+    order(o, units() * me / team, units() * (me + 1) / team, tiles);
 #pragma omp barrier
     run(o, tasks * me / team, tasks * (me + 1) / team, sums + me * room());
   }
@@ -182,32 +213,38 @@ void AmxGemm::near_rows(const Operands& o, const Share& s, float* acc) const {
       const char* next = last ? nullptr : weight(o, chunk) + end * (kAmxBlock * 2);
       if (last && chunk + 1 < s.chunk1) next = weight(o, chunk + 1);
       for (int64_t pair = 0; pair < pairs; ++pair) {
-        const int64_t group = s.group0 + 2 * pair, at = b * kAmxTileBytes;
+        const int64_t group = s.group0 + 2 * pair, row = group * kAmxRows;
         const bool two = group + 1 < s.group1;
-        AmxArgs args{{rows(o, group) + at, two ? rows(o, group + 1) + at : nullptr}, {part, nullptr},
-                     kAmxBlock * 2, 2 * kAmxTileBytes, (end - b) * kAmxBlock,
-                     {acc, acc + kAccFloats / 2}, {}, partial + pair * kAmxPartial, b > 0, !last};
+        AmxNear args = near_args(o, row, b);
+        args.two = two, args.w = part, args.blocks = end - b, args.acc = acc;
+        args.partial = partial + pair * kAmxPartial, args.continues = b > 0, args.more = !last;
         const int64_t from = kAmxColumns * pair / pairs;
         if (next != nullptr) {
           args.ahead = next + from * row_bytes_, args.ahead_row_bytes = row_bytes_;
           args.ahead_rows = kAmxColumns * (pair + 1) / pairs - from;
         }
-        if (last) fetch_lines(o, group, chunk);
-        k_.multiply(args);
+        if (last) {
+          args.c = const_cast<char*>(o.ptr[kC]) + (row * g_.row[kC] + chunk * kAmxColumns) * 2;
+          args.c_rows = std::min(kPairRows, g_.m - row), args.c_row_bytes = g_.row[kC] * 2;
+        }
+        k_.multiply_near(args);
         if (!last) continue;
-        store(o, args.acc[0], group, chunk);
-        if (two) store(o, args.acc[1], group + 1, chunk);
+        store(o, acc, group, chunk, two ? kPairRows : kAmxRows);
       }
     }
   }
 }
 
-/// Asks for the lines of c that two groups' sums of a chunk are stored into.
-void AmxGemm::fetch_lines(const Operands& o, int64_t group, int64_t chunk) const {
-  const int64_t row = group * kAmxRows, end = std::min(row + 2 * kAmxRows, g_.m);
-  for (int64_t i = row; i < end; ++i) {
-    __builtin_prefetch(o.ptr[kC] + (i * g_.row[kC] + chunk * kAmxColumns) * 2, 1, 3);
+/// A pair of groups of rows of a from block b of k on.
+AmxNear AmxGemm::near_args(const Operands& o, int64_t row, int64_t b) const {
+  AmxNear args{};
+  const bool incomplete = row + kPairRows > g_.m;
+  if (in_place_ && !incomplete) {
+    args.x = o.ptr[kA] + row * g_.row[kA] * 2 + b * (kAmxBlock * 2), args.x_row_bytes = g_.row[kA] * 2;
+  } else {
+    args.x = o.x + (in_place_ ? 0 : row * pitch()) + b * (kAmxBlock * 2), args.x_row_bytes = pitch();
   }
+  return args;
 }
 
 int64_t AmxGemm::column(int64_t chunk) const {
@@ -222,13 +259,14 @@ const char* AmxGemm::rows(const Operands& o, int64_t group) const {
   return o.x + group * blocks_ * kAmxTileBytes;
 }
 
-void AmxGemm::store(const Operands& o, const float* acc, int64_t group, int64_t chunk) const {
+void AmxGemm::store(const Operands& o, const float* acc, int64_t group, int64_t chunk,
+                    int64_t rows) const {
   const int64_t n = chunk * kAmxColumns, row = group * kAmxRows;
   const auto at = [&](Operand i) -> const char* {
     return o.ptr[i] ? o.ptr[i] + (i == kBias ? n : row * g_.row[i] + n) * 2 : nullptr;
   };
-  stores_.store[kBF16][g_.activation](
-      {acc + (n - column(chunk)), std::min<int64_t>(kAmxRows, g_.m - row),
+  k_.store[g_.activation](
+      {acc + (n - column(chunk)), std::min<int64_t>(rows, g_.m - row),
        std::min<int64_t>(kAmxColumns, g_.n - n), static_cast<float>(g_.alpha), at(kBias),
        at(kResidual), g_.row[kResidual], const_cast<char*>(at(kC)), g_.row[kC]});
 }

@@ -20,7 +20,7 @@ class AmxGemm {
   /// rm_kernel.edges of the row.
   static std::vector<rm_edge> edges();
 
-  AmxGemm(GemmProblem problem, const AmxSet& kernels, const KernelSet& stores);
+  AmxGemm(GemmProblem problem, const AmxSet& kernels);
 
   uint64_t workspace_bytes() const;
   void launch(const rm_launch& l) const;
@@ -28,35 +28,39 @@ class AmxGemm {
  private:
   struct Operands : Pointers {
     using Pointers::Pointers;
-    const char* x = nullptr;  // rows of a as tiles
+    const char* x = nullptr;  // rows of a in order
   };
   /// A block of rows of a and a range of chunks of the weight.
   struct Share {
     int64_t group0, group1, chunk0, chunk1;
   };
 
-  int64_t tile_bytes() const { return groups_ * blocks_ * kAmxTileBytes; }
+  int64_t tile_bytes() const;
+  int64_t pitch() const;
+  int64_t units() const;
+  void order(const Operands& o, int64_t begin, int64_t end, char* to) const;
   void run(const Operands& o, int64_t begin, int64_t end, float* acc) const;
   void few_rows(const Operands& o, const Share& s, float* acc) const;
   void many_rows(const Operands& o, const Share& s, float* acc) const;
   void near_rows(const Operands& o, const Share& s, float* acc) const;
-  void fetch_lines(const Operands& o, int64_t group, int64_t chunk) const;
+  AmxNear near_args(const Operands& o, int64_t row, int64_t b) const;
   int64_t room() const;
   /// First column of a chunk: the last one begins early enough to be whole.
   int64_t column(int64_t chunk) const;
   const char* weight(const Operands& o, int64_t chunk) const;
   const char* rows(const Operands& o, int64_t group) const;
-  void store(const Operands& o, const float* acc, int64_t group, int64_t chunk) const;
+  void store(const Operands& o, const float* acc, int64_t group, int64_t chunk,
+             int64_t rows = kAmxRows) const;
 
   GemmProblem g_;
   const AmxSet& k_;
-  const KernelSet& stores_;
   int64_t row_bytes_;  // of the weight
   int64_t groups_, chunks_, blocks_;
   int64_t block_groups_;  // of rows that stay near while the weight passes
   int64_t block_k_;       // blocks of k that are multiplied with all rows before the next
   bool copies_;           // those of the weight are copied
-  bool own_tiles_;        // every thread has tiles of all rows of its own
+  bool in_place_;         // beside copies rows of a are read where they lie
+  bool own_tiles_;        // every thread puts rows of a in order for itself
   int threads_;
 };
 

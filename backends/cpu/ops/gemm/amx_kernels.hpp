@@ -22,8 +22,8 @@ struct AmxSpread {
   void* dst;
 };
 
-/// Blocks of k [begin, end) of a chunk's rows one behind the other, [block][row][kAmxBlock]: the lines
-/// of a tile then lie in different sets of the cache. Zeros behind the last k.
+/// Blocks of k [begin, end) of a chunk's rows as right operands: [block][half of the rows][pair of k][row],
+/// 16 rows a line. Zeros behind the last k.
 struct AmxCopy {
   const void* src;
   int64_t row_bytes, k, begin, end;
@@ -47,7 +47,24 @@ struct AmxArgs {
   /// between them, those of the next two groups behind. Null: all of k in this call.
   float* partial;
   bool continues, more;  // not the first of these calls; not the last, so that acc is not written
-  /// Rows of which as many bytes as this call's k has are fetched into the second-level cache meanwhile.
+};
+
+/// One or two groups of rows of x as they lie, with a part of k of a chunk as AmxCopy makes it.
+///
+/// Every sum is the same chain as that of AmxArgs.
+struct AmxNear {
+  const void* x;
+  int64_t x_row_bytes;
+  bool two;
+  const void* w;
+  int64_t blocks;
+  float* acc;  // [2 * kAmxRows][kAmxColumns]
+  float* partial;
+  bool continues, more;
+  /// Lines that are asked for meanwhile: of the result, to be written; and rows of the next part, as
+  /// many bytes as this one's k has, for the second-level cache.
+  char* c;
+  int64_t c_rows, c_row_bytes;
   const void* ahead;
   int64_t ahead_rows, ahead_row_bytes;
 };
@@ -58,6 +75,8 @@ struct AmxSet {
   void (*close)();
   void (*spread)(const AmxSpread&);
   void (*copy)(const AmxCopy&);
+  void (*multiply_near)(const AmxNear&);
+  StoreFn store[kActivations];  // of sums [rows][kAmxColumns] to bf16
 };
 
 }  // namespace rm::cpu::gemm

@@ -6,6 +6,7 @@
 #include <immintrin.h>
 
 #include "ops/gemm/amx_kernels.hpp"
+#include "ops/gemm/amx_store.hpp"
 #include "ops/gemm/transpose.hpp"
 
 namespace rm::cpu::gemm::RM_ISA {
@@ -192,8 +193,6 @@ void one_chunk(const AmxArgs& a) {
     ahead.fetch();
     if constexpr (kTwo) {
       owned.fetch();
-      const char* line = static_cast<const char*>(a.ahead) + b * kLine;
-      for (int64_t r = 0; r < a.ahead_rows; ++r) __builtin_prefetch(line + r * a.ahead_row_bytes, 0, 2);
     }
     step(w, w + half, a.row_bytes);
     w += a.step_bytes;
@@ -218,22 +217,104 @@ void one_chunk(const AmxArgs& a) {
   }
 }
 
-void copy(const AmxCopy& a) {
-  auto* dst = static_cast<char*>(a.dst);
-  for (int64_t b = a.begin; b < a.end; ++b, dst += kAmxColumns * kLine) {
-    const char* src = static_cast<const char*>(a.src) + b * kLine;
-    const int64_t left = (a.k - b * kAmxBlock) * 2;
-    if (left >= kLine) {
-#pragma GCC unroll 8
-      for (int64_t r = 0; r < kAmxColumns; ++r) {
-        _mm512_store_si512(dst + r * kLine, _mm512_loadu_si512(src + r * a.row_bytes));
-      }
-    } else {
-      copy_rest(src, a.row_bytes, left, dst);
-      copy_rest(src + 16 * a.row_bytes, a.row_bytes, left, dst + kAmxTileBytes);
-    }
+/// 16 rows of a block of k as a right operand.
+RM_INLINE void place(const char* src, int64_t row_bytes, int64_t bytes, char* dst) {
+  vu square[kWidth];
+  if (bytes >= kLine) {
+    load_square(reinterpret_cast<const uint16_t*>(src), row_bytes / 2, square);
+  } else {
+    alignas(64) char rest[kAmxTileBytes];
+    copy_rest(src, row_bytes, bytes, rest);
+    load_square(reinterpret_cast<const uint16_t*>(rest), kLine / 2, square);
+  }
+  transpose(square);
+#pragma GCC unroll 16
+  for (int i = 0; i < kWidth; ++i) {
+    F32::store(reinterpret_cast<float*>(dst + i * kLine), (vf)square[i]);
   }
 }
+
+void copy(const AmxCopy& a) {
+  auto* dst = static_cast<char*>(a.dst);
+  for (int64_t b = a.begin; b < a.end; ++b, dst += 2 * kAmxTileBytes) {
+    const char* src = static_cast<const char*>(a.src) + b * kLine;
+    const int64_t left = (a.k - b * kAmxBlock) * 2;
+    place(src, a.row_bytes, left, dst);
+    place(src + 16 * a.row_bytes, a.row_bytes, left, dst + kAmxTileBytes);
+  }
+}
+
+/// What is asked for while tiles are multiplied, a share of it a block of k.
+struct Meanwhile {
+  char* c;
+  int64_t c_row_bytes, c_left, c_each;
+  const char* ahead;
+  int64_t ahead_row_bytes, ahead_rows;
+
+  RM_INLINE Meanwhile begin(const AmxNear& a) {
+    return {a.c, a.c_row_bytes, a.c_rows, (a.c_rows + a.blocks - 1) / a.blocks,
+            static_cast<const char*>(a.ahead), a.ahead_row_bytes, a.ahead_rows};
+  }
+  inline __attribute__((always_inline)) void fetch() {
+    const int64_t lines = imin(c_each, c_left);
+    for (int64_t i = 0; i < lines; ++i, c += c_row_bytes) __builtin_prefetch(c, 1, 3);
+    c_left -= lines;
+    for (int64_t r = 0; r < ahead_rows; ++r) __builtin_prefetch(ahead + r * ahead_row_bytes, 0, 2);
+    ahead += kLine;
+  }
+};
+
+/// Tiles 0 and 1 are sums of the first group, 2 and 3 of the second, 4 and 5 the weight, 6 and 7 rows
+/// of x. These are loaded as data that is not needed soon: the part of the weight stays in the
+/// first-level cache for the groups that follow.
+template <bool kTwo>
+void near_part(const AmxNear& a) {
+  const char *x = static_cast<const char*>(a.x), *w = static_cast<const char*>(a.w);
+  const int64_t second = 16 * a.x_row_bytes;
+  const bool partly = a.continues || a.more;
+  written();
+  if (a.continues) {
+    _tile_loadd(0, a.partial, kLine);
+    _tile_loadd(1, a.partial + kTile, kLine);
+    if constexpr (kTwo) {
+      _tile_loadd(2, a.partial + 2 * kTile, kLine);
+      _tile_loadd(3, a.partial + 3 * kTile, kLine);
+    }
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  Meanwhile meanwhile = Meanwhile::begin(a);
+  Owned owned{reinterpret_cast<const char*>(partly ? a.partial + kAmxPartial : a.acc)};
+  for (int64_t b = 0; b < a.blocks; ++b, x += kLine, w += 2 * kAmxTileBytes) {
+    meanwhile.fetch();
+    if constexpr (kTwo) owned.fetch();
+    _tile_loadd(4, w, kLine);
+    _tile_stream_loadd(6, x, a.x_row_bytes);
+    _tile_dpbf16ps(0, 6, 4);
+    _tile_loadd(5, w + kAmxTileBytes, kLine);
+    _tile_dpbf16ps(1, 6, 5);
+    if constexpr (kTwo) {
+      _tile_stream_loadd(7, x + second, a.x_row_bytes);
+      _tile_dpbf16ps(2, 7, 4);
+      _tile_dpbf16ps(3, 7, 5);
+    }
+  }
+  float* to = a.more ? a.partial : a.acc;
+  const int64_t row = a.more ? kLine : kAmxColumns * 4, right = a.more ? kTile : kAmxRows;
+  _tile_stored(0, to, row);
+  _tile_stored(1, to + right, row);
+  if constexpr (kTwo) {
+    float* below = to + kAmxPartial / 2;
+    _tile_stored(2, below, row);
+    _tile_stored(3, below + right, row);
+  }
+  written();
+}
+
+void multiply_near(const AmxNear& a) { a.two ? near_part<true>(a) : near_part<false>(a); }
 
 void multiply(const AmxArgs& a) {
   if (a.w[1] != nullptr) return two_chunks(a);
@@ -274,8 +355,14 @@ void spread(const AmxSpread& a) {
   }
 }
 
+constexpr AmxSet make_set() {
+  AmxSet set{open, multiply, close, spread, copy, multiply_near, {}};
+  fill_narrow<kActivations - 1>(set.store);
+  return set;
+}
+
 }  // namespace
 
-extern constinit const AmxSet amx_kernels = {open, multiply, close, spread, copy};
+extern constinit const AmxSet amx_kernels = make_set();
 
 }  // namespace rm::cpu::gemm::RM_ISA

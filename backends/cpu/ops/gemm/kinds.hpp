@@ -135,7 +135,7 @@ struct Amx {
   }
   static Roof roof(const GemmProblem&) { return {900, 800, 0}; }
   static Kernel build(GemmProblem g) {
-    return AmxGemm(std::move(g), amx_bf16::amx_kernels, *RM_CPU_PICK(Isa::avx512, gemm_kernels));
+    return AmxGemm(std::move(g), amx_bf16::amx_kernels);
   }
   static std::vector<rm_edge> edges() { return AmxGemm::edges(); }
 };
