@@ -208,7 +208,7 @@ Reason Guard::add_weight(PyObject* key, PyObject* value, std::uint32_t module, c
     return Reason::kModule;
   }
   weight.wants_gradient = facts.requires_grad(value);
-  if (asks_.gradients && facts.has_gradient(value)) {
+  if (asks_.gradients && !trains_ && facts.has_gradient(value)) {
     detail_ = where + ".grad: is not watched";
     return Reason::kModule;
   }
@@ -440,7 +440,7 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
     }
     if ((asks_.requires_grad &&
          facts.requires_grad(weight.tensor.get()) != weight.wants_gradient) ||
-        (asks_.gradients && facts.has_gradient(weight.tensor.get()))) {
+        (asks_.gradients && !trains_ && facts.has_gradient(weight.tensor.get()))) {
       detail_ = path_of(weight) + ": what forward may ask of its gradient";
       return Reason::kStructure;
     }

@@ -41,7 +41,8 @@ std::size_t KeyHash::operator()(const KeyWords& words) const noexcept {
   return static_cast<std::size_t>(h ^ (h >> 32));
 }
 
-CallShape::CallShape(PyObject* names, std::size_t positional) : positional_(positional) {
+CallShape::CallShape(PyObject* names, std::size_t positional)
+    : positional_(positional), in_signature_(static_cast<std::size_t>(PyTuple_GET_SIZE(names))) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); ++i) {
     PyObject* name = PyTuple_GET_ITEM(names, i);
     Py_INCREF(name);
@@ -84,8 +85,13 @@ Reason CallShape::bind(PyObject* args, PyObject* kwargs, std::vector<Slot>* slot
     }
     slots->push_back({index, value});
   }
-  std::sort(slots->begin(), slots->end(),
-            [](const Slot& a, const Slot& b) { return a.index < b.index; });
+  // What falls into **kwargs lies there as it was given: forward may walk through it.
+  const auto rank = [this](const Slot& slot) {
+    const bool extra = slot.index >= in_signature_ && slot.index < kPastSignature;
+    return extra ? static_cast<std::uint32_t>(in_signature_) : slot.index;
+  };
+  std::stable_sort(slots->begin(), slots->end(),
+                   [&](const Slot& a, const Slot& b) { return rank(a) < rank(b); });
   return Reason::kNone;
 }
 

@@ -49,6 +49,7 @@ class CallShape {
 
   std::vector<PyRef> names_;
   std::size_t positional_;
+  std::size_t in_signature_;  // names; those behind them were seen among **kwargs
   std::unordered_map<PyObject*, PyRef> kept_;  // objects whose address stands in a key
 };
 

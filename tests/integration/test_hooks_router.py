@@ -6,6 +6,7 @@ import copy
 import gc
 import os
 import pickle
+import sys
 import threading
 import time
 import weakref
@@ -300,9 +301,18 @@ def test_a_committed_error_is_raised_and_never_replayed():
     check_equal(model, X)
     (entry,) = ENGINES[0].entries.values()
     entry.fail_with = rm.ExecutionError("[run] cache moved", committed=True)
-    model._call_impl = lambda *a: calls.append(1)
-    with pytest.raises(rm.ExecutionError, match="cache moved"), torch.no_grad():
-        model(X)
+    forward = type(model).forward.__code__
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code is forward:
+            calls.append(1)
+
+    sys.setprofile(note)
+    try:
+        with pytest.raises(rm.ExecutionError, match="cache moved"), torch.no_grad():
+            model(X)
+    finally:
+        sys.setprofile(None)
     assert calls == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -82,3 +83,61 @@ def test_a_class_of_numbers_of_the_users_own_is_an_argument_as_in_eager() -> Non
     for _ in range(3):
         same_as_eager(model, X, scale=Own(0.5))
         same_as_eager(model, X, scale=0.5)
+
+
+class Walks(Base):
+    def forward(self, **parts: torch.Tensor) -> torch.Tensor:
+        out = torch.zeros(8)
+        for weight, part in enumerate(parts.values()):
+            out = out + self.inner(part) * (weight + 1)
+        return out
+
+
+def test_keywords_beyond_the_signature_keep_their_order() -> None:
+    """A program that took them in the order of another call gave one the other's place."""
+    model = Walks().eval()
+    for _ in range(3):
+        same_as_eager(model, a=X, b=X + 1)
+        same_as_eager(model, b=X, a=X + 1)  # another program
+        same_as_eager(model, b=X[None], c=X[None] - 1, a=X[None] + 1)  # other names before
+        same_as_eager(model, a=X[None], c=X[None] - 1, b=X[None] + 1)
+    assert routed(model) == 8
+
+
+class Asks(Base):
+    def __init__(self, ask: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * (1.0 + float(self.ask(x)))
+
+
+def parameter() -> torch.Tensor:
+    return torch.nn.Parameter(X, requires_grad=False)
+
+
+def with_gradient() -> torch.Tensor:
+    made = X.clone().requires_grad_()
+    made.grad = torch.ones_like(made)
+    return made
+
+
+ASKED: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[], torch.Tensor]]] = {
+    "class": (lambda x: isinstance(x, torch.nn.Parameter), parameter),
+    "version": (lambda x: x._version % 8, lambda: X.clone().add_(1)),
+    "offset": (lambda x: x.storage_offset(), lambda: torch.randn(5, 8)[1:]),
+    "stride": (lambda x: x.stride(0), lambda: torch.randn(1, 16)[:, :8]),
+    "shared": (lambda x: x.is_shared(), lambda: X.clone().share_memory_()),
+    "gradient": (lambda x: x.grad is not None, with_gradient),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_what_forward_asks_a_tensor_is_answered_as_in_eager(name: str) -> None:
+    ask, other = ASKED[name]
+    model = Asks(ask).eval()
+    for _ in range(3):
+        same_as_eager(model, X.clone())
+        same_as_eager(model, X[:1].clone())
+        same_as_eager(model, other())

@@ -79,11 +79,13 @@ _START = (
 )
 # Names by which code asks a weight about gradients, beside `grad` itself.
 _WANTS_GRADIENTS = frozenset({"requires_grad", "is_leaf", "grad_fn"})
-# Registries of modules, tensors and functions that nothing compares entry by entry.
+# What nothing compares: registries of modules, tensors and functions, and of arguments the class
+# (a Parameter or a plain tensor), the version and the memory.
 _UNWATCHED = frozenset(
     {"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"}
     | {"_state_dict_hooks", "_state_dict_pre_hooks", "_post_accumulate_grad_hooks"}
     | {"_non_persistent_buffers_set", "_load_state_dict_pre_hooks", "__annotations__"}
+    | {"Parameter", "_version", "is_shared", "is_pinned", "untyped_storage", "_typed_storage"}
 )
 _NAMESPACES = frozenset({"globals", "eval", "exec"})
 _PARTIAL = ("func", "args", "keywords")

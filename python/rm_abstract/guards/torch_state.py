@@ -49,12 +49,20 @@ SWITCHES: dict[str, Callable[[], Any]] = {
     "get_fastpath_enabled": torch.backends.mha.get_fastpath_enabled,
 }
 # Asked of tensors.
-_LAYOUT = frozenset({"is_contiguous", "stride", "storage_offset", "data_ptr"})
-_GRADIENTS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
+_OF_TENSORS = {
+    "is_contiguous": "layout",
+    "data_ptr": "layout",
+    "stride": "stride",
+    "storage_offset": "storage_offset",
+    "is_inference": "is_inference",
+}
+_GRADIENTS = frozenset({"requires_grad", "grad_fn", "is_leaf", "grad"})
 _CAPTURED = {
     "is_grad_enabled": False,
     "is_inference_mode_enabled": False,
     "layout": True,
+    "stride": True,
+    "storage_offset": True,
     "requires_grad": False,
     "is_inference": False,
 }
@@ -65,11 +73,9 @@ def asked_by_call(function: Any) -> str:
     name = getattr(function, "__name__", "")
     if name in SWITCHES and function is SWITCHES[name]:
         return str(name)
-    if name not in _LAYOUT and name != "is_inference":
-        return ""
-    if not isinstance(getattr(function, "__self__", None), torch.Tensor):
-        return ""
-    return "layout" if name in _LAYOUT else "is_inference"
+    if name in _OF_TENSORS and isinstance(getattr(function, "__self__", None), torch.Tensor):
+        return _OF_TENSORS[name]
+    return ""
 
 
 def asked_by_code(code: Any) -> str:
@@ -111,6 +117,10 @@ def _answer(question: str, tensors: Sequence[torch.Tensor]) -> Any:
         return tensor.tolist() if tensor.numel() <= MOST_VALUES else None
     if question == "layout":
         return all(t.is_contiguous() for t in tensors)
+    if question == "stride":  # contiguous tensors may have any where a size is one
+        return all(t.stride() == torch.empty(t.shape, device="meta").stride() for t in tensors)
+    if question == "storage_offset":
+        return all(t.storage_offset() == 0 for t in tensors)
     if question == "requires_grad":
         return any(t.requires_grad for t in tensors)
     if question == "is_inference":
