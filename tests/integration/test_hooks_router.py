@@ -302,17 +302,10 @@ def test_a_committed_error_is_raised_and_never_replayed():
     (entry,) = ENGINES[0].entries.values()
     entry.fail_with = rm.ExecutionError("[run] cache moved", committed=True)
     forward = type(model).forward.__code__
-
-    def note(frame, event, _):
-        if event == "call" and frame.f_code is forward:
-            calls.append(1)
-
-    sys.setprofile(note)
-    try:
-        with pytest.raises(rm.ExecutionError, match="cache moved"), torch.no_grad():
-            model(X)
-    finally:
-        sys.setprofile(None)
+    sys.setprofile(lambda frame, event, _: calls.append(1) if frame.f_code is forward else None)
+    with pytest.raises(rm.ExecutionError, match="cache moved"), torch.no_grad():
+        model(X)
+    sys.setprofile(None)
     assert calls == []
 
 
