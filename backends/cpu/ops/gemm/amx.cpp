@@ -3,7 +3,6 @@
 #include "ops/gemm/amx.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "common/parallel.hpp"
 
@@ -19,11 +18,8 @@ constexpr int64_t kAccRoom = kAccFloats + kAmxColumns;  // the shifted last chun
 
 constexpr int64_t kNearBlocks = 12;  // of k: the weight's part and a pair's rows fill the first-level cache
 constexpr int64_t kManyGroups = 12;  // that pay for a copy of the weight
-constexpr int64_t kPage = 4096;      // rows this far apart share sets of the first-level cache
-constexpr int64_t kPairRows = 2 * kAmxRows;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t round_up(int64_t a, int64_t to) { return divide_up(a, to) * to; }
 
 }  // namespace
 
@@ -64,43 +60,19 @@ AmxGemm::AmxGemm(GemmProblem problem, const AmxSet& kernels)
   block_groups_ = std::max<int64_t>(2, divide_up(divide_up(groups_, parts), 2) * 2);
   copies_ = block_groups_ >= kManyGroups && blocks_ > 0;
   block_k_ = copies_ ? divide_up(blocks_, divide_up(blocks_, kNearBlocks)) : blocks_;
-  in_place_ = g_.k % kAmxBlock == 0 && g_.col[kA] == 1 && g_.row[kA] * 2 % kPage != 0;
+  near_ = NearRows(g_.m, g_.k, g_.row[kA], g_.col[kA]);
   // Threads that wait for each other cost more than the same few tiles made by each.
-  own_tiles_ = (copies_ && in_place_) || tile_bytes() <= kOwnBytes;
+  own_tiles_ = (copies_ && near_.in_place()) || tile_bytes() <= kOwnBytes;
 }
 
-/// Of rows of a that are put in order: all of them, or the last, incomplete pair of groups.
-int64_t AmxGemm::tile_bytes() const {
-  if (!copies_) return groups_ * blocks_ * kAmxTileBytes;
-  return (in_place_ ? kPairRows : round_up(g_.m, kPairRows)) * pitch();
-}
+/// Of rows of a that are put in order: tiles, or rows beside a weight that is copied.
+int64_t AmxGemm::tile_bytes() const { return copies_ ? near_.bytes() : groups_ * blocks_ * kAmxTileBytes; }
 
-/// Bytes from one ordered row to the next: an odd number of lines, which spreads them over the cache's sets.
-int64_t AmxGemm::pitch() const { return (blocks_ | 1) * kAmxBlock * 2; }
+int64_t AmxGemm::units() const { return copies_ ? near_.ordered() : groups_ * blocks_; }
 
-int64_t AmxGemm::units() const {
-  if (!copies_) return groups_ * blocks_;
-  return in_place_ ? g_.m % kPairRows : round_up(g_.m, kPairRows);
-}
-
-/// Units [begin, end) of rows of a in order: tiles, or beside a weight that is copied rows with zeros
-/// behind the last k. Sums of rows behind the last one are made of whatever lies there, and not stored.
 void AmxGemm::order(const Operands& o, int64_t begin, int64_t end, char* to) const {
-  if (!copies_) {
-    return k_.spread({o.ptr[kA], g_.row[kA], g_.col[kA], g_.m, g_.k, begin, end, to});
-  }
-  const int64_t first = in_place_ ? g_.m / kPairRows * kPairRows : 0;
-  for (int64_t r = begin; r < end; ++r) {
-    auto* row = reinterpret_cast<uint16_t*>(to + r * pitch());
-    const int64_t count = first + r < g_.m ? g_.k : 0;
-    const auto* from = reinterpret_cast<const uint16_t*>(o.ptr[kA]) + (first + r) * g_.row[kA];
-    if (g_.col[kA] == 1) {
-      std::memcpy(row, from, static_cast<size_t>(count) * 2);
-    } else {
-      for (int64_t j = 0; j < count; ++j) row[j] = from[j * g_.col[kA]];
-    }
-    std::memset(row + count, 0, static_cast<size_t>(blocks_ * kAmxBlock - count) * 2);
-  }
+  if (copies_) return near_.order(o.ptr[kA], begin, end, to);
+  k_.spread({o.ptr[kA], g_.row[kA], g_.col[kA], g_.m, g_.k, begin, end, to});
 }
 
 uint64_t AmxGemm::workspace_bytes() const {
@@ -215,7 +187,8 @@ void AmxGemm::near_rows(const Operands& o, const Share& s, float* acc) const {
       for (int64_t pair = 0; pair < pairs; ++pair) {
         const int64_t group = s.group0 + 2 * pair, row = group * kAmxRows;
         const bool two = group + 1 < s.group1;
-        AmxNear args = near_args(o, row, b);
+        AmxNear args{};
+        near_.find(o.ptr[kA], o.x, row, b, &args);
         args.two = two, args.w = part, args.blocks = end - b, args.acc = acc;
         args.partial = partial + pair * kAmxPartial, args.continues = b > 0, args.more = !last;
         const int64_t from = kAmxColumns * pair / pairs;
@@ -225,26 +198,14 @@ void AmxGemm::near_rows(const Operands& o, const Share& s, float* acc) const {
         }
         if (last) {
           args.c = const_cast<char*>(o.ptr[kC]) + (row * g_.row[kC] + chunk * kAmxColumns) * 2;
-          args.c_rows = std::min(kPairRows, g_.m - row), args.c_row_bytes = g_.row[kC] * 2;
+          args.c_rows = std::min(NearRows::kPair, g_.m - row), args.c_row_bytes = g_.row[kC] * 2;
         }
         k_.multiply_near(args);
         if (!last) continue;
-        store(o, acc, group, chunk, two ? kPairRows : kAmxRows);
+        store(o, acc, group, chunk, two ? NearRows::kPair : kAmxRows);
       }
     }
   }
-}
-
-/// A pair of groups of rows of a from block b of k on.
-AmxNear AmxGemm::near_args(const Operands& o, int64_t row, int64_t b) const {
-  AmxNear args{};
-  const bool incomplete = row + kPairRows > g_.m;
-  if (in_place_ && !incomplete) {
-    args.x = o.ptr[kA] + row * g_.row[kA] * 2 + b * (kAmxBlock * 2), args.x_row_bytes = g_.row[kA] * 2;
-  } else {
-    args.x = o.x + (in_place_ ? 0 : row * pitch()) + b * (kAmxBlock * 2), args.x_row_bytes = pitch();
-  }
-  return args;
 }
 
 int64_t AmxGemm::column(int64_t chunk) const {

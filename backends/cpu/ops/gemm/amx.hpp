@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "ops/gemm/amx_kernels.hpp"
+#include "ops/gemm/near_rows.hpp"
 #include "ops/gemm/problem.hpp"
 #include "rm/kernels.h"
 
@@ -36,14 +36,12 @@ class AmxGemm {
   };
 
   int64_t tile_bytes() const;
-  int64_t pitch() const;
   int64_t units() const;
   void order(const Operands& o, int64_t begin, int64_t end, char* to) const;
   void run(const Operands& o, int64_t begin, int64_t end, float* acc) const;
   void few_rows(const Operands& o, const Share& s, float* acc) const;
   void many_rows(const Operands& o, const Share& s, float* acc) const;
   void near_rows(const Operands& o, const Share& s, float* acc) const;
-  AmxNear near_args(const Operands& o, int64_t row, int64_t b) const;
   int64_t room() const;
   /// First column of a chunk: the last one begins early enough to be whole.
   int64_t column(int64_t chunk) const;
@@ -59,7 +57,7 @@ class AmxGemm {
   int64_t block_groups_;  // of rows that stay near while the weight passes
   int64_t block_k_;       // blocks of k that are multiplied with all rows before the next
   bool copies_;           // those of the weight are copied
-  bool in_place_;         // beside copies rows of a are read where they lie
+  NearRows near_;         // beside copies
   bool own_tiles_;        // every thread puts rows of a in order for itself
   int threads_;
 };

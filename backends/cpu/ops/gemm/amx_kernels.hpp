@@ -43,13 +43,9 @@ struct AmxArgs {
   float* acc[2];
   /// Chunks whose rows are fetched into the second-level cache meanwhile; null: nothing to fetch.
   const void* next[2];
-  /// One chunk, k in several calls: kAmxPartial floats that keep the sums as tiles
-  /// between them, those of the next two groups behind. Null: all of k in this call.
-  float* partial;
-  bool continues, more;  // not the first of these calls; not the last, so that acc is not written
 };
 
-/// One or two groups of rows of x as they lie, with a part of k of a chunk as AmxCopy makes it.
+/// One or two groups of rows of x, in order of k, with a part of k of a chunk as AmxCopy makes it.
 ///
 /// Every sum is the same chain as that of AmxArgs.
 struct AmxNear {
@@ -59,8 +55,10 @@ struct AmxNear {
   const void* w;
   int64_t blocks;
   float* acc;  // [2 * kAmxRows][kAmxColumns]
+  /// k in several calls: kAmxPartial floats that keep the sums as tiles between them, those of the next
+  /// two groups behind.
   float* partial;
-  bool continues, more;
+  bool continues, more;  // not the first of these calls; not the last, so that acc is not written
   /// Lines that are asked for meanwhile: of the result, to be written; and rows of the next part, as
   /// many bytes as this one's k has, for the second-level cache.
   char* c;

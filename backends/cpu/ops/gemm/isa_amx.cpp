@@ -153,23 +153,12 @@ void one_chunk(const AmxArgs& a) {
   const char* w = static_cast<const char*>(a.w[0]);
   const int64_t half = 16 * a.row_bytes;
   Ahead ahead = Ahead::begin(a.next[0], a, blocks);
-  alignas(64) float own[4 * kTile];
-  float* sums = a.partial != nullptr ? a.partial : own;
-  Owned owned{reinterpret_cast<const char*>(a.partial != nullptr ? sums + kAmxPartial : own)};
-  if (a.continues) {
-    written();
-    _tile_loadd(0, sums, kLine);
-    _tile_loadd(1, sums + kTile, kLine);
-    if constexpr (kTwo) {
-      _tile_loadd(2, sums + 2 * kTile, kLine);
-      _tile_loadd(3, sums + 3 * kTile, kLine);
-    }
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
+  alignas(64) float sums[4 * kTile];
+  Owned owned{reinterpret_cast<const char*>(sums)};
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
   const auto step = [&](const char* p0, const char* p1, int64_t stride)
                         __attribute__((always_inline)) {
     _tile_loadd(4, p0, stride);
@@ -210,7 +199,6 @@ void one_chunk(const AmxArgs& a) {
     _tile_stored(2, sums + 2 * kTile, kLine);
     _tile_stored(3, sums + 3 * kTile, kLine);
   }
-  if (a.more) return;
   turn(sums, a.acc[0]), turn(sums + kTile, a.acc[0] + 16);
   if constexpr (kTwo) {
     turn(sums + 2 * kTile, a.acc[1]), turn(sums + 3 * kTile, a.acc[1] + 16);

@@ -13,6 +13,7 @@ namespace {
 using gemm::kAmxColumns;
 using gemm::kAmxRows;
 using gemm::kAmxTileBytes;
+using gemm::NearRows;
 
 constexpr int64_t kNearBytes = 1 << 20;    // rows of x that stay in the second-level cache
 constexpr double kThreadBytes = 48 << 10;  // of weights a thread must have to read
@@ -43,7 +44,8 @@ AmxLinear::AmxLinear(QuantProblem problem, const Kernels& kernels)
       k_(kernels),
       groups_(divide_up(q_.gemm.m, kAmxRows)),
       chunks_(divide_up(q_.gemm.n, kAmxColumns)),
-      blocks_(divide_up(q_.gemm.k, kBlock)) {
+      blocks_(divide_up(q_.gemm.k, kBlock)),
+      rows_(q_.gemm.m, q_.gemm.k, q_.gemm.row[gemm::kA], q_.gemm.col[gemm::kA]) {
   const double bytes = double(q_.gemm.n) * double(q_.blocks() * 4 * q_.bits);
   const double worth = double(std::max<int64_t>(1, groups_)) * bytes / kThreadBytes;
   threads_ = static_cast<int>(std::clamp<double>(
@@ -56,8 +58,9 @@ AmxLinear::AmxLinear(QuantProblem problem, const Kernels& kernels)
   block_k_ = splits ? divide_up(blocks_, divide_up(blocks_, kNearBlocks)) : std::max<int64_t>(1, blocks_);
 }
 
+/// Of rows of x that are put in order: a thread's, or all threads'.
 uint64_t AmxLinear::x_bytes() const {
-  return static_cast<uint64_t>(groups_ * blocks_ * kAmxTileBytes);
+  return whole_lines(static_cast<uint64_t>(rows_.bytes() * (rows_.in_place() ? threads_ : 1)));
 }
 
 uint64_t AmxLinear::lay_out(char* base, Scratch* s) const {
@@ -67,7 +70,8 @@ uint64_t AmxLinear::lay_out(char* base, Scratch* s) const {
     at += whole_lines(bytes);
     return p;
   };
-  s->chunks = take(2 * chunk_bytes());
+  s->chunk = take(static_cast<uint64_t>(q_.blocks() * kChunkBlockBytes));
+  s->lone = take(static_cast<uint64_t>(kAmxColumns * lone_bytes()));
   s->row = reinterpret_cast<float*>(take(static_cast<uint64_t>(q_.blocks() * kBlock) * 4));
   s->acc = reinterpret_cast<float*>(take(2 * kAccFloats * 4));
   s->partial = reinterpret_cast<float*>(
@@ -84,30 +88,30 @@ uint64_t AmxLinear::workspace_bytes() const {
 void AmxLinear::launch(const rm_launch& l) const {
   if (q_.gemm.empty()) return;
   const Operands o = operands(q_, l);
-  const gemm::GemmProblem& g = q_.gemm;
   auto* x = static_cast<char*>(l.workspace);
-  const int64_t units = groups_ * blocks_, tasks = divide_up(groups_, block_groups_) * chunks_;
+  const int64_t ordered = rows_.ordered(), tasks = divide_up(groups_, block_groups_) * chunks_;
   Scratch unused{};
   const uint64_t bytes = lay_out(nullptr, &unused);
-  const auto spread = [&](int64_t begin, int64_t end) {
-    k_.multiply.spread({o.x, g.row[gemm::kA], g.col[gemm::kA], g.m, g.k, begin, end, x});
-  };
-  const auto share = [&](int64_t begin, int64_t end, int64_t thread) {
+  const auto share = [&](const char* own, int64_t begin, int64_t end, int64_t thread) {
     Scratch s{};
     lay_out(x + x_bytes() + bytes * static_cast<uint64_t>(thread), &s);
-    run(o, x, begin, end, s);
+    run(o, own, begin, end, s);
   };
   const int threads = std::min(threads_, omp_get_max_threads());
-  if (threads == 1) {
-    spread(0, units);
-    return share(0, tasks, 0);
+  if (threads == 1 || rows_.in_place()) {
+    parallel_ranges(tasks, threads, 1, [&](int64_t begin, int64_t end, int thread) {
+      char* own = x + rows_.bytes() * thread;
+      rows_.order(o.x, 0, ordered, own);
+      share(own, begin, end, thread);
+    });
+    return;
   }
 #pragma omp parallel num_threads(threads)
   {
     const int64_t team = omp_get_num_threads(), me = omp_get_thread_num();
-    spread(units * me / team, units * (me + 1) / team);
+    rows_.order(o.x, ordered * me / team, ordered * (me + 1) / team, x);
 #pragma omp barrier
-    share(tasks * me / team, tasks * (me + 1) / team, me);
+    share(x, tasks * me / team, tasks * (me + 1) / team, me);
   }
 }
 
@@ -115,37 +119,18 @@ void AmxLinear::launch(const rm_launch& l) const {
 void AmxLinear::run(const Operands& o, const char* x, int64_t begin, int64_t end,
                     const Scratch& s) const {
   k_.multiply.open();
-  if (groups_ == 1) {
-    one_group(o, x, begin, end, s);
-  } else {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t group = task / chunks_ * block_groups_;
-      many_groups(o, x, group, std::min(group + block_groups_, groups_), task % chunks_, s);
-    }
+  for (int64_t task = begin; task < end; ++task) {
+    const int64_t group = task / chunks_ * block_groups_;
+    chunk(o, x, group, std::min(group + block_groups_, groups_), task % chunks_, s);
   }
   k_.multiply.close();
 }
 
-/// Two chunks at a time: four sums keep the tiles busy.
-void AmxLinear::one_group(const Operands& o, const char* x, int64_t begin, int64_t end,
-                          const Scratch& s) const {
-  char* second = s.chunks + chunk_bytes();
-  for (int64_t chunk = begin; chunk < end; chunk += 2) {
-    const bool two = chunk + 1 < end;
-    fill(o, chunk, s, s.chunks);
-    if (two) fill(o, chunk + 1, s, second);
-    k_.multiply.multiply({{x, nullptr}, {s.chunks, two ? second : nullptr}, kBlock * 2,
-                          kChunkBlockBytes, blocks_ * kBlock, {s.acc, s.acc + kAccFloats}, {}});
-    store(o, s.acc, 0, chunk);
-    if (two) store(o, s.acc + kAccFloats, 0, chunk + 1);
-  }
-}
-
 /// A part of k of the chunk at a time stays in the first-level cache for all pairs of groups.
-void AmxLinear::many_groups(const Operands& o, const char* x, int64_t group0, int64_t group1,
-                            int64_t chunk, const Scratch& s) const {
-  fill(o, chunk, s, s.chunks);
-  for (int64_t b = 0; b < blocks_; b += block_k_) {
+void AmxLinear::chunk(const Operands& o, const char* x, int64_t group0, int64_t group1,
+                      int64_t chunk, const Scratch& s) const {
+  fill(o, chunk, s, s.chunk);
+  for (int64_t b = 0; b < std::max<int64_t>(1, blocks_); b += block_k_) {
     pairs(o, x, group0, group1, chunk, b, std::min(b + block_k_, blocks_), s);
   }
 }
@@ -153,58 +138,73 @@ void AmxLinear::many_groups(const Operands& o, const char* x, int64_t group0, in
 /// Blocks of k [b, end) of all pairs of groups.
 void AmxLinear::pairs(const Operands& o, const char* x, int64_t group0, int64_t group1,
                       int64_t chunk, int64_t b, int64_t end, const Scratch& s) const {
-  const int64_t group_bytes = blocks_ * kAmxTileBytes;
-  const char* part = s.chunks + b * kChunkBlockBytes;
+  const gemm::GemmProblem& g = q_.gemm;
   float* partial = s.partial;
   for (int64_t group = group0; group < group1; group += 2, partial += gemm::kAmxPartial) {
-    const bool two = group + 1 < group1;
-    const char* rows = x + group * group_bytes + b * kAmxTileBytes;
-    const int64_t row = group * kAmxRows, lines = std::min(q_.gemm.m - row, int64_t{2 * kAmxRows});
-    for (int64_t i = 0; end == blocks_ && i < lines; ++i) {  // that the sums are stored into
-      __builtin_prefetch(o.c + ((row + i) * q_.gemm.row[gemm::kC] + chunk * kAmxColumns) * 2, 1, 3);
+    const int64_t row = group * kAmxRows;
+    gemm::AmxNear args{};
+    rows_.find(o.x, x, row, b, &args);
+    args.two = group + 1 < group1;
+    args.w = s.chunk + b * kChunkBlockBytes, args.blocks = end - b, args.acc = s.acc;
+    args.partial = partial, args.continues = b > 0, args.more = end < blocks_;
+    if (!args.more) {
+      args.c = o.c + (row * g.row[gemm::kC] + chunk * kAmxColumns) * 2;
+      args.c_rows = std::min(g.m - row, NearRows::kPair), args.c_row_bytes = g.row[gemm::kC] * 2;
     }
-    k_.multiply.multiply({{rows, two ? rows + group_bytes : nullptr}, {part, nullptr}, kBlock * 2,
-                          kChunkBlockBytes, (end - b) * kBlock, {s.acc, s.acc + kAccFloats}, {},
-                          partial, b > 0, end < blocks_});
-    if (end < blocks_) continue;
-    store(o, s.acc, group, chunk);
-    if (two) store(o, s.acc + kAccFloats, group + 1, chunk);
+    k_.multiply.multiply_near(args);
+    if (!args.more) store(o, s.acc, row, std::min(g.m - row, args.two ? NearRows::kPair : kAmxRows), chunk);
   }
 }
 
-/// Rows of a chunk: tiles of eight, rows that lie alone, zeros behind the last one.
+/// Rows of a chunk: tiles of eight, two at a time, rows that lie alone, zeros behind the last one.
 void AmxLinear::fill(const Operands& o, int64_t chunk, const Scratch& s, char* to) const {
   const int64_t n0 = chunk * kAmxColumns, tiled = q_.tile == kTile ? q_.gemm.n / kTile * kTile : 0;
   const int bits = q_.bits == 8 ? 0 : 1;
-  for (int64_t r = 0; r < kAmxColumns;) {
-    const int64_t n = n0 + r;
-    char* dst = to + r * kBlock * 2;
-    const uint8_t* w = o.q + n * q_.row_bytes;
-    const uint16_t* scale = o.scale + n * q_.scale_row;
-    if (n < tiled) {
-      k_.fill.tile[bits]({w, scale, q_.blocks(), q_.groups(), q_.group / kBlock, dst});
-      r += kTile;
-      continue;
+  if (n0 >= tiled) {  // none of them lies in a tile
+    for (int64_t r = 0; r < kAmxColumns; ++r) {
+      fill_row(o, n0 + r, s);
+      k_.fill.row({s.row, q_.blocks(), s.lone + r * lone_bytes()});
     }
-    if (n < q_.gemm.n) {
-      k_.widen.widen[bits]({w, scale, o.zero ? o.zero + n * q_.zero_row : nullptr,
-                            q_.bits == 8 ? 0.f : 8.f, q_.gemm.k, q_.group, s.row});
-    } else {
-      std::memset(s.row, 0, static_cast<size_t>(q_.blocks() * kBlock) * 4);
+    return k_.multiply.copy({s.lone, lone_bytes(), q_.blocks() * kBlock, 0, q_.blocks(), to});
+  }
+  for (int64_t half = 0; half < kAmxColumns; half += kAmxRows) {
+    const int64_t n = n0 + half, whole = std::clamp<int64_t>(tiled - n, 0, kAmxRows);
+    char* dst = to + half / kAmxRows * kAmxTileBytes;
+    if (whole > 0) {
+      AmxTiles a{{}, {}, q_.blocks(), q_.groups(), q_.group / kBlock, dst};
+      for (int64_t t = 0; t < 2; ++t) {  // one alone stands in for the second as well
+        const int64_t row = n + (whole > kTile ? t * kTile : 0);
+        a.w[t] = o.q + row * q_.row_bytes, a.scale[t] = o.scale + row * q_.scale_row;
+      }
+      k_.fill.tiles[bits](a);
     }
-    k_.fill.row({s.row, q_.blocks(), dst});
-    ++r;
+    for (int64_t r = whole; r < kAmxRows; ++r) {
+      fill_row(o, n + r, s);
+      k_.fill.column({s.row, q_.blocks(), dst + r * 4});
+    }
   }
 }
 
-void AmxLinear::store(const Operands& o, const float* acc, int64_t group, int64_t chunk) const {
+/// Row n of the weight as f32.
+void AmxLinear::fill_row(const Operands& o, int64_t n, const Scratch& s) const {
+  if (n >= q_.gemm.n) {
+    std::memset(s.row, 0, static_cast<size_t>(q_.blocks() * kBlock) * 4);
+    return;
+  }
+  k_.widen.widen[q_.bits == 8 ? 0 : 1](
+      {o.q + n * q_.row_bytes, o.scale + n * q_.scale_row, o.zero ? o.zero + n * q_.zero_row : nullptr,
+       q_.bits == 8 ? 0.f : 8.f, q_.gemm.k, q_.group, s.row});
+}
+
+void AmxLinear::store(const Operands& o, const float* acc, int64_t row, int64_t rows,
+                      int64_t chunk) const {
   const gemm::GemmProblem& g = q_.gemm;
-  const int64_t n = chunk * kAmxColumns, row = group * kAmxRows;
+  const int64_t n = chunk * kAmxColumns;
   const auto at = [&](const char* p, int64_t step) { return p ? p + (row * step + n) * 2 : nullptr; };
-  k_.store.store[gemm::kBF16][g.activation](
-      {acc, std::min<int64_t>(kAmxRows, g.m - row), std::min<int64_t>(kAmxColumns, g.n - n), 1.f,
-       at(o.bias, 0), at(o.residual, g.row[gemm::kResidual]), g.row[gemm::kResidual],
-       o.c + (row * g.row[gemm::kC] + n) * 2, g.row[gemm::kC]});
+  k_.multiply.store[g.activation]({acc, rows, std::min<int64_t>(kAmxColumns, g.n - n), 1.f,
+                                   at(o.bias, 0), at(o.residual, g.row[gemm::kResidual]),
+                                   g.row[gemm::kResidual], o.c + (row * g.row[gemm::kC] + n) * 2,
+                                   g.row[gemm::kC]});
 }
 
 }  // namespace rm::cpu::quant

@@ -1,8 +1,8 @@
 // What quant_linear on matrix tiles (amx.cpp) and its kernels (isa_amx.cpp) agree on. Plain data and
 // function pointers only.
 //
-// A chunk is kAmxColumns rows of the weight as bf16, [block of 32 elements of k][row][element]: the
-// tiles' lines of 64 bytes lie one behind the other, so no two of a tile share a set of the cache.
+// A chunk is kAmxColumns rows of the weight as bf16, as gemm's AmxCopy makes it: [block of 32 elements
+// of k][half of the rows][pair of k][row].
 #pragma once
 
 #include "ops/gemm/amx_kernels.hpp"
@@ -12,15 +12,15 @@ namespace rm::cpu::quant {
 
 constexpr int64_t kChunkBlockBytes = gemm::kAmxColumns * kBlock * 2;
 
-/// A tile of eight rows to eight rows of a chunk.
-struct AmxTile {
-  const uint8_t* w;
-  const uint16_t* scale;  // [groups][kTile]
+/// Two tiles of eight rows to half of a chunk's rows.
+struct AmxTiles {
+  const uint8_t* w[2];
+  const uint16_t* scale[2];  // [groups][kTile]
   int64_t blocks, groups, group_blocks;
-  char* dst;  // of the first row
+  char* dst;  // of the first of these rows
 };
 
-/// One row of f32 to a row of a chunk.
+/// One row of f32 to bf16: as it lies, or to a row of a chunk.
 struct AmxRow {
   const float* row;
   int64_t blocks;
@@ -28,8 +28,9 @@ struct AmxRow {
 };
 
 struct AmxFill {
-  void (*tile[2])(const AmxTile&);  // 8 bits, 4 bits
+  void (*tiles[2])(const AmxTiles&);  // 8 bits, 4 bits
   void (*row)(const AmxRow&);
+  void (*column)(const AmxRow&);
 };
 
 }  // namespace rm::cpu::quant

@@ -1,104 +1,108 @@
-// Weights of few bits to bf16 in the order in which matrix tiles read them.
+// Weights of few bits to bf16 as matrix tiles read their right operand.
 //
-// A tile keeps four elements of each of eight rows in 32 bytes: a square of 32-bit words transposed
-// gives 32 elements of one row. An integer times its scale is rounded once, to bf16; weights of
-// 4 bits have 16 such values a group, which are looked up.
+// Two tiles of the weight side by side are sixteen rows, four elements of each in a word. An element is
+// put into the fraction of a number between 1 and 2: one multiply-add takes the 1 away and scales, and
+// since integer and scale have few digits it rounds nothing. Two elements of k become a line of bf16.
 #include <immintrin.h>
 
-#include "common/transpose.hpp"
 #include "ops/quant/amx_kernels.hpp"
 #include "ops/quant/isa_half.hpp"
 
 namespace rm::cpu::quant::RM_ISA {
 namespace {
 
-using namespace cpu::RM_ISA;
+constexpr int64_t kLine = 64;
 
-constexpr int64_t kLine = kBlock * 2;  // bytes of a row's block
-
-typedef int32_t Eight __attribute__((vector_size(32)));
-
-/// 256 bytes of a tile as eight vectors, one a row.
-RM_INLINE void load_rows(const uint8_t* w, Eight* rows) {
-#pragma GCC unroll 8
-  for (int u = 0; u < kTile; ++u) __builtin_memcpy(rows + u, w + 32 * u, sizeof *rows);
-  transpose_square<Eight>(rows);
+RM_INLINE __m512i two_halves(const uint8_t* w0, const uint8_t* w1) {
+  const __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w0)));
+  return _mm512_inserti64x4(low, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w1)), 1);
 }
 
-RM_INLINE void load_scales(const AmxTile& a, int64_t block, float* scale) {
+/// What makes numbers of fractions 1 + (q - zero + bias) / range: times `factor`, plus `offset`.
+struct Scales {
+  __m512 factor, offset;
+};
+
+RM_INLINE Scales load_scales(const AmxTiles& a, int64_t block, float range, float bias) {
   int64_t group = block / a.group_blocks;
   if (group >= a.groups) group = a.groups - 1;  // padding
-  const auto* from = reinterpret_cast<const __m128i*>(a.scale + group * kTile);
-  _mm256_storeu_ps(scale, _mm256_cvtph_ps(_mm_loadu_si128(from)));
+  const auto from = [&](int i) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(a.scale[i] + group * kTile));
+  };
+  const __m512 scale = _mm512_cvtph_ps(_mm256_set_m128i(from(1), from(0)));
+  return {_mm512_mul_ps(scale, _mm512_set1_ps(range)),
+          _mm512_mul_ps(scale, _mm512_set1_ps(-(range + bias)))};
 }
 
-RM_INLINE void store_line(char* dst, __m512i line) {
-  _mm512_storeu_si512(dst, line);
+/// Bits kBit.. of each word of v, as many as the mask has, moved to the mask's.
+template <int kFrom, int kTo>
+RM_INLINE __m512 value(__m512i v, __m512i mask, const Scales& s) {
+  const __m512i moved = kTo >= kFrom ? _mm512_slli_epi32(v, kTo >= kFrom ? kTo - kFrom : 0)
+                                     : _mm512_srli_epi32(v, kTo >= kFrom ? 0 : kFrom - kTo);
+  const __m512i fraction = _mm512_ternarylogic_epi32(moved, mask, _mm512_set1_epi32(0x3f800000), 0xea);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(fraction), s.factor, s.offset);
 }
 
-RM_INLINE __m512i both(__m512 low, __m512 high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
-
-RM_INLINE __m512 floats(__m128i bytes) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+/// A line: of sixteen rows two neighbouring elements of k.
+RM_INLINE void store_pairs(char* dst, __m512 first, __m512 second) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const __m512i apart = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+  _mm512_storeu_si512(dst, _mm512_permutexvar_epi16(order, apart));
 }
 
-void tile8(const AmxTile& a) {
-  char* dst = a.dst;
-  for (int64_t b = 0; b < a.blocks; ++b, dst += kChunkBlockBytes) {
-    float scale[kTile];
-    load_scales(a, b, scale);
-    Eight rows[kTile];
-    load_rows(a.w + b * kTile * kBlock, rows);
+void tiles8(const AmxTiles& a) {
+  const __m512i mask = _mm512_set1_epi32(0xff << 15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    const Scales s = load_scales(a, b, 256, 128);
+    char* dst = a.dst + b * kChunkBlockBytes;
 #pragma GCC unroll 8
-    for (int r = 0; r < kTile; ++r) {
-      const __m512 factor = _mm512_set1_ps(scale[r]);
-      const __m256i q = (__m256i)rows[r];
-      store_line(dst + r * kLine, both(_mm512_mul_ps(floats(_mm256_castsi256_si128(q)), factor),
-                                       _mm512_mul_ps(floats(_mm256_extracti128_si256(q, 1)), factor)));
+    for (int u = 0; u < 8; ++u, dst += 2 * kLine) {
+      const int64_t at = b * kTile * kBlock + 32 * u;
+      const __m512i v = _mm512_xor_si512(two_halves(a.w[0] + at, a.w[1] + at), sign);
+      store_pairs(dst, value<0, 15>(v, mask, s), value<8, 15>(v, mask, s));
+      store_pairs(dst + kLine, value<16, 15>(v, mask, s), value<24, 15>(v, mask, s));
     }
   }
 }
 
-/// The values -8..7 times a scale; the other half is not looked up.
-RM_INLINE __m512i table(float scale) {
-  const __m512 integers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  return _mm512_castsi256_si512(
-      (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(integers, _mm512_set1_ps(scale))));
-}
-
-RM_INLINE __m512i look_up(__m256i nibbles, __m512i values) {
-  return _mm512_permutexvar_epi16(_mm512_cvtepu8_epi16(nibbles), values);
-}
-
-void tile4(const AmxTile& a) {
-  const __m256i mask = _mm256_set1_epi8(15);
-  char* dst = a.dst;
-  for (int64_t b = 0; b < a.blocks; b += 2, dst += 2 * kChunkBlockBytes) {
-    float low[kTile], high[kTile];
-    load_scales(a, b, low);
-    load_scales(a, b + 1, high);
-    Eight rows[kTile];
-    load_rows(a.w + b * kTile * kBlock / 2, rows);
+void tiles4(const AmxTiles& a) {
+  const __m512i mask = _mm512_set1_epi32(15 << 19);
+  for (int64_t b = 0; b < a.blocks; b += 2) {
+    const Scales s = load_scales(a, b, 16, 8), next = load_scales(a, b + 1, 16, 8);
+    char *low = a.dst + b * kChunkBlockBytes, *high = low + kChunkBlockBytes;
 #pragma GCC unroll 8
-    for (int r = 0; r < kTile; ++r) {
-      const __m256i q = (__m256i)rows[r];
-      store_line(dst + r * kLine, look_up(_mm256_and_si256(q, mask), table(low[r])));
-      store_line(dst + r * kLine + kChunkBlockBytes,
-                 look_up(_mm256_and_si256(_mm256_srli_epi16(q, 4), mask), table(high[r])));
+    for (int u = 0; u < 8; ++u, low += 2 * kLine, high += 2 * kLine) {
+      const int64_t at = b * kTile * kBlock / 2 + 32 * u;
+      const __m512i v = two_halves(a.w[0] + at, a.w[1] + at);
+      store_pairs(low, value<0, 19>(v, mask, s), value<8, 19>(v, mask, s));
+      store_pairs(low + kLine, value<16, 19>(v, mask, s), value<24, 19>(v, mask, s));
+      store_pairs(high, value<4, 19>(v, mask, next), value<12, 19>(v, mask, next));
+      store_pairs(high + kLine, value<20, 19>(v, mask, next), value<28, 19>(v, mask, next));
     }
   }
+}
+
+RM_INLINE __m512i narrow(const float* x) {
+  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(x + kBlock / 2), _mm512_loadu_ps(x));
 }
 
 void row(const AmxRow& a) {
   for (int64_t b = 0; b < a.blocks; ++b) {
-    const float* x = a.row + b * kBlock;
-    store_line(a.dst + b * kChunkBlockBytes,
-               both(_mm512_loadu_ps(x), _mm512_loadu_ps(x + kBlock / 2)));
+    _mm512_storeu_si512(a.dst + b * kLine, narrow(a.row + b * kBlock));
+  }
+}
+
+void column(const AmxRow& a) {
+  const __m512i lines = _mm512_mullo_epi32(
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), _mm512_set1_epi32(kLine));
+  for (int64_t b = 0; b < a.blocks; ++b) {
+    _mm512_i32scatter_epi32(a.dst + b * kChunkBlockBytes, lines, narrow(a.row + b * kBlock), 1);
   }
 }
 
 }  // namespace
 
-extern constinit const AmxFill amx_fill = {{tile8, tile4}, row};
+extern constinit const AmxFill amx_fill = {{tiles8, tiles4}, row, column};
 
 }  // namespace rm::cpu::quant::RM_ISA

@@ -130,7 +130,7 @@ struct AmxRow {
   static quant::AmxLinear* make(const rm_problem& raw, const rm_device_info*) {
     return new quant::AmxLinear(quant::decode_linear(raw),
                                 {quant::amx_bf16::amx_fill, kernels_of(Isa::avx512),
-                                 gemm::amx_bf16::amx_kernels, tiles_of(Isa::avx512)});
+                                 gemm::amx_bf16::amx_kernels});
   }
   static std::span<const rm_edge> edges() {
     static const std::vector<rm_edge> edges = {{'M', 0, gemm::kAmxRows}, {'M', 0, 2 * gemm::kAmxRows},
