@@ -54,6 +54,15 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield folder
 
 
+@pytest.fixture
+def closed_session() -> Iterator[None]:
+    """Ends the session of a file's test: whichever test runs next in this process has none."""
+    yield
+    import rm_abstract as rm
+
+    rm.shutdown()
+
+
 @pytest.fixture(scope="module")
 def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compile cache for a file that puts it in place of `own_cache`: captures take seconds."""

@@ -3,7 +3,7 @@ of any length and form, rotations, and what stays PyTorch's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +19,7 @@ from rm_abstract.capture.export import capture
 F = torch.fft
 
 
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 def near(found: Any, expected: Any) -> None:

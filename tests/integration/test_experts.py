@@ -3,7 +3,6 @@ take all rows, offsets that are wrong, and counts of integers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,10 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 def build(name: str, dtype: torch.dtype = torch.float32, spread: float = 0.3) -> Any:

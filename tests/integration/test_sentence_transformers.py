@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,7 @@ sentence_transformers = pytest.importorskip("sentence_transformers")
 SENTENCES = ["A cat sleeps on the sill.", "Shares fell.", "The kitten naps in the warm sun today."]
 
 
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 def load(folder: Path) -> sentence_transformers.SentenceTransformer:

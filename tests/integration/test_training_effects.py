@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +14,7 @@ from torch import nn
 import rm_abstract as rm
 from rm_abstract.training.pure_forward import _CHANGES, _PAUSE
 
-
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()  # whichever file runs next in this process
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 def _of(effect: Callable[[Any], None], optimizer: str = "sgd") -> tuple[nn.Module, Any]:

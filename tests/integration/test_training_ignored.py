@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,11 +14,7 @@ from torch import nn
 
 import rm_abstract as rm
 
-
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()  # whichever file runs next in this process
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 BEFORE = pytest.mark.parametrize("steps", [2, 9])  # 9: the step runs without Python

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +14,7 @@ from torch import nn
 
 import rm_abstract as rm
 
-
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()  # whichever file runs next in this process
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 BEFORE = pytest.mark.parametrize("steps", [2, 9])  # 9: the step runs without Python

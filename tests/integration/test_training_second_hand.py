@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,11 +14,7 @@ from torch import nn
 
 import rm_abstract as rm
 
-
-@pytest.fixture(autouse=True)
-def closed_session() -> Iterator[None]:
-    yield
-    rm.shutdown()  # whichever file runs next in this process
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 class Pair(step_pairs.Pair):

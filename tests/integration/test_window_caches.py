@@ -21,10 +21,7 @@ SIZES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def closed_session():
-    yield
-    rm.shutdown()  # whichever file runs next in this process
+pytestmark = pytest.mark.usefixtures("closed_session")
 
 
 def mistral(**more):

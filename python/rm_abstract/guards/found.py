@@ -22,6 +22,7 @@ from rm_abstract.guards.packages import is_user_class, is_user_file
 BOOKKEEPING = frozenset(vars(torch.nn.Module())) | {"_compiled_call_impl", "call_super_init"}
 
 Place = str
+_PARTIAL_CALLS = (functools.partial, functools.partialmethod)
 # Of modules: `training`; of weights: `requires_grad`, `grad`.
 Asked = tuple[bool, bool, bool]
 
@@ -85,30 +86,27 @@ def registered_with(kinds: tuple[type, ...]) -> dict[Any, Any]:
 
 def functions_of(value: Any) -> Iterator[types.FunctionType]:
     """The Python functions that an attribute of a class runs."""
-    if is_a(value, types.FunctionType):
-        yield value
-    elif is_a(value, (staticmethod, classmethod, types.MethodType)):
-        yield from functions_of(value.__func__)
-    elif is_a(value, property):
-        for part in (value.fget, value.fset, value.fdel):
-            yield from functions_of(part)
-    elif is_a(value, functools.cached_property):
-        yield from functions_of(value.func)
-    elif is_a(value, (functools.partial, functools.partialmethod)):
-        yield from functions_of(value.func)
+    return (part for part in _code_of(value) if is_a(part, types.FunctionType))
 
 
 def partials_of(value: Any) -> Iterator[Any]:
     """The partial calls that an attribute of a class consists of: their arguments are read, too."""
-    if is_a(value, (functools.partial, functools.partialmethod)):
+    return (part for part in _code_of(value) if is_a(part, _PARTIAL_CALLS))
+
+
+def _code_of(value: Any) -> Iterator[Any]:
+    if is_a(value, types.FunctionType):
         yield value
     elif is_a(value, (staticmethod, classmethod, types.MethodType)):
-        yield from partials_of(value.__func__)
+        yield from _code_of(value.__func__)
     elif is_a(value, property):
         for part in (value.fget, value.fset, value.fdel):
-            yield from partials_of(part)
+            yield from _code_of(part)
     elif is_a(value, functools.cached_property):
-        yield from partials_of(value.func)
+        yield from _code_of(value.func)
+    elif is_a(value, _PARTIAL_CALLS):
+        yield value
+        yield from _code_of(value.func)
 
 
 def contents(found: Sources) -> Iterator[tuple[Place, Any]]:
