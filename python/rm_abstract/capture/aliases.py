@@ -47,7 +47,7 @@ def find(program: ExportedProgram) -> dict[int, tuple[str, int, list[Step]]]:
             if at in weights:
                 raise capture_error(
                     "RM204",
-                    f"expected outputs of their own, got (a view of) the weight {weights[at]}",
+                    f"expected outputs of their own, got (a view of) the kept tensor {weights[at]}",
                     "returning a clone",
                 )
             if at in inputs:
@@ -81,7 +81,7 @@ def _placeholders(
             continue
         if spec.kind is InputKind.USER_INPUT:
             inputs[node] = len(inputs)
-        elif spec.kind is not InputKind.CONSTANT_TENSOR:
+        else:  # a constant is kept, too: what forward makes of numbers is a copy in the graph
             weights[node] = str(spec.target).removeprefix("m.")
     return inputs, weights
 
@@ -107,6 +107,8 @@ def _source(node: torch.fx.Node, steps: list[Step], whole: bool) -> torch.fx.Nod
 def _shares(node: torch.fx.Node, source: Any) -> bool:
     value = source.meta.get("val") if isinstance(source, torch.fx.Node) else None
     if not isinstance(value, torch.Tensor):
+        return False
+    if node.target is torch.ops.aten.lift_fresh_copy.default:  # its example may share, it does not
         return False
     if node.target is torch.ops.aten.dropout.default:  # outside of training it gives its input
         return node.args[2] is False
