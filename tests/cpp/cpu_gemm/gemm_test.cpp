@@ -22,6 +22,7 @@ struct Spec {
   double alpha = 1.0;
   int64_t gap = 0;         // extra elements between the rows of a, residual and c
   bool scattered = false;  // a's last axis is not dense, leading axes do not fold
+  bool turned = false;     // the residual is a transposed view
   double special = 0.0;    // share of NaN and Inf in the data
 };
 
@@ -34,7 +35,7 @@ std::string describe(const Spec& s) {
          (s.constant_b ? " constant" : "") + (s.bias ? " bias" : "") +
          (s.residual ? " residual" : "") + " " + s.activation +
          " alpha=" + std::to_string(s.alpha) + " gap=" + std::to_string(s.gap) +
-         (s.scattered ? " scattered" : "") + " special=" + std::to_string(s.special);
+         (s.scattered ? " scattered" : "") + (s.turned ? " turned" : "") + " special=" + std::to_string(s.special);
 }
 
 using Random = std::mt19937_64;
@@ -89,8 +90,13 @@ Operands make_operands(const Spec& s, Random& random) {
   const auto b_dims = s.batched_b
                           ? with_lead(s.trans_b ? s.n : s.k, s.trans_b ? s.k : s.n)
                           : std::vector<int64_t>{s.trans_b ? s.n : s.k, s.trans_b ? s.k : s.n};
+  std::vector<int64_t> residual_steps = c_steps;
+  if (s.turned) {
+    residual_steps = gapped(with_lead(s.n, s.m), s.gap);
+    std::swap(residual_steps[residual_steps.size() - 1], residual_steps[residual_steps.size() - 2]);
+  }
   Operands o{Tensor(s.dtype, a_dims, a_steps), Tensor(s.dtype, b_dims), Tensor(s.dtype, {s.n}),
-             Tensor(s.dtype, c_dims, c_steps), Tensor(s.dtype, c_dims, c_steps)};
+             Tensor(s.dtype, c_dims, residual_steps), Tensor(s.dtype, c_dims, c_steps)};
   fill(o.a, random, s.special), fill(o.b, random, s.special / 4);
   fill(o.bias, random, s.special), fill(o.residual, random, s.special);
   return o;
@@ -338,6 +344,28 @@ TEST_CASE("leading axes, batched right operands and scattered strides give the s
     s.bias = random() % 2, s.residual = random() % 2;
     s.gap = random() % 2 ? 0 : 5;
     CHECK(run_everywhere(s, random) >= 2);
+  }
+}
+
+TEST_CASE("a residual that is a transposed view is added by the rows that pack") {
+  Random random(19);
+  const std::vector<std::vector<int64_t>> leads = {{}, {4}, {2, 3}};
+  const int64_t ms[] = {2, 7, 14, 15, 64, 97}, ns[] = {2, 15, 16, 31, 32, 33, 80}, ks[] = {0, 1, 40, 800};
+  for (int round = 0; round < 60; ++round) {
+    Spec s;
+    const DLDataType types[] = {kF32, kBF16, kF16};
+    s.dtype = pick(types, random), s.lead = leads[random() % leads.size()];
+    s.m = pick(ms, random), s.n = pick(ns, random), s.k = pick(ks, random);
+    s.residual = s.turned = true, s.bias = random() % 2, s.gap = random() % 2 ? 0 : 5;
+    s.constant_b = random() % 2, s.activation = pick(kActivationNames, random);
+    Operands o = make_operands(s, random);
+    const std::vector<uint8_t> untouched = random_result(s, o, random);
+    int packed = 0;
+    for (const rm_kernel* row : gemm_rows()) {
+      const bool took = run_row(*row, s, o, untouched);
+      packed += took && text(row->name).find("packed") != std::string::npos;
+    }
+    CHECK(packed >= 1);
   }
 }
 

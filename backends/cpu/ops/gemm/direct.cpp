@@ -16,7 +16,7 @@ TileType tile_type(DType t) { return t == DType::f32 ? kF32 : t == DType::bf16 ?
 }  // namespace
 
 const char* DirectGemm::reject(const GemmProblem& g) {
-  if (const char* why = PackedGemm::reject(g)) return why;
+  if (const char* why = PackedGemm::reject_scattered(g)) return why;
   if (!g.outer.empty()) return "direct: leading axes that do not fold into rows";
   if (g.m > kMostRows) return "direct: more rows of a than it is made for";
   if (g.k > 1 && g.row[kB] != 1) return "direct: b must be dense along k";

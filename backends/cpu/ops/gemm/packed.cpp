@@ -14,6 +14,7 @@ constexpr int64_t kAheadBytes = 2048;     // prefetch distance of a stream
 constexpr int64_t kMostSteps = 768;       // rows of a in a block stay near, too
 constexpr double kThreadFlops = 4e5;      // a thread must have this much to do (4-8 us)
 constexpr double kThreadBytes = 96 << 10;
+constexpr int64_t kMostColumns = 32;      // of a panel, in any set
 constexpr int64_t kPanelsTogether = 4;  // a thread packs: whole lines of rows that lie far apart
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -44,6 +45,12 @@ Grid make_grid(int64_t rows, int64_t panels, int threads) {
 }  // namespace
 
 const char* PackedGemm::reject(const GemmProblem& g) {
+  GemmProblem dense = g;
+  dense.col[kResidual] = 1;  // store() gathers other ones
+  return reject_scattered(dense);
+}
+
+const char* PackedGemm::reject_scattered(const GemmProblem& g) {
   const DType t = g.dtype[kA];
   if (t != DType::f32 && t != DType::bf16 && t != DType::f16) return "packed: f32, bf16, f16 only";
   for (Operand o : {kB, kBias, kResidual, kC}) {
@@ -362,7 +369,7 @@ void PackedGemm::copy_chunk(const Operands& o, const Rows& a, int64_t k0, int64_
 void PackedGemm::fetch(const Operands& o, int64_t batch, int64_t row, int64_t rows, int64_t panel) const {
   const int64_t n0 = panel * k_.nr;
   for (Operand i : {kC, kResidual}) {
-    if (!o.ptr[i]) continue;
+    if (!o.ptr[i] || g_.col[i] != 1) continue;
     const char* at = o.ptr[i] + (g_.offset(i, batch) + row * g_.row[i] + n0) * element_bytes_;
     const int64_t bytes = std::min<int64_t>(k_.nr, g_.n - n0) * element_bytes_;
     for (int64_t r = 0; r < rows; ++r, at += g_.row[i] * element_bytes_) {
@@ -378,15 +385,38 @@ const char* PackedGemm::panels_of(const Operands& o, int64_t batch) const {
 
 void PackedGemm::store(const Operands& o, const float* acc, int64_t batch, int64_t row,
                        int64_t rows, int64_t panel) const {
-  const int64_t n0 = panel * k_.nr;
+  const int64_t n0 = panel * k_.nr, cols = std::min<int64_t>(k_.nr, g_.n - n0);
   const auto at = [&](Operand i) -> const char* {
     if (!o.ptr[i]) return nullptr;
-    const int64_t offset = i == kBias ? n0 : g_.offset(i, batch) + row * g_.row[i] + n0;
+    const int64_t offset = i == kBias ? n0 : g_.offset(i, batch) + row * g_.row[i] + n0 * g_.col[i];
     return o.ptr[i] + offset * element_bytes_;
   };
-  k_.store[type_][g_.activation]({acc, rows, std::min<int64_t>(k_.nr, g_.n - n0),
-                                  static_cast<float>(g_.alpha), at(kBias), at(kResidual),
-                                  g_.row[kResidual], const_cast<char*>(at(kC)), g_.row[kC]});
+  const char* residual = at(kResidual);
+  int64_t residual_row = g_.row[kResidual];
+  alignas(64) char gathered[kMaxTileRows * kMostColumns * sizeof(float)];
+  if (residual && g_.col[kResidual] != 1) {
+    gather_residual(residual, rows, cols, gathered);
+    residual = gathered, residual_row = cols;
+  }
+  k_.store[type_][g_.activation]({acc, rows, cols, static_cast<float>(g_.alpha), at(kBias), residual,
+                                  residual_row, const_cast<char*>(at(kC)), g_.row[kC]});
+}
+
+/// Rows of a residual whose last axis is not dense, one behind the other; columns outside, since the rows
+/// of a transposed one are neighbours.
+void PackedGemm::gather_residual(const char* from, int64_t rows, int64_t cols, char* to) const {
+  const auto copy = [&](const auto* source, auto* dense) {
+    for (int64_t j = 0; j < cols; ++j) {
+      for (int64_t i = 0; i < rows; ++i) {
+        dense[i * cols + j] = source[i * g_.row[kResidual] + j * g_.col[kResidual]];
+      }
+    }
+  };
+  if (element_bytes_ == 4) {
+    copy(reinterpret_cast<const uint32_t*>(from), reinterpret_cast<uint32_t*>(to));
+  } else {
+    copy(reinterpret_cast<const uint16_t*>(from), reinterpret_cast<uint16_t*>(to));
+  }
 }
 
 }  // namespace rm::cpu::gemm

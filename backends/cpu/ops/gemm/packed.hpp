@@ -27,6 +27,8 @@ class PackedGemm {
  public:
   /// Static string, or null when the problem is supported.
   static const char* reject(const GemmProblem& g);
+  /// The same for kernels that share the panels and want rows of the residual dense.
+  static const char* reject_scattered(const GemmProblem& g);
 
   /// rm_kernel.edges of a row with these kernels.
   static std::vector<rm_edge> edges(const KernelSet& kernels);
@@ -90,6 +92,7 @@ class PackedGemm {
   const char* panels_of(const Operands& o, int64_t batch) const;
   void store(const Operands& o, const float* acc, int64_t batch, int64_t row, int64_t rows,
              int64_t panel) const;
+  void gather_residual(const char* from, int64_t rows, int64_t cols, char* to) const;
 
   GemmProblem g_;
   const KernelSet& k_;

@@ -37,7 +37,7 @@ const char* SplitGemm::reject(const GemmProblem& g) {
   for (Operand o : {kA, kB, kC}) {
     if (g.dtype[o] != DType::f32) return "split: f32 only";
   }
-  if (const char* why = PackedGemm::reject(g)) return why;
+  if (const char* why = PackedGemm::reject_scattered(g)) return why;
   // Inference keeps its chain of multiply-adds, whose bits do not depend on the number of rows or on the kernel.
   if (g.constant_operand_b) return "split: for operands that change from call to call";
   if (!g.outer.empty()) return "split: leading axes that do not fold into rows";

@@ -37,7 +37,7 @@ const char* AmxFewLinear::reject(const QuantProblem& q) {
   if (!g.outer.empty()) return "amx int8: leading axes that do not fold into rows";
   if (g.m < 2 || g.m > kMostFewRows) return "amx int8: 2 to 16 rows";
   if (g.dtype[gemm::kA] == DType::f64) return "quant_linear: f32, bf16 and f16 activations only";
-  return gemm::PackedGemm::reject(g);
+  return gemm::PackedGemm::reject_scattered(g);
 }
 
 AmxFewLinear::AmxFewLinear(QuantProblem problem, const Kernels& kernels)

@@ -83,7 +83,7 @@ class QuantLinear::Panels final : public gemm::PanelSource {
 const char* QuantLinear::reject(const QuantProblem& q) {
   const gemm::GemmProblem& g = q.gemm;
   if (g.dtype[gemm::kA] == DType::f64) return "quant_linear: f32, bf16 and f16 activations only";
-  return gemm::PackedGemm::reject(g);
+  return gemm::PackedGemm::reject_scattered(g);
 }
 
 QuantLinear::QuantLinear(QuantProblem problem, const QuantSet& kernels, const TileSet& rounded,
