@@ -199,6 +199,7 @@ PyObject* route_checked(RouteState& s, PyObject* module, PyObject* args, PyObjec
   const char* mode_detail = "";
   if (!s.retired.empty()) return decline(s, s.retired, "", module, args, kwargs);
   if (Reason mode = s.facts->modes(&mode_detail); mode != Reason::kNone) {
+    if (mode == Reason::kOwn) return call_original(module, args, kwargs);
     return decline(s, mode, mode_detail, module, args, kwargs);
   }
   if (s.pause > 0) {

@@ -188,6 +188,11 @@ PyObject* route_uncount(PyObject* self, PyObject* calls) {
   });
 }
 
+PyObject* route_count_served(PyObject* self, PyObject*) {
+  ++state_of(self).routed;
+  Py_RETURN_NONE;
+}
+
 PyObject* route_pause(PyObject* self, PyObject* packed) {
   return guarded([&] {
     const auto a = py::reinterpret_borrow<py::tuple>(packed);
@@ -283,6 +288,8 @@ PyMethodDef kMethods[] = {
      "unrouted(): the entry that runs now has the original serve its call"},
     {"served", route_served, METH_NOARGS,
      "served() -> whether this thread's latest call of any route was one of this and was routed"},
+    {"count_served", route_count_served, METH_NOARGS,
+     "count_served(): a program served a call whose entry was made in it"},
     {"uncount", route_uncount, METH_O, "uncount(n): n routed calls were our own measurements"},
     {"pause", route_pause, METH_VARARGS, "pause(code, n): the next n calls stay eager"},
     {"retire", route_retire, METH_O, "retire(code): every later call stays eager; '' undoes it"},

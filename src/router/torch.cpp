@@ -303,10 +303,19 @@ bool TorchFacts::variable_set(PyObject* variable) const noexcept {
   return set;
 }
 
+bool TorchFacts::disabled_by_user() const noexcept {
+  PyObject* value = nullptr;
+  const bool read = PyContextVar_Get(disabled_var_.get(), nullptr, &value) == 0;
+  const PyRef holder = PyRef::steal(value);
+  if (!read) PyErr_Clear();
+  return value == nullptr || !PyUnicode_Check(value) ||
+         PyUnicode_CompareWithASCIIString(value, "user") == 0;
+}
+
 Reason TorchFacts::modes(const char** detail) const noexcept {
   if (variable_set(disabled_var_.get())) {
-    *detail = "disabled() or a call of our own";
-    return Reason::kDisabled;
+    *detail = "disabled()";
+    return disabled_by_user() ? Reason::kDisabled : Reason::kOwn;
   }
   for (const PyRef& variable : quiet_variables_) {
     if (variable_set(variable.get())) {

@@ -126,6 +126,8 @@ class TorchFacts {
   /// disabled(), tracing, exporting, modes, functorch, forward-mode gradients, autocast: cheapest
   /// first.
   Reason modes(const char** detail) const noexcept;
+  /// Whether it is the user's disabled(), and no call that captures, compares or recomputes.
+  bool disabled_by_user() const noexcept;
   bool grad_enabled() const noexcept;
   /// The type of tensors made without one; empty (no error left set) when torch does not say.
   PyRef default_dtype() const noexcept;

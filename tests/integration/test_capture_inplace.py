@@ -37,6 +37,11 @@ CASES: dict[str, Callable[[torch.Tensor], object]] = {
     "an evaluated dropout": lambda x: (y := x * 2, nn.functional.dropout(y, 0.5, False).relu_(), y)[
         2
     ],
+    "a masked write behind an evaluated dropout": lambda x: (
+        *(y := (x * 2), z := nn.functional.dropout(y, 0.5, False)),
+        z.__setitem__(x[:, 0] > 0, 0),
+        z + y,
+    )[-1],
     "type_as": lambda x: (y := x * 2, y.type_as(x).relu_(), y)[2],
     "both are returned": lambda x: (y := x * 2, (y, y.relu_()))[1],
     "a result of two": lambda x: (y := (x * 2).chunk(2), y[0].relu_(), torch.cat(y))[2],

@@ -67,3 +67,19 @@ def test_a_step_that_is_gone_is_not_listed() -> None:
     del step
     gc.collect()
     assert not rm.explain(model).training
+
+
+def test_eager_runs_of_a_step_are_no_calls_of_its_model() -> None:
+    model = rm.accelerate(network().eval())
+    with torch.no_grad():
+        for _ in range(3):
+            model(X)
+    before = rm.explain(model).to_dict()["models"][0]
+    step = rm.compile_step(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1))
+    for _ in range(3):
+        step(X, Y)
+    assert rm.explain(model).to_dict()["models"][0]["reasons"] == before["reasons"] == []
+    with rm.disabled(), torch.no_grad():
+        model(X)
+    (reason,) = rm.explain(model).to_dict()["models"][0]["reasons"]
+    assert (reason["code"], reason["calls"], reason["detail"]) == ("RM108", 1, "disabled()")

@@ -10,7 +10,8 @@ from contextvars import ContextVar, Token
 from types import TracebackType
 from typing import Any
 
-# Not None: every routed call of this context is served by eager.
+# Not None: every routed call of this context is served by eager. "user": counted as declined;
+# anything else: a call of ours, which captures, compares or recomputes, and counts nowhere.
 disabled_var: ContextVar[str | None] = ContextVar("rm_abstract_disabled", default=None)
 
 

@@ -74,7 +74,10 @@ def _simple(nodes: list[Node]) -> bool:
         elif not _is_view(node):
             return False
         known.add(node)
-    last = max(i for i, node in enumerate(nodes) if writes(node))
+    writing = [i for i, node in enumerate(nodes) if writes(node)]
+    if not writing:  # who writes names the memory that a dropout gave, which is the same
+        return False
+    last = writing[-1]
     return not _hidden(nodes, nodes[last])
 
 

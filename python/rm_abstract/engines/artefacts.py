@@ -64,6 +64,11 @@ class Artefacts:
         """Keeps what is captured under the identity that another process has of the module."""
         self._identity = identity
 
+    @property
+    def identity(self) -> str:
+        """What `identify` fixed; empty while nothing is, and for a module that has none."""
+        return self._identity or ""
+
     def identity_of(self, module: torch.nn.Module) -> str:
         """What other processes find this module's captures by; empty when they cannot."""
         self.identify(module)

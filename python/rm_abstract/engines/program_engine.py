@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # even the router shows, or so simple that other sizes will hardly be another matter.
 _SHORT_S = 50e-6
 _SIMPLE_NODES = 3
+MOST_EARLIER = 3  # states of a module, beside the present one, whose programs are kept
 
 
 class ProgramEngine:
@@ -62,6 +63,7 @@ class ProgramEngine:
         self._deferrals: Deferrals | None = None  # made for the first capture in the background
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
+        self._earlier: dict[str, dict[CallSpec, CompiledCall]] = {}  # by the module's identity then
         self._changes = 0  # of the module that made entries useless
         self._changing, self._refreshing = threading.RLock(), threading.Lock()
 
@@ -87,6 +89,7 @@ class ProgramEngine:
         if isinstance(call, Decline):
             raise call
         self.compiler.admit(call)
+        self._take_up_earlier()
         entry = self._stale.get(call.spec) or self.compiler.new_call(self, call.spec)
         change = self._changes
 
@@ -125,8 +128,27 @@ class ProgramEngine:
             self._entries, self._stale = {}, {}
             if self._deferrals is not None:
                 self._deferrals.forget()
-            if self._own.changed(what):
-                self._stale = {spec: self._waiting(spec, e) for spec, e in entries.items()}
+            identity = self.artefacts.identity
+            stands = self._own.changed(what)
+            if not entries or not (stands or identity):
+                return
+            waiting = {spec: self._waiting(spec, e) for spec, e in entries.items()}
+            if stands:
+                self._stale = waiting
+                return
+            self._earlier.pop(identity, None)
+            self._earlier[identity] = waiting
+            while len(self._earlier) > MOST_EARLIER:
+                del self._earlier[next(iter(self._earlier))]
+
+    def _take_up_earlier(self) -> None:
+        """What was compiled for the module when it last was what it is now waits for a call: a
+        model whose adapters are switched comes back to each of them (decision 0242)."""
+        if not self._earlier:
+            return
+        with self._changing:
+            self._own.identify()
+            self._stale.update(self._earlier.pop(self.artefacts.identity, {}))
 
     def _waiting(self, spec: CallSpec, entry: CompiledCall) -> CompiledCall:
         """An entry whose variants wait for new weights."""
@@ -156,6 +178,7 @@ class ProgramEngine:
     def close(self) -> None:
         self._entries.clear()
         self._stale.clear()
+        self._earlier.clear()
 
     # ---- making variants ---------------------------------------------------------------------
 

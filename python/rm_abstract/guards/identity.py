@@ -26,7 +26,7 @@ from rm_abstract.guards.replaced_code import Unstable, code_digest, replaced_cod
 
 __all__ = ["Unstable", "describe"]
 
-CAPTURE_VERSION = 4  # raise it with every change of what a capture gives or a row here says
+CAPTURE_VERSION = 5  # raise it with every change of what a capture gives or a row here says
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Says nothing of what a forward computes; the loss of an evaluated model is no part of it.
 _NOT_COMPUTED_WITH = frozenset({"_loss_function", "loss_function", "generation_config"})

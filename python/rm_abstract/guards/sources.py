@@ -364,6 +364,9 @@ class _Search:
         watched = interface_tables(value)
         watched += [value] if is_table_of_code(value) and not by_type(value) else []
         self.found.dicts += [(table, None, where) for table in watched]
+        for item in (item for table in watched for item in dict.values(table)):
+            if is_a(item, types.FunctionType):  # any of them may be given the module
+                self._function(item)
         self._pending += [(item, f"{where}[{key!r}]", True) for key, item in put_there(value)]
         if functions := by_type(value):
             self.found.dicts.append((value, None, where))
@@ -426,6 +429,8 @@ class _Search:
         for base in kind.__mro__:
             if base in (object, torch.nn.Module) or not base.__flags__ & (1 << 9):
                 continue
+            # A property of a base class in another file reads as much as one of this file.
+            self._followed.add(namespace_of(base).get("__file__") or "")
             inside = dict(vars(base))
             values = {n: v for n, v in inside.items() if not any(True for _ in functions_of(v))}
             values |= {n: held for n, v in inside.items() if (held := tuple(partials_of(v)))}
@@ -497,14 +502,16 @@ class _Search:
         self._imports(function, reads)
 
     def _library_function(self, function: types.FunctionType) -> None:
-        """One of the packages that the tree's classes are from: only code of the user's that it
-        leads to is looked at."""
+        """One of the packages that the tree's classes are from, in another file: it may read
+        attributes of a module it is given, and lead to code of the user's."""
         space = function.__globals__
         package = str(space.get("__name__", "")).partition(".")[0]
         if package not in self._packages or id(function) in self._passed:
             return
         self._passed.add(id(function))
-        for chain in reads_of(function.__code__).chains:
+        reads = reads_of(function.__code__)
+        self._names.update(reads.names)
+        for chain in reads.chains:
             value = value_behind(space, chain)
             if is_a(value, types.FunctionType):
                 self._function(value)

@@ -240,8 +240,10 @@ class SlowPath:
             code, detail = router.snapshots.bind(key, entry, snapshot)
         if code:
             router.note(code, detail)
-        else:
+        elif eager.ran:
             router.first_calls += 1
+        else:  # by a program that was kept or found in the cache
+            router.route.count_served()
         return output
 
 
