@@ -182,6 +182,8 @@ class KnownValues(TorchFunctionMode):
             return True
         if real.dtype.is_floating_point or real.dtype.is_complex or real.numel() > _MOST_CHECKED:
             return False
+        if real.dim() == 0 and real.dtype is torch.bool:  # a branch: the other is refused again
+            return False
         if id(traced) not in self._checked:
             self._checked.add(id(traced))
             same = traced == _literal(real)
