@@ -4,7 +4,8 @@
         compute-sanitizer --tool $tool --error-exitcode 1 python tests/cuda/sanitize.py
     done
 
-Host arrays in and out, so that only the operators' kernels run, and every result is read. With
+Host arrays in and out, so that only the operators' kernels run, and every result is read; what only
+plans ask for (steps of attention, groups of products) has tensors on the device. With
 names (`sanitize.py softmax gemm`) only those modules. Not a test: values are not looked at.
 """
 
@@ -93,10 +94,53 @@ def gemv() -> Iterator[Call]:
         u = RNG.integers(0, 255, (n, k // 2)).astype("uint8")
         for kernel, w in product(("gemv_quant_sm90", "gemv_tensor_sm90"), (q, u)):
             yield "forward_numpy", (x, w, s), {"kernel": kernel}
+    for m, n, k in ((3, 40, 1032), (8, 300, 8192)):
+        yield "forward_numpy", (array(m, k), array(n, k)), {}
+    yield from groups()
     x, s = array(1, 8448, dtype="float16"), array(66, 16, dtype="float16")  # one block, long rows
     for columns in (8448, 4224):
         w = RNG.integers(0, 127, (16, columns)).astype("int8" if columns == 8448 else "uint8")
         yield "forward_numpy", (x, w, s), {"kernel": "gemv_quant_sm90"}
+
+
+def device(*shape: int, dtype: str = "bfloat16") -> Any:
+    import torch
+
+    return torch.randn(*shape, device="cuda").to(getattr(torch, dtype))
+
+
+def groups() -> Iterator[Call]:
+    """q, k and v of a decoder, and gate times up, behind a norm."""
+    for m, k, dtype in ((1, 512, "bfloat16"), (8, 512, "float16"), (1, 512, "float32")):
+        x, norm = device(m, k, dtype=dtype), device(k, dtype=dtype)
+        w = [device(n, k, dtype=dtype) for n in (64, 32, 32)]
+        y = [device(m, n, dtype=dtype) for n in (64, 32, 32)]
+        yield "group", (x, w), {"y": y, "norm": norm}
+        pair = [device(96, k, dtype=dtype) for _ in range(2)]
+        options = {"gated": True, "activation": "silu"}
+        yield "group", (x, pair), {"y": [device(m, 96, dtype=dtype)], "norm": norm, **options}
+
+
+def steps() -> Iterator[Call]:
+    """Attention of one new position: keys held whole, in a ring, in a long cache, in float32."""
+    import torch
+
+    for batch, groups, capacity, d, dtype in (
+        (1, 2, 200, 64, "bfloat16"),
+        (8, 8, 1040, 64, "bfloat16"),
+        (8, 8, 1040, 128, "float16"),
+        (1, 2, 5000, 128, "bfloat16"),
+        (1, 2, 300, 64, "float32"),
+    ):
+        q, k, v = (device(batch, n, 1, d, dtype=dtype) for n in (4 * groups, groups, groups))
+        table = device(batch, 1, 1, d, dtype=dtype)
+        caches = [device(batch, groups, capacity, d, dtype=dtype) for _ in range(2)]
+        at = torch.tensor([capacity // 2], device="cuda")
+        space = torch.empty(load("sdpa").workspace(q, caches[0]), dtype=torch.uint8, device="cuda")
+        for early in (False, True):
+            options = {"o": torch.empty_like(q), "ends": True, "workspace": space}
+            options |= {"overlap": early, "stable_caches": early}
+            yield "step", (q, k, v, table, table, at, *caches), options
 
 
 def gemm() -> Iterator[Call]:
@@ -118,6 +162,8 @@ def sdpa() -> Iterator[Call]:
         yield "forward_numpy", (q, k, v), {"causal": s == t}
         o, lse = load("sdpa").forward_numpy(q, k, v, causal=s == t)
         yield "backward_numpy", (g, q, k, v, o, lse), {"causal": s == t}
+
+    yield from steps()
 
 
 def conv2d() -> Iterator[Call]:
@@ -207,7 +253,8 @@ def run(name: str) -> str:
     for function, args, options in MODULES[name]():
         table = getattr(m, "backward_kernels", m.kernels) if "back" in function else m.kernels
         call = getattr(m, function)
-        for kernel in ("", *(row for row, _ in table())):
+        rows = () if function in ("step", "group") else (row for row, _ in table())
+        for kernel in ("", *rows):
             chosen = {"kernel": kernel} if kernel else {}
             try:
                 call(*args, **options, **chosen)
@@ -217,8 +264,9 @@ def run(name: str) -> str:
                 if not kernel:
                     raise
                 continue  # a function without a choice of kernels
-            ran[kernel] = ran.get(kernel, 0) + 1
-    return ", ".join(f"{kernel or 'chosen'} {count}" for kernel, count in ran.items())
+            what = kernel or (function if function in ("step", "group") else "chosen")
+            ran[what] = ran.get(what, 0) + 1
+    return ", ".join(f"{what} {count}" for what, count in ran.items())
 
 
 def main() -> None:

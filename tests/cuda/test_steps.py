@@ -6,6 +6,7 @@ Against float64, with guard bytes around every tensor, and through plans that fu
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -59,7 +60,12 @@ def test_groups_of_products_equal_float64(
         weight_offset = 1.0 if k % 4 == 1 else 0.0
         name, act = ACTIVATIONS[(k // 2) % 7] if gated or count == 1 else ACTIVATIONS[0]
         many = (1, 8, 1, 2, 3, 5, 4)[k % 7]  # rows of x, where eight or four rows of w fit 72 KiB
-        many = many if 2 * depth * (8 if many > 2 else 4) <= 72 * 1024 else 1
+        fits = many == 1 or 2 * depth * (8 if many > 2 else 4) <= 72 * 1024
+        kernels = (GROUP[0],) if fits else ()
+        if many > 2 and depth >= 1024:  # blocks that share rows of w
+            kernels += ("gemv_group_parts_sm90",)
+        elif not fits:
+            many, kernels = 1, (GROUP[0],)
         x = arena.put(torch.randn(many, depth, device="cuda") * 2, t)
         norm = arena.put(torch.rand(depth, device="cuda"), t) if k % 4 else None
         layer = norm is not None and many == 1 and k % 3 != 1
@@ -88,13 +94,14 @@ def test_groups_of_products_equal_float64(
             wanted = [act(wanted[0]) + (0 if residual is None else residual.double())]
         # x times the norm's weight is rounded before it is multiplied.
         bound = 4 * tolerance(dtype, depth) + 8 * 2.0**-23
-        for overlap in (False, True):
+        for overlap, kernel in product((False, True), kernels):
             arena.poison()
             m.group(x, w, y=y, norm=norm, norm_bias=shift, centred=layer, eps=1e-3,
                     weight_offset=weight_offset, bias=bias, residual=residual, activation=name,
                     gated=gated, stable_weights=overlap, overlap=overlap,
-                    kernel=GROUP[0])  # fmt: skip
-            what = f"problem {k}, {many} {rows} x {depth}, {name}, gated {gated}, seed {seed}"
+                    kernel=kernel)  # fmt: skip
+            what = f"problem {k}, {many} {rows} x {depth}, {name}, gated {gated}, {kernel}"
+            what += f", seed {seed}"
             for got, right, scale in zip(y, wanted, scales, strict=True):
                 assert_close(got, right, bound, scale, what)
             assert not arena.changed(), what
@@ -348,6 +355,42 @@ def test_a_chain_of_quantised_groups_overlaps_in_a_graph(
         x.copy_(torch.randn_like(x))
         graph.replay()
         assert torch.equal(got, chain(False))
+
+
+@pytest.mark.parametrize("rows", [3, 8])
+def test_a_chain_of_groups_whose_blocks_share_rows_overlaps_in_a_graph(
+    module: Callable[[str], ModuleType], rows: int, seed: int
+) -> None:
+    """Each launch reads what the one before wrote; every replay gives the same bits."""
+    m = module("gemv")
+    torch.manual_seed(seed)
+    kernel = {"kernel": "gemv_group_parts_sm90"}
+    layers = [
+        [torch.randn(n, k, device="cuda").bfloat16() * k**-0.5 for n, k in
+         ((3000, 4096), (3000, 4096), (4096, 3000))] for _ in range(4)
+    ]  # fmt: skip
+    norm = torch.rand(4096, device="cuda").bfloat16() + 0.5
+    start = torch.randn(rows, 4096, device="cuda").bfloat16()
+    x, inner = torch.empty_like(start), torch.empty(rows, 3000, device="cuda").bfloat16()
+
+    def chain(**early: bool) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        x.copy_(start)
+        for gate, up, down in layers:
+            m.group(x, [gate, up], y=[inner], norm=norm, gated=True, activation="silu",
+                    stream=stream, **early, **kernel)  # fmt: skip
+            m.group(inner, [down], y=[x], residual=x, stream=stream, **early, **kernel)
+
+    chain()
+    wanted = x.clone()
+    assert wanted.isfinite().all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(stable_weights=True, overlap=True)
+    for _ in range(100):
+        x.fill_(7)
+        graph.replay()
+        assert torch.equal(x, wanted)
 
 
 def test_groups_that_are_not_legal_are_refused(module: Callable[[str], ModuleType]) -> None:

@@ -95,7 +95,7 @@ struct TurnedGemvOp : GemmProduct {
   using Problem = cuda_ops::GemvGroup;
   static constexpr const char* kOp = "gemm";
   static constexpr rm_edge kEdges[] = {{'M', 0, 1}, {'N', 0, 32}, {'K', 0, 768}};
-  static auto rows() { return cuda_ops::gemv_group_rows().subspan(2, 1); }
+  static auto rows() { return cuda_ops::gemv_group_rows().subspan(3, 1); }
 
   explicit TurnedGemvOp(const rm_problem& raw) : GemmProduct(raw) {
     if (trans_a || trans_b || tensors[1].tensor.rank != 2 || epilogue.scale != 1.0f) {

@@ -21,7 +21,7 @@ struct LinearsOp {
   /// Plans do not use the last: where the others do not serve, single products do better than it, which is
   /// for operands that turn out to lie on odd addresses.
   static auto rows() {
-    return cuda_ops::gemv_group_rows().subspan(kQuantised ? 3 : 0, kQuantised ? 1 : 3);
+    return cuda_ops::gemv_group_rows().subspan(kQuantised ? 4 : 0, kQuantised ? 1 : 4);
   }
 
   std::vector<Placed> tensors;

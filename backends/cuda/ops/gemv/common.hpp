@@ -38,6 +38,8 @@ const char* gemv_rows_why_not(const Gemv& p);
 Status launch_gemv_rows(const Gemv& p, Workspace, Stream stream);
 const char* gemv_waves_why_not(const Gemv& p);
 Status launch_gemv_waves(const Gemv& p, Workspace, Stream stream);
+const char* gemv_group_parts_why_not(const GemvGroup& p);
+Status launch_gemv_group_parts(const GemvGroup& p, Workspace, Stream stream);
 const char* gemv_quant_why_not(const Gemv& p);
 Status launch_gemv_quant(const Gemv& p, Workspace, Stream stream);
 const char* gemv_group_quant_why_not(const GemvGroup& p);
@@ -65,6 +67,8 @@ GemvQuantGroupArgs gemv_group_args(const GemvGroup& p);
 const char* gemv_card_why_not();
 /// Why the kernels that stream quantised weights do not take scales of such groups, or null.
 const char* gemv_scales_why_not(std::int64_t group, std::int64_t k);
+/// Of a group of 16 bits whose rows blocks copy: dtypes, gaps, addresses; or null.
+const char* gemv_group_rows_why_not(const GemvGroup& p);
 /// Of a group's x and norm: why they are not read in vectors, or null.
 const char* gemv_group_x_why_not(const GemvGroup& p);
 

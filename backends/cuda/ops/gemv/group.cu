@@ -25,6 +25,9 @@ double weight_bytes(const GemvGroup& p) {
          (bits ? bits : 8 * size_of(p.x.dtype)) / 8;
 }
 
+/// Whether waves' blocks hold whole rows of x: above, each turn reads them anew.
+bool whole_turns(const GemvGroup& p) { return p.x.shape[0] <= 4 || p.x.shape[1] <= 2048; }
+
 template <class T, int kPairs, int kSegments, class Group>
 Status launch(GemvArgs& a, const Group& g, bool overlap, Stream stream) {
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);
@@ -87,26 +90,11 @@ Status launch_of(GemvArgs& a, const GemvGroupArgs& g, bool overlap, Stream strea
 }
 
 const char* waves_why_not(const GemvGroup& p) {
-  if (const char* why = gemv_card_why_not()) return why;
-  if (p.x.dtype == DType::f32) return "x is fp32";
-  if (weight_bits(p.w[0]) != 0) return "w is quantised";
-  if (p.turned) return "w is [K, N]";
-  if (p.centred && p.x.shape[0] != 1) return "several rows of x are centred";
-  const std::int64_t k = p.x.shape[1];
-  if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
-  const std::int64_t m = p.x.shape[0];
-  if (m > 8) return "more than 8 rows of x";
+  if (const char* why = gemv_group_rows_why_not(p)) return why;
+  const std::int64_t m = p.x.shape[0], k = p.x.shape[1];
+  if (p.centred && m != 1) return "several rows of x are centred";
   if (m > 1 && 2 * k * (m > 2 ? 8 : 4) > kGemvWavesMost) return "a block's rows of w do not fit 72 KiB";
-  for (int i = 0; i < p.count; ++i) {
-    const std::int64_t n = rows_of_weight(p, i);
-    if (n == 0) return "a weight has no rows";
-    if (i + 1 < p.count && !p.gated && n % kTurnRows != 0) {
-      return "rows of a weight are no multiple of 16";
-    }
-    if (n > 1 && p.w[i].stride[0] != k) return "rows of a weight have gaps";
-    if (!is_aligned(p.w[i].data, k, p.w[i].dtype, 16)) return "a weight is not 16-byte aligned";
-  }
-  return gemv_group_x_why_not(p);
+  return nullptr;
 }
 
 Status launch_waves(const GemvGroup& p, Workspace, Stream stream) {
@@ -130,7 +118,10 @@ Status launch_naive(const GemvGroup& p, Workspace, Stream stream) {
 
 constexpr KernelRow<GemvGroup> kRows[] = {
     {"gemv_group_waves_sm90", "x and w of 16 bits, K a multiple of 8 up to 16384", waves_why_not,
-     [](const GemvGroup& p) { return 0.7 * move_us(weight_bytes(p)); }, launch_waves},
+     [](const GemvGroup& p) { return (whole_turns(p) ? 0.7 : 0.9) * move_us(weight_bytes(p)); }, launch_waves},
+    {"gemv_group_parts_sm90", "M from 3 to 8, else as gemv_group_waves_sm90, K from 1024: blocks share rows of w",
+     gemv_group_parts_why_not,
+     [](const GemvGroup& p) { return 0.8 * move_us(weight_bytes(p)); }, launch_gemv_group_parts},
     {"gemv_group_f32_sm90", "M = 1, fp32, K a multiple of 4 up to 8192; layer norms too",
      gemv_group_f32_why_not,
      [](const GemvGroup& p) { return 0.8 * move_us(weight_bytes(p)); }, launch_gemv_group_f32},
@@ -168,6 +159,26 @@ bool are_scales(const GemvGroup& p, int i) {
 }
 
 }  // namespace
+
+const char* gemv_group_rows_why_not(const GemvGroup& p) {
+  if (const char* why = gemv_card_why_not()) return why;
+  if (p.x.dtype == DType::f32) return "x is fp32";
+  if (weight_bits(p.w[0]) != 0) return "w is quantised";
+  if (p.turned) return "w is [K, N]";
+  const std::int64_t k = p.x.shape[1];
+  if (k == 0 || k % 8 != 0 || k > 16384) return "K is no multiple of 8 up to 16384";
+  if (p.x.shape[0] > 8) return "more than 8 rows of x";
+  for (int i = 0; i < p.count; ++i) {
+    const std::int64_t n = rows_of_weight(p, i);
+    if (n == 0) return "a weight has no rows";
+    if (i + 1 < p.count && !p.gated && n % kTurnRows != 0) {
+      return "rows of a weight are no multiple of 16";
+    }
+    if (n > 1 && p.w[i].stride[0] != k) return "rows of a weight have gaps";
+    if (!is_aligned(p.w[i].data, k, p.w[i].dtype, 16)) return "a weight is not 16-byte aligned";
+  }
+  return gemv_group_x_why_not(p);
+}
 
 const char* gemv_group_x_why_not(const GemvGroup& p) {
   if (all_rows(p) > 1 << 30) return "N is too large";

@@ -40,10 +40,12 @@ SmallCode code_of(int opcode, int cls, const std::uint8_t* of) {
       {kNeg, SmallCode::neg},     {kCopy, SmallCode::copy}, {kWhere, SmallCode::where},     {kEq, SmallCode::eq},
       {kNe, SmallCode::ne},       {kLt, SmallCode::lt},     {kLe, SmallCode::le},           {kGt, SmallCode::gt},
       {kGe, SmallCode::ge},       {kExp, SmallCode::exp},   {kLog, SmallCode::log},         {kRelu, SmallCode::relu},
-      {kFma, SmallCode::fma},     {kMaximum, SmallCode::maximum}, {kMinimum, SmallCode::minimum}};
-  constexpr std::pair<int, SmallCode> kWhole[] = {{kEq, SmallCode::whole_eq}, {kNe, SmallCode::whole_ne},
-                                                  {kLt, SmallCode::whole_lt}, {kAdd, SmallCode::whole_add},
-                                                  {kCopy, SmallCode::copy}};
+      {kFma, SmallCode::fma},     {kMaximum, SmallCode::maximum}, {kMinimum, SmallCode::minimum},
+      {kAnd, SmallCode::both},    {kOr, SmallCode::either}, {kLogicalNot, SmallCode::negated}};
+  constexpr std::pair<int, SmallCode> kWhole[] = {
+      {kEq, SmallCode::whole_eq}, {kNe, SmallCode::whole_ne},   {kLt, SmallCode::whole_lt},
+      {kLe, SmallCode::whole_le}, {kGt, SmallCode::whole_gt},   {kGe, SmallCode::whole_ge},
+      {kAdd, SmallCode::whole_add}, {kSub, SmallCode::whole_sub}, {kCopy, SmallCode::copy}};
   if (opcode == kWhere && of[0] == 0 && of[1] == cls && of[2] == cls) return SmallCode::where;  // bits, of any class
   const auto all = [&](int wanted) { return cls == wanted && of[0] == wanted && of[1] == wanted && of[2] == wanted; };
   if (all(0)) {

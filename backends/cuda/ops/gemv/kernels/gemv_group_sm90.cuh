@@ -144,6 +144,21 @@ __device__ __forceinline__ uint4 gemv_normed(const GemvGroupArgs& g, uint4 x, ui
   return out;
 }
 
+/// Stores the element of row `row` of the turn from row0 on, against row m of x; u: what gates it.
+template <class T>
+__device__ __forceinline__ void gemv_group_store(const GemvArgs& p, const GemvGroupArgs& g, float v, float u,
+                                                 int row0, int row, int m) {
+  const bool gated = g.gated != 0;
+  const int part = gated ? 0 : gemv_part(g, row0);
+  const int n = (gated ? row0 / 2 : row0 - g.first[part]) + row;
+  if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
+  v = activate<true>(g.activation, v, 0.0f);
+  if (gated) v *= u;
+  const std::int64_t at = n + m * std::int64_t{gated ? p.n / 2 : gemv_part_rows(p, g, part)};
+  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[at]);
+  static_cast<T*>(g.y[part])[at] = from_float<T>(v);
+}
+
 /// The elements of a turn's rows. all: every warp's sums, `pitch` apart, eight a row: those of kSegments
 /// pieces of each row of x. squares: of a row of x those of every warp.
 template <class T, int kRows, int kWarps, int kSegments = 8>
@@ -172,14 +187,7 @@ __device__ __forceinline__ void gemv_group_finish(const GemvArgs& p, const GemvG
     const float inverse = rsqrtf(sum / static_cast<float>(p.k) + g.eps);
     v *= inverse, u *= inverse;
   }
-  const int part = gated ? 0 : gemv_part(g, row0);
-  const int n = (gated ? row0 / 2 : row0 - g.first[part]) + i / 8;
-  if (g.bias[part]) v += to_float(static_cast<const T*>(g.bias[part])[n]);
-  v = activate<true>(g.activation, v, 0.0f);
-  if (gated) v *= u;
-  const std::int64_t at = n + m * std::int64_t{gated ? p.n / 2 : gemv_part_rows(p, g, part)};
-  if (g.residual) v += to_float(static_cast<const T*>(g.residual)[at]);
-  static_cast<T*>(g.y[part])[at] = from_float<T>(v);
+  gemv_group_store<T>(p, g, v, u, row0, i / 8, m);
 }
 
 }  // namespace rm::cuda_ops

@@ -50,33 +50,54 @@ __device__ __forceinline__ int small_thread(const SmallHead& h) {
   return (threadIdx.x - h.warp * 32) & (kSmallThreads - 1);
 }
 
+/// kWide elements of a thread at a time: what an instruction costs is mostly its reading and its branch. Each is
+/// the part's threads behind the one before; those behind the last are the last again, and are not stored.
+template <int kWide>
 __device__ __forceinline__ void small_ewise(const SmallProgram& program, const SmallPart& p, const SmallHead& h) {
   constexpr int kAtOnce = 3;  // few have more operands
-  SmallRegister regs[kSmallOperands + kMaxInstructions];
-  for (int e = small_thread(h); e < h.count; e += h.warps * 32) {
-    SmallAt i{};
-    if (h.uneven != 0) i = small_at(p, e);
+  SmallRegister regs[kSmallOperands + kMaxInstructions][kWide];
+  const int threads = h.warps * 32;
+  for (int first = small_thread(h); first < h.count; first += kWide * threads) {
+    int e[kWide];
+    SmallAt i[kWide];
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) {
+      e[w] = min(first + w * threads, h.count - 1);
+      i[w] = h.uneven != 0 ? small_at(p, e[w]) : SmallAt{};
+    }
     SmallPlace of[kAtOnce];
 #pragma unroll
     for (int o = 0; o < kAtOnce; ++o) of[o] = p.place[1 + o];
 #pragma unroll
     for (int o = 0; o < kAtOnce; ++o) {
-      if (o < h.operands) regs[o] = small_load(of[o].data, of[o].dtype, small_place(of[o], e, i));
+      if (o >= h.operands) break;
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) {
+        regs[o][w] = small_load(of[o].data, of[o].dtype, small_place(of[o], e[w], i[w]));
+      }
     }
 #pragma unroll 1
     for (int o = kAtOnce; o < h.operands; ++o) {
       const SmallPlace& more = p.place[1 + o];
-      regs[o] = small_load(more.data, more.dtype, small_place(more, e, i));
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) {
+        regs[o][w] = small_load(more.data, more.dtype, small_place(more, e[w], i[w]));
+      }
     }
-    SmallRegister last{};
+    SmallRegister last[kWide] = {};
 #pragma unroll 1
     for (int k = 0; k < h.steps; ++k) {
       const SmallStep s = program.step[h.first + k];
-      last = small_step(program.step[h.first + k], s.code, regs[s.a], regs[s.b], regs[s.c]);
-      regs[h.operands + k] = last;
+      small_step<kWide>(program.step[h.first + k], s.code, regs[s.a], regs[s.b], regs[s.c], last);
+#pragma unroll
+      for (int w = 0; w < kWide; ++w) regs[h.operands + k][w] = last[w];
     }
     const SmallPlace to = p.place[0];
-    small_store(to.data, to.dtype, small_place(to, e, i), last, h.cls);
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) {
+      if (first + w * threads >= h.count) break;
+      small_store(to.data, to.dtype, small_place(to, e[w], i[w]), last[w], h.cls);
+    }
   }
 }
 
@@ -225,7 +246,11 @@ static __global__ void __launch_bounds__(kSmallThreads)
     if (head.meet != 0) __syncthreads();
     if (small_thread(head) >= head.warps * 32) continue;
     if (head.op == SmallOp::ewise) {
-      small_ewise(program, part, head);
+      if (head.count > head.warps * 32) {
+        small_ewise<4>(program, part, head);
+      } else {
+        small_ewise<1>(program, part, head);
+      }
     } else if (head.op == SmallOp::reduce) {
       if (part.place[1].dtype == DType::f64) {
         small_reduce_double(part, head);

@@ -51,7 +51,7 @@ struct SmallPart {
 /// Instructions of f32 that need no call, in the order of the kernel's table.
 enum class SmallCode : std::uint8_t {
   add, sub, mul, div, neg, copy, where, eq, ne, lt, le, gt, ge, exp, log, relu, maximum, minimum, fma, constant,
-  whole_eq, whole_ne, whole_lt, whole_add, other
+  both, either, negated, whole_eq, whole_ne, whole_lt, whole_le, whole_gt, whole_ge, whole_add, whole_sub, other
 };
 
 /// Classes of values: 0 f32 and bool, 1 f64, 2 integers. The last two are asked for by `other` alone.

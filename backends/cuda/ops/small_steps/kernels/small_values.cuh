@@ -20,9 +20,7 @@ static __device__ __noinline__ SmallRegister small_load_other(const char* data, 
   const EwiseRegister from = ewise_load(data, dtype, at);
   SmallRegister out;
   out.bits = 0;
-  if (dtype == DType::boolean) {
-    out.f = static_cast<float>(from.i);
-  } else if (from.cls == 0) {
+  if (from.cls == 0) {
     out.f = from.f;
   } else {
     out.i = from.i;  // or the bits of f64
@@ -37,6 +35,8 @@ __device__ __forceinline__ SmallRegister small_load(const char* data, DType dtyp
     out.f = reinterpret_cast<const float*>(data)[at];
   } else if (dtype == DType::i64) {
     out.i = reinterpret_cast<const std::int64_t*>(data)[at];
+  } else if (dtype == DType::boolean) {
+    out.f = data[at] != 0 ? 1.0f : 0.0f;
   } else {
     out = small_load_other(data, dtype, at);
   }
@@ -54,6 +54,8 @@ static __device__ __noinline__ void small_store_other(char* data, DType dtype, i
 __device__ __forceinline__ void small_store(char* data, DType dtype, int at, SmallRegister r, int cls) {
   if (dtype == DType::f32 && cls == 0) {
     reinterpret_cast<float*>(data)[at] = r.f;
+  } else if (dtype == DType::boolean && cls == 0) {
+    data[at] = r.f != 0 ? 1 : 0;
   } else {
     small_store_other(data, dtype, at, r, cls);
   }
@@ -82,39 +84,54 @@ static __device__ __noinline__ SmallRegister small_other(const SmallStep& s, Sma
   return out;
 }
 
-/// The value of an instruction.
-__device__ __forceinline__ SmallRegister small_step(const SmallStep& s, SmallCode code, SmallRegister a,
-                                                    SmallRegister b, SmallRegister c) {
-  SmallRegister r = a;
+/// The values of an instruction for kWide elements, which is read and looked up once for all of them.
+template <int kWide>
+__device__ __forceinline__ void small_step(const SmallStep& s, SmallCode code, const SmallRegister (&a)[kWide],
+                                           const SmallRegister (&b)[kWide], const SmallRegister (&c)[kWide],
+                                           SmallRegister (&out)[kWide]) {
   const auto truth = [](bool v) { return v ? 1.0f : 0.0f; };
+  const auto each = [&](auto&& value) {
+#pragma unroll
+    for (int w = 0; w < kWide; ++w) {
+      out[w] = a[w];
+      value(out[w], b[w], c[w]);
+    }
+  };
+  using R = SmallRegister;
   switch (code) {
-    case SmallCode::add: r.f = a.f + b.f; break;
-    case SmallCode::sub: r.f = a.f - b.f; break;
-    case SmallCode::mul: r.f = a.f * b.f; break;
-    case SmallCode::div: r.f = a.f / b.f; break;
-    case SmallCode::neg: r.f = -a.f; break;
-    case SmallCode::copy: break;
-    case SmallCode::where: r.bits = a.f != 0 ? b.bits : c.bits; break;
-    case SmallCode::eq: r.f = truth(a.f == b.f); break;
-    case SmallCode::ne: r.f = truth(a.f != b.f); break;
-    case SmallCode::lt: r.f = truth(a.f < b.f); break;
-    case SmallCode::le: r.f = truth(a.f <= b.f); break;
-    case SmallCode::gt: r.f = truth(a.f > b.f); break;
-    case SmallCode::ge: r.f = truth(a.f >= b.f); break;
-    case SmallCode::exp: r.f = exp(a.f); break;
-    case SmallCode::log: r.f = log(a.f); break;
-    case SmallCode::relu: r.f = a.f < 0 ? 0.0f : a.f; break;
-    case SmallCode::maximum: r.f = a.f > b.f || a.f != a.f ? a.f : b.f; break;
-    case SmallCode::minimum: r.f = a.f < b.f || a.f != a.f ? a.f : b.f; break;
-    case SmallCode::fma: r.f = a.f * b.f + c.f; break;
-    case SmallCode::constant: r.bits = s.bits; break;
-    case SmallCode::whole_eq: r.f = truth(a.i == b.i); break;
-    case SmallCode::whole_ne: r.f = truth(a.i != b.i); break;
-    case SmallCode::whole_lt: r.f = truth(a.i < b.i); break;
-    case SmallCode::whole_add: r.bits = a.bits + b.bits; break;
-    default: r = small_other(s, a, b, c);
+    case SmallCode::add: each([](R& x, const R& y, const R&) { x.f += y.f; }); break;
+    case SmallCode::sub: each([](R& x, const R& y, const R&) { x.f -= y.f; }); break;
+    case SmallCode::mul: each([](R& x, const R& y, const R&) { x.f *= y.f; }); break;
+    case SmallCode::div: each([](R& x, const R& y, const R&) { x.f /= y.f; }); break;
+    case SmallCode::neg: each([](R& x, const R&, const R&) { x.f = -x.f; }); break;
+    case SmallCode::copy: each([](R&, const R&, const R&) {}); break;
+    case SmallCode::where: each([](R& x, const R& y, const R& z) { x.bits = x.f != 0 ? y.bits : z.bits; }); break;
+    case SmallCode::eq: each([&](R& x, const R& y, const R&) { x.f = truth(x.f == y.f); }); break;
+    case SmallCode::ne: each([&](R& x, const R& y, const R&) { x.f = truth(x.f != y.f); }); break;
+    case SmallCode::lt: each([&](R& x, const R& y, const R&) { x.f = truth(x.f < y.f); }); break;
+    case SmallCode::le: each([&](R& x, const R& y, const R&) { x.f = truth(x.f <= y.f); }); break;
+    case SmallCode::gt: each([&](R& x, const R& y, const R&) { x.f = truth(x.f > y.f); }); break;
+    case SmallCode::ge: each([&](R& x, const R& y, const R&) { x.f = truth(x.f >= y.f); }); break;
+    case SmallCode::exp: each([](R& x, const R&, const R&) { x.f = exp(x.f); }); break;
+    case SmallCode::log: each([](R& x, const R&, const R&) { x.f = log(x.f); }); break;
+    case SmallCode::relu: each([](R& x, const R&, const R&) { x.f = x.f < 0 ? 0.0f : x.f; }); break;
+    case SmallCode::maximum: each([](R& x, const R& y, const R&) { x.f = x.f > y.f || x.f != x.f ? x.f : y.f; }); break;
+    case SmallCode::minimum: each([](R& x, const R& y, const R&) { x.f = x.f < y.f || x.f != x.f ? x.f : y.f; }); break;
+    case SmallCode::fma: each([](R& x, const R& y, const R& z) { x.f = x.f * y.f + z.f; }); break;
+    case SmallCode::constant: each([&](R& x, const R&, const R&) { x.bits = s.bits; }); break;
+    case SmallCode::both: each([&](R& x, const R& y, const R&) { x.f = truth(x.f != 0 && y.f != 0); }); break;
+    case SmallCode::either: each([&](R& x, const R& y, const R&) { x.f = truth(x.f != 0 || y.f != 0); }); break;
+    case SmallCode::negated: each([&](R& x, const R&, const R&) { x.f = truth(x.f == 0); }); break;
+    case SmallCode::whole_eq: each([&](R& x, const R& y, const R&) { x.f = truth(x.i == y.i); }); break;
+    case SmallCode::whole_ne: each([&](R& x, const R& y, const R&) { x.f = truth(x.i != y.i); }); break;
+    case SmallCode::whole_lt: each([&](R& x, const R& y, const R&) { x.f = truth(x.i < y.i); }); break;
+    case SmallCode::whole_le: each([&](R& x, const R& y, const R&) { x.f = truth(x.i <= y.i); }); break;
+    case SmallCode::whole_gt: each([&](R& x, const R& y, const R&) { x.f = truth(x.i > y.i); }); break;
+    case SmallCode::whole_ge: each([&](R& x, const R& y, const R&) { x.f = truth(x.i >= y.i); }); break;
+    case SmallCode::whole_add: each([](R& x, const R& y, const R&) { x.bits += y.bits; }); break;
+    case SmallCode::whole_sub: each([](R& x, const R& y, const R&) { x.bits -= y.bits; }); break;
+    default: each([&](R& x, const R& y, const R& z) { x = small_other(s, x, y, z); });
   }
-  return r;
 }
 
 }  // namespace rm::cuda_ops
