@@ -44,11 +44,13 @@ Gemm problem(py::handle a, py::handle b, const Options& o) {
 
 void forward(py::handle a, py::handle b, py::handle bias, py::handle residual, py::handle c,
              py::handle aux, bool trans_a, bool trans_b, bool tf32, const std::string& bias_kind,
-             const std::string& activation, float slope, float scale, py::handle workspace,
-             bool tune, std::uintptr_t stream, const char* kernel) {
+             const std::string& activation, float slope, float scale, bool stable_weights,
+             bool overlap, py::handle workspace, bool tune, std::uintptr_t stream,
+             const char* kernel) {
   const OptionalTensor v(kOp, "bias", bias), r(kOp, "residual", residual), x(kOp, "aux", aux);
   Gemm p = problem(a, b, {trans_a, trans_b, tf32, tune});
   p.c = device_tensor(kOp, "c", c);
+  p.stable_weights = stable_weights, p.overlap = overlap;
   p.epilogue = epilogue_of(kOp, v.get(), bias_kind, activation, slope, scale);
   p.epilogue.bias = v.get(), p.epilogue.residual = r.get(), p.epilogue.aux = x.get();
   run_op(gemm, p, kernel, workspace_of(kOp, workspace), stream_of(stream));
@@ -141,8 +143,9 @@ const std::string kForward =
         "[K, N] (trans_b: [.., N, K]),\nc [.., M, N]. ") +
     kEpilogueText +
     "\ntf32: fp32 operands may lose mantissa bits. tune: the first call of a problem outside a "
-    "capture\ntimes what could run it (c is written several times) and remembers. `workspace`: "
-    "workspace()\nbytes; less leaves algorithms out. On `stream`. Raises InvalidArgument, "
+    "capture\ntimes what could run it (c is written several times) and remembers. overlap, with "
+    "stable_weights: as in\ngemv, of b and bias. `workspace`: workspace()\nbytes; less leaves "
+    "algorithms out. On `stream`. Raises InvalidArgument, "
     "Unsupported, NoDevice,\nDeviceError.";
 
 }  // namespace
@@ -173,8 +176,9 @@ PYBIND11_MODULE(_ops_gemm, m) {
         py::arg("residual") = py::none(), py::kw_only(), py::arg("c"), py::arg("aux") = py::none(),
         py::arg("trans_a") = false, py::arg("trans_b") = false, py::arg("tf32") = false,
         py::arg("bias_kind") = "column", py::arg("activation") = "none", py::arg("slope") = 0.01f,
-        py::arg("scale") = 1.0f, py::arg("workspace") = py::none(), py::arg("tune") = false,
-        py::arg("stream") = 0, py::arg("kernel") = "", kForward.c_str());
+        py::arg("scale") = 1.0f, py::arg("stable_weights") = false, py::arg("overlap") = false,
+        py::arg("workspace") = py::none(), py::arg("tune") = false, py::arg("stream") = 0,
+        py::arg("kernel") = "", kForward.c_str());
   m.def("backward_workspace", backward_workspace, py::arg("dc"), py::arg("a"), py::arg("b"),
         py::kw_only(), py::arg("has_bias") = false, py::arg("bias_kind") = "column",
         py::arg("activation") = "none", "Bytes that backward needs, the products' included.");

@@ -17,6 +17,9 @@ struct Gemm {
   GemmLibrary* library = nullptr;  // null: the rows that need cuBLASLt do not apply
   /// Time what could run a problem the first time it is seen outside a capture, and remember it.
   bool tune = false;
+  /// As in Gemv, of b and the bias: with both, gemm_few_sm90a reads them before earlier work of the
+  /// stream has ended. Other rows read everything behind it.
+  bool stable_weights = false, overlap = false;
   /// What the call's workspace has, so that a row knows beforehand whether it can run.
   std::size_t workspace_bytes = ~std::size_t{0};
 };

@@ -4,6 +4,7 @@
 
 #include "_shim/alias_shim.hpp"
 #include "gemm/common.hpp"
+#include "gemm/few.hpp"
 #include "gemm/kernels/gemm_epilogue_any.cuh"
 #include "gemm/kernels/gemm_tiled_any.cuh"
 #include "gemm/timing.hpp"
@@ -66,6 +67,9 @@ constexpr KernelRow<Gemm> wgmma_row(const char* name, const char* range) {
 }
 
 constexpr KernelRow<Gemm> kRows[] = {
+    {"gemm_few_sm90a",
+     "16-bit floats, a [9 to 128, K], b [N, K], any epilogue; tiles of 64 rows, K in parts",
+     few_why_not, few_us, launch_few},
     {"gemm_cublaslt_library",
      "bias a column, none / relu / gelu_tanh, aux of gelu_tanh; a residual without activation",
      library_why_not, library_us, launch_library},

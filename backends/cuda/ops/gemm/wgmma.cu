@@ -14,25 +14,6 @@ bool mappable(const void* data, const Matrix& m) {
          bytes(m.batch_stride) % 16 == 0 && m.batch_stride >= 0;
 }
 
-/// Boxes of x by y elements of [batch, rows, columns], in 128-byte rows and their swizzle.
-bool make_map(CUtensorMap* map, DType dtype, const void* data, std::int64_t batch,
-              std::int64_t rows, std::int64_t columns, std::int64_t pitch,
-              std::int64_t batch_stride, int y) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                              static_cast<cuuint64_t>(batch)};
-  const auto row_bytes = static_cast<cuuint64_t>(pitch) * 2;
-  const cuuint64_t strides[] = {row_bytes,
-                                batch > 1 ? static_cast<cuuint64_t>(batch_stride) * 2 : row_bytes};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(y), 1}, steps[] = {1, 1, 1};
-  return tensor_map_encoder()(map,
-                              dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                              3, const_cast<void*>(data), sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 bool in_pairs(const void* data, std::int64_t pitch, std::int64_t batch_stride) {
   return reinterpret_cast<std::uintptr_t>(data) % 4 == 0 && pitch % 2 == 0 && batch_stride % 2 == 0;
 }
@@ -61,7 +42,7 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
   // row.
   p.c_lines =
       s.n % 8 == 0 && mappable(g.c.data, s.c) &&
-      make_map(&p.c_map, g.c.dtype, g.c.data, s.batch, s.m, s.n, s.c.pitch, s.c.batch_stride, 16);
+      make_wgmma_map(&p.c_map, g.c.dtype, g.c.data, s.batch, s.m, s.n, s.c.pitch, s.c.batch_stride, 16);
   p.pairs = in_pairs(g.c.data, s.c.pitch, s.c.batch_stride);
   if (p.epilogue.residual) {
     p.pairs = p.pairs &&
@@ -70,9 +51,9 @@ Status make_problem(const Gemm& g, int cluster, bool split, WgmmaProblem* out) {
   const DType t = g.c.dtype;
   const std::int64_t a_rows = g.trans_a ? s.k : s.m, a_columns = g.trans_a ? s.m : s.k;
   const std::int64_t b_rows = g.trans_b ? s.n : s.k, b_columns = g.trans_b ? s.k : s.n;
-  bool ok = make_map(&p.a, t, g.a.data, p.a_batched ? s.batch : 1, a_rows, a_columns, s.a.pitch,
+  bool ok = make_wgmma_map(&p.a, t, g.a.data, p.a_batched ? s.batch : 1, a_rows, a_columns, s.a.pitch,
                      s.a.batch_stride, p.trans_a ? 64 : kWgmmaM) &&
-            make_map(&p.b, t, g.b.data, p.b_batched ? s.batch : 1, b_rows, b_columns, s.b.pitch,
+            make_wgmma_map(&p.b, t, g.b.data, p.b_batched ? s.batch : 1, b_rows, b_columns, s.b.pitch,
                      s.b.batch_stride, p.trans_b ? std::min(64, kN / p.share) : kN / p.share);
   if (p.epilogue.aux) {
     const Matrix x = matrix_of(*s.epilogue.aux);
@@ -132,6 +113,24 @@ Status launch_products(const Gemm* const (&products)[2], const WgmmaPlan& plan,
 }
 
 }  // namespace
+
+bool make_wgmma_map(CUtensorMap* map, DType dtype, const void* data, std::int64_t batch,
+                    std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                    std::int64_t batch_stride, int y) {
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
+                              static_cast<cuuint64_t>(batch)};
+  const auto row_bytes = static_cast<cuuint64_t>(pitch) * 2;
+  const cuuint64_t strides[] = {row_bytes,
+                                batch > 1 ? static_cast<cuuint64_t>(batch_stride) * 2 : row_bytes};
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(y), 1}, steps[] = {1, 1, 1};
+  return tensor_map_encoder()(map,
+                              dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                   : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                              3, const_cast<void*>(data), sizes, strides, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
 
 const char* wgmma_why_not(const Gemm& p) {
   if (p.c.dtype != DType::bf16 && p.c.dtype != DType::f16) return "wgmma is for 16-bit floats";

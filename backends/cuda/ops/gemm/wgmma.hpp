@@ -2,6 +2,8 @@
 // once.
 #pragma once
 
+#include <cuda.h>
+
 #include "gemm/api.hpp"
 #include "gemm/kernels/gemm_args.hpp"
 
@@ -15,6 +17,12 @@ struct WgmmaPlan {
   bool split[2] = {};
   bool turns = false;
 };
+
+/// Boxes of 64 by y elements of [batch, rows, columns], in 128-byte rows and their swizzle; false
+/// where the driver refuses.
+bool make_wgmma_map(CUtensorMap* map, DType dtype, const void* data, std::int64_t batch,
+                    std::int64_t rows, std::int64_t columns, std::int64_t pitch,
+                    std::int64_t batch_stride, int y);
 
 const char* wgmma_why_not(const Gemm& p);
 Status launch_wgmma(const Gemm& p, const WgmmaPlan& plan, Stream stream);

@@ -2,6 +2,8 @@
 // element, no care for denormals.
 #pragma once
 
+#include <type_traits>
+
 #include "_shim/epilogue_shim.cuh"
 
 namespace rm::cuda_ops {
@@ -88,6 +90,30 @@ __device__ __forceinline__ void activate_halves(float* v) {
     }
   } else {
     activate_all<kKind, kCount, kFine>(v, 0.0f);
+  }
+}
+
+/// The kind is looked at once.
+template <class T, int kCount>
+__device__ __forceinline__ void activate_kind(const EpilogueArgs& e, float (&v)[kCount]) {
+  constexpr bool kFine = std::is_same_v<T, __half>;
+  switch (static_cast<Activation>(e.activation)) {
+    case Activation::none:
+      return;
+    case Activation::relu:
+      return activate_all<Activation::relu, kCount, kFine>(v, 0.0f);
+    case Activation::leaky_relu:
+      return activate_all<Activation::leaky_relu, kCount, kFine>(v, e.slope);
+    case Activation::gelu:
+      return activate_all<Activation::gelu, kCount, kFine>(v, 0.0f);
+    case Activation::gelu_tanh:
+      return activate_all<Activation::gelu_tanh, kCount, kFine>(v, 0.0f);
+    case Activation::silu:
+      return activate_all<Activation::silu, kCount, kFine>(v, 0.0f);
+    case Activation::tanh:
+      return activate_all<Activation::tanh, kCount, kFine>(v, 0.0f);
+    case Activation::sigmoid:
+      return activate_all<Activation::sigmoid, kCount, kFine>(v, 0.0f);
   }
 }
 

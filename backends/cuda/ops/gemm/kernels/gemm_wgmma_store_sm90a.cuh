@@ -227,30 +227,6 @@ __device__ __forceinline__ void finish_plain(const CUtensorMap* map, float* v, f
   }
 }
 
-/// The kind is looked at once a turn.
-template <class T>
-__device__ __forceinline__ void activate_turn(const EpilogueArgs& e, float (&v)[kTurnValues]) {
-  constexpr bool kFine = std::is_same_v<T, __half>;
-  switch (static_cast<Activation>(e.activation)) {
-    case Activation::none:
-      break;
-    case Activation::relu:
-      return activate_all<Activation::relu, kTurnValues, kFine>(v, 0.0f);
-    case Activation::leaky_relu:
-      return activate_all<Activation::leaky_relu, kTurnValues, kFine>(v, e.slope);
-    case Activation::gelu:
-      return activate_all<Activation::gelu, kTurnValues, kFine>(v, 0.0f);
-    case Activation::gelu_tanh:
-      return activate_all<Activation::gelu_tanh, kTurnValues, kFine>(v, 0.0f);
-    case Activation::silu:
-      return activate_all<Activation::silu, kTurnValues, kFine>(v, 0.0f);
-    case Activation::sigmoid:
-      return activate_all<Activation::sigmoid, kTurnValues, kFine>(v, 0.0f);
-    case Activation::tanh:
-      return activate_all<Activation::tanh, kTurnValues, kFine>(v, 0.0f);
-  }
-}
-
 /// A turn: v is what the product left. `bias`: of the 64 columns.
 template <class T>
 __device__ __forceinline__ void wgmma_epilogue(const WgmmaProblem& p, float (&v)[kTurnValues],
@@ -277,7 +253,7 @@ __device__ __forceinline__ void wgmma_epilogue(const WgmmaProblem& p, float (&v)
       store.direct(aux, e.aux_pitch, p, at, v);
     }
   }
-  activate_turn<T>(e, v);
+  activate_kind<T>(e, v);
   if (e.residual) add_residual<T>(p, v, at, lane);
   if (p.c_lines) {
     store.in_boxes(p, at, e.aux == nullptr, v);
