@@ -257,7 +257,8 @@ void Row<Op>::State::launch(const rm_launch& l) const {
   Problem problem = op.problem(t);
   if constexpr (requires { problem.overlap; }) {
     problem.overlap = is_recorded(stream);
-    if constexpr (requires { op.stable; }) problem.stable_weights = op.stable;
+    // A weight that is copied first is written by a launch of this graph.
+    if constexpr (requires { op.stable; }) problem.stable_weights = op.stable && copies.empty();
   }
   const cuda_ops::Workspace space{memory == nullptr ? nullptr : memory + copied,
                                   workspace};
