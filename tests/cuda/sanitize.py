@@ -150,6 +150,9 @@ def gemm() -> Iterator[Call]:
         yield "backward_numpy", (array(m, n), a, b, array(m, n)), {
             "has_bias": True, "activation": "gelu",
         }  # fmt: skip
+    for m, n, k in ((9, 33, 72), (65, 97, 136), (128, 144, 264), (64, 97, 1032)):  # few rows
+        options = {"trans_b": True, "activation": "gelu", "return_aux": True}
+        yield "forward_numpy", (array(m, k), array(n, k), array(n), array(m, n)), options
 
 
 def sdpa() -> Iterator[Call]:
