@@ -174,6 +174,61 @@ def test_products_in_a_graph_read_what_the_launches_before_wrote(
             assert bool(a.isfinite().all()) and torch.equal(a, b), f"tensor {i}, seed {seed}"
 
 
+@pytest.mark.parametrize("rows", [128, 77])
+def test_a_layer_in_a_graph_gives_what_its_launches_give_one_by_one(
+    m: ModuleType, module: Module, rows: int, seed: int
+) -> None:
+    """Products, attention of short rows and norms, each beginning while the one before ends."""
+    sdpa, norm = module("sdpa"), module("layernorm")
+    torch.manual_seed(seed)
+    sizes = {"qkv": (2304, 768), "out": (768, 768), "wide": (3072, 768), "narrow": (768, 3072)}
+    w = {s: (torch.randn(n, k, device="cuda") / k**0.5).bfloat16() for s, (n, k) in sizes.items()}
+    bias = {s: torch.randn(n, device="cuda").bfloat16() for s, (n, _) in sizes.items()}
+    y = {s: torch.zeros(rows, n, device="cuda").bfloat16() for s, (n, _) in sizes.items()}
+    x, home, mid, seen = (torch.zeros(rows, 768, device="cuda").bfloat16() for _ in range(4))
+    gamma, beta = torch.randn(2, 768, device="cuda").bfloat16()
+    q, k, v = y["qkv"].view(1, rows, 3, 12, 64).permute(2, 0, 3, 1, 4)
+    o = seen.view(1, rows, 12, 64).transpose(1, 2)
+    mask = (torch.rand(rows, device="cuda") < 0.8).expand(1, 12, rows, rows)
+
+    def chain(together: bool) -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+
+        def product(name: str, a: torch.Tensor, **how: Any) -> None:
+            m.forward(a, w[name], bias[name], c=y[name], trans_b=True, stream=stream,
+                      overlap=together, stable_weights=together, kernel=KERNEL, **how)  # fmt: skip
+            wait()
+
+        def wait() -> None:
+            if not together:
+                torch.cuda.synchronize()
+
+        home.copy_(x)
+        for _ in range(12):
+            product("qkv", home)
+            sdpa.forward(q, k, v, mask, o=o, stream=stream, kernel="sdpa_short_sm80")
+            wait()
+            product("out", seen, residual=home)
+            norm.forward(y["out"], gamma, beta, y=mid, stream=stream)
+            wait()
+            product("wide", mid, activation="gelu")
+            product("narrow", y["wide"], residual=mid)
+            norm.forward(y["narrow"], gamma, beta, y=home, stream=stream)
+            wait()
+
+    chain(False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        chain(True)
+    for _ in range(20):
+        x.copy_(torch.randn(rows, 768, device="cuda"))
+        graph.replay()
+        got = [t.clone() for t in (home, mid, seen, *y.values())]
+        chain(False)
+        for i, (a, b) in enumerate(zip(got, (home, mid, seen, *y.values()), strict=True)):
+            assert bool(a.isfinite().all()) and torch.equal(a, b), f"tensor {i}, seed {seed}"
+
+
 def test_few_rows_are_what_bert_takes_and_no_more(m: ModuleType) -> None:
     """The table's own choice gives this kernel's bits, where cuBLASLt's differ."""
     torch.manual_seed(5)

@@ -15,7 +15,7 @@ from problems import DTYPES, assert_close, from_numpy, to_numpy, tolerance
 pytestmark = pytest.mark.cuda
 LONGEST = {
     "sdpa_decode_sm80": 256, "sdpa_decode_f32_sm80": 256, "sdpa_wgmma_sm90a": 256,
-    "sdpa_flash_sm80": 256, "sdpa_flash_f32_sm80": 128,
+    "sdpa_flash_sm80": 256, "sdpa_flash_f32_sm80": 128, "sdpa_short_sm80": 64,
 }  # fmt: skip
 KERNELS = (*LONGEST, "sdpa_tiles_any", "sdpa_naive_any")
 BACKWARD = (
@@ -117,6 +117,8 @@ def test_attention_equals_float64(
         rows = int(rng.integers(1, 1 + 16 // ratio)) if decode else int(rng.integers(1, 400))
         keys = int(rng.integers(1, 1800 if decode else 500))
         dim = int(rng.choice([d for d in DIMS if d <= LONGEST.get(kernel, 0)] or [1]))
+        if kernel == "sdpa_short_sm80":
+            dim, keys = 64, int(rng.choice([keys % 128 + 1, 31, 32, 33, 64, 96, 127, 128]))
         if kernel == "sdpa_tiles_any":
             dim, rows, keys = int(rng.integers(1, 257)), min(rows, 200), min(keys, 300)
         if kernel == "sdpa_naive_any":

@@ -63,6 +63,10 @@ Status launch_decode_step(const Sdpa& p, const SdpaStepArgs& step, bool stable_c
 Status launch_step_f32(const Sdpa& p, const SdpaStepArgs& step, bool stable_caches, Workspace, Stream stream);
 Status launch_step_naive(const Sdpa& p, const SdpaStepArgs& step, Stream stream);
 
+const char* short_why_not(const Sdpa& p);
+double short_us(const Sdpa& p);
+Status launch_short(const Sdpa& p, Workspace, Stream stream);
+
 const char* wgmma_why_not(const Sdpa& p);
 Status launch_wgmma(const Sdpa& p, Workspace, Stream stream);
 

@@ -134,6 +134,8 @@ constexpr KernelRow<Sdpa> kRows[] = {
     {"sdpa_decode_f32_sm80", "float32; up to 16 query rows a key head, D <= 256",
      decode_f32_why_not, [](const Sdpa& p) { return 2 + move_us(key_bytes(p)); },
      launch_decode_f32},
+    {"sdpa_short_sm80", "bfloat16, float16; up to 128 keys, D 64", short_why_not, short_us,
+     launch_short},
     {"sdpa_wgmma_sm90a", "bfloat16, float16; no mask, D <= 256", wgmma_why_not,
      [](const Sdpa& p) {
        const double late = few_short_rows(p) ? 3 : 0;
