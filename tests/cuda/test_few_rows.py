@@ -290,3 +290,32 @@ return %5
         h = torch.nn.functional.gelu(x.double() @ w.T + b).bfloat16().double()
         assert_close(got, h @ v.T + x.double(), 2.0**-7, 4.0, f"{rows} rows")
         assert program.report()["kernels"].get(f"cuda/{KERNEL}", 0) == wanted, f"{rows} rows"
+
+
+@pytest.mark.parametrize("rows, kernel", [(64, KERNEL), (1, "gemv_waves_sm90")])
+def test_a_constant_weight_that_is_copied_first_is_not_read_early(
+    m: ModuleType, rows: int, kernel: str
+) -> None:
+    """The copy is a launch of the same graph: read early, it is that of the replay before."""
+    from hostile import Maker
+    from plugged import Plugged
+
+    make = Maker(0, Arena(64 << 20))
+    x = torch.randn(rows, 768, device="cuda").bfloat16()
+    wide = torch.randn(2304, 2 * 768, device="cuda").bfloat16()
+    y = torch.zeros(rows, 2304, device="cuda").bfloat16()
+    problem = Plugged("gemm").problem(
+        make, "a weight with gaps", [x, wide[:, ::2], None, None], [y],
+        {"trans_b": 1, "activation": "none"}, list, constant=[1],
+    )  # fmt: skip
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        problem.call(kernel=kernel, stream=stream.cuda_stream)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream):
+        problem.call(kernel=kernel, stream=stream.cuda_stream)
+    for number in range(50):
+        wide.normal_()
+        graph.replay()
+        wanted = x.double() @ wide[:, ::2].double().T
+        assert_close(y, wanted, tolerance("bfloat16", 768, 2), 28.0, f"replay {number}")
