@@ -151,9 +151,10 @@ std::shared_ptr<Instance> make_instance(const InstanceRequest& wanted,
   ir::Graph graph = ir::substitute(wanted.graph, bind_symbols(wanted.graph, inputs));
   ops::infer_and_check(graph);  // sizes that only looked equal while symbolic are told apart here
   if (wanted.kernels.has_rows("append_sdpa")) passes::bound_attention(graph);
-  // New memory is slow to come by (3 s a GB on some machines): merged weights wait, as packed ones do.
-  const bool apart = wanted.now == select::PackRule::kNone && wanted.later != select::PackRule::kNone &&
-                     passes::part_products(graph);
+  // The host's new memory is slow to come by (3 s a GB on some machines): merged weights wait, as packed
+  // ones do. A device joins them at once: a launch less for every product, and nothing is packed there.
+  const bool apart = wanted.store->device().is_host() && wanted.now == select::PackRule::kNone &&
+                     wanted.later != select::PackRule::kNone && passes::part_products(graph);
   const runtime::RunCopy run_copy = copies_of(wanted.control);
   ConstantAnalysis analysis = analyse_constants(graph);
   std::vector<runtime::ConstantPtr> constants =

@@ -119,7 +119,7 @@ def test_hostile_values_of_few_rows_become_what_torch_makes_of_them(
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_stays_in_its_row_and_column(m: ModuleType, value: float) -> None:
     torch.manual_seed(4)
-    for rows, n, k in ((70, 50, 100), (128, 96, 768), (9, 145, 3072)):
+    for rows, n, k in ((70, 50, 104), (128, 96, 768), (9, 145, 3072)):
         a, b = (torch.randn(s, k, device="cuda").bfloat16() for s in (rows, n))
         a[rows - 1, k - 1], b[n // 2, k // 3] = value, value
         c = torch.empty(rows, n, device="cuda").bfloat16()
@@ -292,6 +292,36 @@ return %5
         assert program.report()["kernels"].get(f"cuda/{KERNEL}", 0) == wanted, f"{rows} rows"
 
 
+def test_joined_weights_are_there_from_the_first_call_on() -> None:
+    """On a host they wait for the job that packs weights, which a GPU has no use for."""
+    pytest.importorskip("rm_abstract")
+    from rm_abstract import _core, device
+
+    device.load_plugins(gpu=True)
+    torch.manual_seed(3)
+    text = """rmir 1
+input %0 "x" : bf16[64,256]
+weight %1 "q" : bf16[256,256]
+weight %2 "k" : bf16[128,256]
+%3 = concat(%1, %2) {axis=0} : bf16[384,256]
+%4 = gemm(%0, %3, _, _) {activation="none", trans_b=1} : bf16[64,384]
+%5 = slice(%4) {axis=1, start=<0>, step=1, stop=<256>} : bf16[64,256]
+%6 = slice(%4) {axis=1, start=<256>, step=1, stop=<384>} : bf16[64,128]
+return %5, %6
+"""
+    weights = {
+        n: torch.randn(s, 256, device="cuda").bfloat16() for n, s in (("q", 256), ("k", 128))
+    }
+    for packing in ("later", "spare"):
+        program = _core.Program(text, weights, ["cuda"], packing=packing)
+        for _ in range(3):
+            x = torch.randn(64, 256, device="cuda").bfloat16()
+            for got, name in zip(program.run([x]), "qk", strict=True):
+                wanted = x.double() @ weights[name].double().T
+                assert_close(got, wanted, tolerance("bfloat16", 256), 16.0, name)
+            assert sum(n for k, n in program.report()["kernels"].items() if "gem" in k) == 1
+
+
 @pytest.mark.parametrize("rows, kernel", [(64, KERNEL), (1, "gemv_waves_sm90")])
 def test_a_constant_weight_that_is_copied_first_is_not_read_early(
     m: ModuleType, rows: int, kernel: str
@@ -300,7 +330,7 @@ def test_a_constant_weight_that_is_copied_first_is_not_read_early(
     from hostile import Maker
     from plugged import Plugged
 
-    make = Maker(0, Arena(64 << 20))
+    make = Maker(0, Arena(4 << 30))  # every row has a workspace of its own
     x = torch.randn(rows, 768, device="cuda").bfloat16()
     wide = torch.randn(2304, 2 * 768, device="cuda").bfloat16()
     y = torch.zeros(rows, 2304, device="cuda").bfloat16()
