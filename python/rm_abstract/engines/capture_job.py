@@ -101,7 +101,8 @@ class _Pickler(pickle.Pickler):
                 raise Decline(NOT_POSSIBLE, "the module holds large tensors that are no weights")
             return None
         form = (tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
-        return (id(value), isinstance(value, torch.nn.Parameter), *form)
+        # Attributes of tensors are part of what a module means; torch itself marks buffers.
+        return (id(value), isinstance(value, torch.nn.Parameter), *form, vars(value))
 
 
 class _Unpickler(pickle.Unpickler):
@@ -110,11 +111,12 @@ class _Unpickler(pickle.Unpickler):
         self._made: dict[int, torch.Tensor] = {}
 
     def persistent_load(self, name: Any) -> torch.Tensor:
-        number, is_parameter, shape, stride, dtype, wants_gradients = name
+        number, is_parameter, shape, stride, dtype, wants_gradients, attributes = name
         if number not in self._made:
             # Memory that nobody touches costs nothing.
             tensor = torch.empty_strided(shape, stride, dtype=dtype)
             if is_parameter:
                 tensor = torch.nn.Parameter(tensor, requires_grad=wants_gradients)
+            vars(tensor).update(attributes)
             self._made[number] = tensor
         return self._made[number]
