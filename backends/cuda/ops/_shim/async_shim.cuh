@@ -100,6 +100,19 @@ __device__ __forceinline__ void wait_for_previous() {
   if constexpr (kSm90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/// x to the shared memory of block `rank` of the cluster: to where `at` is there, counted by the
+/// barrier that is there where `bar` is here.
+__device__ __forceinline__ void cluster_send(float2 x, std::uint32_t at, std::uint32_t bar,
+                                             int rank) {
+  asm volatile(
+      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, %4;\n"
+      "mapa.shared::cluster.u32 counter, %1, %4;\n"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [counter];"
+      "\n}" ::"r"(at),
+      "r"(bar), "f"(x.x), "f"(x.y), "r"(rank)
+      : "memory");
+}
+
 /// Waits for `threads` threads of the block on barrier `id` (1 .. 15; 0 is __syncthreads).
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -36,8 +36,8 @@ Cut cut_by(const Form& f, const GemmShape& s) {
   c.bytes = few_bytes(f.columns, f.parts, c.chunks);
   if (c.bytes > kHopperSharedBytes || shared_why_not(c.bytes)) return {};
   const std::int64_t count = multiprocessors() > 0 ? multiprocessors() : kMeasuredMultiprocessors;
-  const bool in_pairs = f.columns == 48 && f.parts == 2 && c.bytes <= kHopperSharedBytes / 2;
-  c.at_once = c.blocks <= count || (in_pairs && 2 * c.blocks > 3 * count && c.blocks <= 2 * count);
+  const bool two_each = f.columns == 48 && f.parts == 2 && c.bytes <= kHopperSharedBytes / 2;
+  c.at_once = c.blocks <= count || (two_each && 2 * c.blocks > 3 * count && c.blocks <= 2 * count);
   return c;
 }
 

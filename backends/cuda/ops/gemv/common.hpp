@@ -28,6 +28,8 @@ inline std::int64_t gemv_group(const GemvGroup& p) {
 /// ours are computed.
 inline constexpr int kGemvMemory = kHopperSharedBytes - 1024, kGemvHalfMemory = kGemvMemory / 2;
 inline constexpr int kGemvHalfWarps = 12;
+/// At least, where two blocks are to lie on a multiprocessor and not three.
+inline constexpr int kGemvTwoBlocksMemory = 80 * 1024;
 inline bool gemv_takes_half(std::int64_t weight_bytes, std::int64_t x_bytes) {
   return weight_bytes / std::max(1, multiprocessors()) <= 96 * 1024 && x_bytes <= 12 * 1024;
 }

@@ -8,7 +8,6 @@ namespace rm::cuda_ops {
 namespace {
 
 constexpr int kMostWeights = 3;
-constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
 constexpr std::int64_t kTurnRows = 16;  // the most rows of a turn: all turns fit parts of so many
 
 std::int64_t rows_of_weight(const GemvGroup& p, int i) { return p.w[i].shape[p.turned ? 1 : 0]; }
@@ -39,7 +38,7 @@ Status launch(GemvArgs& a, const Group& g, bool overlap, Stream stream) {
   const std::int64_t blocks = std::min<std::int64_t>(tiles, 2 * std::max(1, multiprocessors()));
   a.stages = a.stage_bytes <= kGemvWavesSmall ? kGemvWavesStages : 1;
   a.stages = static_cast<int>(std::min<std::int64_t>(a.stages, ceil_div(tiles, blocks)));
-  const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
+  const int bytes = std::max(kGemvTwoBlocksMemory, a.stages_at + a.stages * a.stage_bytes + 512);
   if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
   const Launch how{static_cast<unsigned>(blocks), kGemvWavesWarps * 32,
                    static_cast<std::size_t>(bytes), 1, overlap};
@@ -52,7 +51,7 @@ Status launch_once(GemvArgs& a, const Group& g, bool overlap, Stream stream) {
   auto* kernel = gemv_group_once<T, Group>;
   if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
   const Launch how{static_cast<unsigned>(ceil_div(a.n, kGemvOnceRows)), kGemvWavesWarps * 32,
-                   static_cast<std::size_t>(kMemory), 1, overlap};
+                   static_cast<std::size_t>(kGemvTwoBlocksMemory), 1, overlap};
   return rm::cuda_ops::launch("gemv", kernel, how, stream, a, g);
 }
 

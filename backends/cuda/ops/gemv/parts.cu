@@ -5,7 +5,6 @@
 namespace rm::cuda_ops {
 namespace {
 
-constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
 /// Bytes of a block's part of a row: its warps hold eight steps of 64 bytes of x each.
 constexpr int kMostPart = 8 * 64 * kGemvWavesWarps;
 
@@ -39,7 +38,7 @@ Status launch_of(GemvArgs a, const GemvGroupArgs& g, bool overlap, Stream stream
   a.stages_at = static_cast<int>(ceil_div(kGemvPartsFront, 128) * 128);
   a.stage_bytes = kGemvPartsRows * cut.part_bytes;
   a.stages = a.stage_bytes <= kGemvWavesSmall ? kGemvWavesStages : 1;
-  const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
+  const int bytes = std::max(kGemvTwoBlocksMemory, a.stages_at + a.stages * a.stage_bytes + 512);
   if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
   const auto cluster = static_cast<unsigned>(cut.parts);
   Launch how{cluster, kGemvWavesWarps * 32, static_cast<std::size_t>(bytes), cluster, overlap};

@@ -5,7 +5,6 @@
 namespace rm::cuda_ops {
 namespace {
 
-constexpr int kMemory = 80 * 1024;  // at least: two blocks a multiprocessor, not three
 
 template <class T, int kPairs, int kSegments>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
@@ -18,7 +17,7 @@ Status launch(GemvArgs& a, bool overlap, Stream stream) {
   const std::int64_t blocks = std::min<std::int64_t>(tiles, 2 * std::max(1, multiprocessors()));
   a.stages = a.stage_bytes <= kGemvWavesSmall ? kGemvWavesStages : 1;
   a.stages = static_cast<int>(std::min<std::int64_t>(a.stages, ceil_div(tiles, blocks)));
-  const int bytes = std::max(kMemory, a.stages_at + a.stages * a.stage_bytes + 512);
+  const int bytes = std::max(kGemvTwoBlocksMemory, a.stages_at + a.stages * a.stage_bytes + 512);
   if (Status s = allow_shared_memory("gemv", kernel, kGemvHalfMemory); !s) return s;
   return launch_weights_first(kernel, blocks, kGemvWavesWarps * 32, bytes, overlap, stream, a);
 }
@@ -29,7 +28,7 @@ Status launch_once(GemvArgs& a, bool overlap, Stream stream) {
   a.stages_at = 128 + kGemvWavesWarps * kGemvOnceRows * 32;
   if (Status s = allow_shared_memory("gemv", gemv_once<T>, kGemvHalfMemory); !s) return s;
   return launch_weights_first(gemv_once<T>, ceil_div(a.n, kGemvOnceRows), kGemvWavesWarps * 32,
-                              kMemory, overlap, stream, a);
+                              kGemvTwoBlocksMemory, overlap, stream, a);
 }
 
 template <class T>

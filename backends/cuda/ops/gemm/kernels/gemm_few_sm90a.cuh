@@ -26,7 +26,7 @@ __device__ __forceinline__ void few_cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/// Four or two sums into the shared memory of another block, counted by its barrier.
+/// As cluster_send, four sums.
 __device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, int rank, float a,
                                          float b, float c, float d) {
   asm volatile(
@@ -37,17 +37,6 @@ __device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, in
       "r"(bar), "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d)
       : "memory");
 }
-__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, int rank, float a,
-                                         float b) {
-  asm volatile(
-      "{\n.reg .u32 t, m;\nmapa.shared::cluster.u32 t, %0, %2;\n"
-      "mapa.shared::cluster.u32 m, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [t], {%3, %4}, [m];\n}" ::
-          "r"(to),
-      "r"(bar), "r"(rank), "f"(a), "f"(b)
-      : "memory");
-}
-
 /// Two neighbours of a row of 16-bit floats, asked for where it stands and past the first-level
 /// cache: this block may have started before they were written. `count`: of them that exist; the
 /// others are 0. kPairs: both exist, on 4 bytes. They become floats where they are needed, so that
@@ -142,8 +131,8 @@ __device__ __forceinline__ void few_send_all(const float (&acc)[kN / 2], std::ui
     const float* v = acc + 4 * j;
     if constexpr (kParts == 8) {
       const std::uint32_t to = mine + (j * 32 + lane) * 8;
-      few_send(to, bar, 2 * warp, v[0], v[1]);
-      few_send(to, bar, 2 * warp + 1, v[2], v[3]);
+      cluster_send({v[0], v[1]}, to, bar, 2 * warp);
+      cluster_send({v[2], v[3]}, to, bar, 2 * warp + 1);
     } else {
       const int owner = kParts == 2 ? warp / 2 : warp, half = kParts == 2 ? warp % 2 : 0;
       const std::uint32_t to = mine + ((half * (kN / 8) + j) * 32 + lane) * 16;

@@ -28,16 +28,6 @@ inline constexpr int kGemvPartsSums = 128,
                      kGemvPartsSquares = kGemvPartsOthers + kGemvPartsTurns * kGemvPartsElements * 8,
                      kGemvPartsFront = kGemvPartsSquares + 8 * (kGemvWavesWarps + kGemvMostParts) * 4;
 
-/// Two sums to the shared memory of block `rank` of the cluster, counted by the barrier there.
-__device__ __forceinline__ void gemv_parts_send(float2 v, std::uint32_t at, std::uint32_t bar, int rank) {
-  asm volatile(
-      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, %4;\n"
-      "mapa.shared::cluster.u32 counter, %1, %4;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [counter];\n}" ::"r"(at),
-      "r"(bar), "f"(v.x), "f"(v.y), "r"(rank)
-      : "memory");
-}
-
 /// The block's part of a row of x and w, its place in the cluster, and the elements that it stores.
 template <class T>
 struct GemvParts {
@@ -95,7 +85,7 @@ struct GemvParts {
     if (to == rank) {
       *here = sum;
     } else if (m % 2 == 0) {
-      gemv_parts_send({sum, next}, shared_address(here), bar(0), to);
+      cluster_send({sum, next}, shared_address(here), bar(0), to);
     }
   }
 
@@ -191,7 +181,7 @@ __device__ __forceinline__ void gemv_parts_block(const GemvArgs& given, const Ge
         if (gated) mine.y += all[k * kElements + count + i];
       }
       if (owner != rank) {
-        gemv_parts_send(mine, base + block.sums_at(turn, rank, i - owner * each), block.bar(turn), owner);
+        cluster_send(mine, base + block.sums_at(turn, rank, i - owner * each), block.bar(turn), owner);
       }
     }
     before = row0;

@@ -32,17 +32,6 @@ struct GemvTurnedArgs {
   float eps, weight_offset;
 };
 
-/// Two columns' sums to the first block of the cluster, counted there.
-__device__ __forceinline__ void turned_send(float2 v, std::uint32_t at, std::uint32_t bar) {
-  asm volatile(
-      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, 0;\n"
-      "mapa.shared::cluster.u32 counter, %1, 0;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [counter];"
-      "\n}" ::"r"(at),
-      "r"(bar), "f"(v.x), "f"(v.y)
-      : "memory");
-}
-
 /// Mean and what a distance from it is multiplied by, of the x in shared memory; by every warp alone.
 template <class T>
 __device__ __forceinline__ float2 turned_moments(const GemvTurnedArgs& p, const T* x) {
@@ -163,8 +152,8 @@ __global__ void __launch_bounds__(kTurnedThreads)
     if (rank > 0) {
       const float next = __shfl_down_sync(kColumns == 32 ? 0xffffffffu : (1u << kColumns) - 1, v, 1);
       if (threadIdx.x % 2 == 0) {
-        turned_send({v, next}, shared_address(others + (rank - 1) * kColumns + threadIdx.x),
-                    shared_address(&received));
+        cluster_send({v, next}, shared_address(others + (rank - 1) * kColumns + threadIdx.x),
+                     shared_address(&received), 0);
       }
       return;
     }

@@ -22,19 +22,6 @@ struct DecodeMemory {
       kReceived + 8 * (kDecodeRows * kD / 2 + kDecodeCluster * (1 + kDecodeRows));
 };
 
-/// x to the shared memory of block `rank` of the cluster: to where `at` is there, counted by the
-/// barrier that is there where `bar` is here.
-__device__ __forceinline__ void cluster_send(float2 x, std::uint32_t at, std::uint32_t bar,
-                                             int rank) {
-  asm volatile(
-      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, %4;\n"
-      "mapa.shared::cluster.u32 counter, %1, %4;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [counter];"
-      "\n}" ::"r"(at),
-      "r"(bar), "f"(x.x), "f"(x.y), "r"(rank)
-      : "memory");
-}
-
 /// How the columns of `rows` rows, in pairs, are shared among the blocks of a cluster. A block has
 /// `each` pairs from `first` on; it gets every block's sums of them and [maximum, total] of all
 /// rows.
