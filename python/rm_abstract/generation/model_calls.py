@@ -70,6 +70,11 @@ class ModelCalls:
         given = {name: value for name, value in inputs.items() if name not in own}
         return ModelCalls(model, lambda: empty_like(like), given, True, programs)
 
+    @property
+    def gives_positions(self) -> bool:
+        """Whether the model is told the positions of its tokens."""
+        return self._positions
+
     def new_cache(self) -> DeviceCache:
         return self._make()
 

@@ -167,17 +167,73 @@ class Rows:
     def step(self, judged: bool = False) -> Step:
         """Rows that know no token sit out. When the call fails no row has changed. Raises Refused
         where a program refuses values of this step; with `judged` the model is called, not it."""
-        assert self._cache is not None
-        if self._cache.length >= self._cache.capacity:
-            self._remake(len(self.live()), 0, 0)
-        ready = [(slot, row) for slot, row in self.by_slot() if row.last is not None]
+        ready = self._ready()
         slots = [slot for slot, _ in ready]
         logits, largest = self._run([row for _, row in ready], slots, judged)
         for slot, row in ready:
-            self._held[slot] += 1
-            row.position += 1
-            row.last = None
+            self._appended(slot, row)
         return Step(logits, largest, ready)
+
+    def step_apart(self) -> list[Step]:
+        """A step in which the model is called for each row alone, for one that failed: a row hears
+        of its own error, and the others go on. One call and one copy of its keys and values a row.
+        """
+        steps: list[Step] = []
+        own: list[tuple[int, Row, DeviceCache]] = []
+        for slot, row in self._ready():
+            try:
+                cache = self._copied(slot)
+                logits = self._called_alone(row, cache)
+            except Exception as error:
+                row.failed(error)
+                continue
+            steps.append(Step(logits, [], [(0, row)]))
+            own.append((slot, row, cache))
+        common = self._cache
+        assert common is not None
+        end = common.length
+        self._mask[:, end] = 0
+        for slot, row, cache in own:
+            for mine, theirs in zip(common.layers, cache.layers, strict=True):
+                mine.key_buffer[slot, :, end] = theirs.key_buffer[0, :, self._held[slot]]
+                mine.value_buffer[slot, :, end] = theirs.value_buffer[0, :, self._held[slot]]
+            self._mask[slot, end] = 1
+            self._appended(slot, row)
+        if own:
+            common.advance(end + 1)
+            self._program = None
+        return steps
+
+    def _ready(self) -> list[tuple[int, Row]]:
+        """The rows that know their token, by slot; there is room for one position more."""
+        assert self._cache is not None
+        if self._cache.length >= self._cache.capacity:
+            self._remake(len(self.live()), 0, 0)
+        return [(slot, row) for slot, row in self.by_slot() if row.last is not None]
+
+    def _appended(self, slot: int, row: Row) -> None:
+        """The row's token went through the model, and its next one is not known yet."""
+        self._held[slot] += 1
+        row.position += 1
+        row.last = None
+
+    def _copied(self, slot: int) -> DeviceCache:
+        """The row's keys and values in a cache of their own, with room for one position more."""
+        common, held, places = self._cache, self._held[slot], self._places(slot)
+        assert common is not None
+        own = self._calls.new_cache()
+        for mine, theirs in zip(own.layers, common.layers, strict=True):
+            mine.make_room(1, theirs.shape(), held + 1)
+            mine.key_buffer[0, :, :held] = theirs.key_buffer[slot, :, places]
+            mine.value_buffer[0, :, :held] = theirs.value_buffer[slot, :, places]
+        own.advance(held)
+        return own
+
+    def _called_alone(self, row: Row, cache: DeviceCache) -> torch.Tensor:
+        mask = torch.ones(1, cache.length + 1, dtype=torch.long)
+        self._about_to_compute()
+        given = torch.tensor([[row.last or 0]]), torch.tensor([[row.position]])
+        return self._calls.logits(*given, mask, cache)
 
     def _run(
         self, rows: Sequence[Row], slots: Sequence[int], judged: bool
@@ -185,8 +241,9 @@ class Rows:
         cache = self._cache
         assert cache is not None
         at, resting = cache.length, self._resting(slots)
-        tokens = [0] * len(self._slots)
-        positions = [0] * len(self._slots)
+        # Who rests has what another row has: nothing that the model refuses, unless that row's is.
+        tokens = [rows[0].last or 0] * len(self._slots)
+        positions = [rows[0].position] * len(self._slots)
         for slot, row in zip(slots, rows, strict=True):
             tokens[slot], positions[slot] = row.last or 0, row.position
         # Who rests sees its own token at least: nothing but masked positions has no softmax.

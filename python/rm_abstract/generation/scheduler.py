@@ -9,6 +9,7 @@ exactly one End, and every sequence that joined leaves, whatever happens.
 
 A job that may get longer than rows of its model can be without changing each other (rotary.py) runs
 alone: its prompt in one call as `generate` computes it, with no other row, and nothing remembered.
+So does each job of a model that counts positions by what a cache holds (own_positions.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from rm_abstract.generation.greedy_step import Refused
 from rm_abstract.generation.jobs import Closed, Job, Outbox, QueueFull, Token
 from rm_abstract.generation.model_calls import ModelCalls, Programs, no_program
+from rm_abstract.generation.own_positions import rows_count_their_own
 from rm_abstract.generation.prefixes import Prefixes, begin_alike, content_of
 from rm_abstract.generation.prompt_batch import computed_together
 from rm_abstract.generation.rotary import independent_length
@@ -98,7 +100,7 @@ class _Text:
         sampler = self._sampler
         try:
             token = Token(largest) if sampler.takes_largest else sampler.choose(logits())
-        except (RuntimeError, IndexError) as error:
+        except Exception as error:  # no memory, say, or a token that the vocabulary does not have
             self.job.end("error", f"no token can be drawn: {error}")
             return
         self._counts.generated_tokens += 1
@@ -146,8 +148,12 @@ class Scheduler:
     def of(model: Any, limits: Limits | None = None, programs: Programs = no_program) -> Scheduler:
         """For a causal language model of transformers, on the CPU. Raises Error for one that this
         cannot batch."""
-        independent = independent_length(model.config.get_text_config(decoder=True))
-        calls = ModelCalls.of_model(model, programs)
+        config = model.config.get_text_config(decoder=True)
+        independent, calls = independent_length(config), ModelCalls.of_model(model, programs)
+        if not calls.gives_positions:
+            plain = ModelCalls.of_model(model)
+            if not rows_count_their_own(plain, int(config.vocab_size)):
+                independent = 0
         return Scheduler(calls, limits, independent=independent)
 
     def submit(self, *jobs: Job) -> None:
@@ -309,11 +315,11 @@ class Scheduler:
             admitted, self._waiting = self._waiting[:count], self._waiting[count:]
         for job in admitted:
             alone = self._alone(job)
-            text = _Text(job, Sampler(job.sampling), self.counts, alone)
             try:
+                text = _Text(job, Sampler(job.sampling), self.counts, alone)
                 self._prompts.append(_Prompt(job, self._calls.new_cache(), text, alone))
             except Exception as error:  # only this request hears of it
-                text.failed(error)
+                job.end("error", f"{type(error).__name__}: {error}")
         self._count()
         if self._company is not None and len(self._rows.live()) == 1 and self._company() < 2:
             self._send_home()
@@ -516,14 +522,25 @@ class Scheduler:
             return
         started = time.monotonic()
         try:
-            step = self._step()
-        except Exception as error:  # the rows share the step, and so the failure
+            steps = self._steps()
+        except Exception as error:  # of threads' sequences, or of ours
             self._fail(error)
             return
         self._step_s = time.monotonic() - started
         self.counts.steps += 1
-        self.counts.step_rows += len(step.rows)
-        step.accept()
+        self.counts.step_rows += sum(len(step.rows) for step in steps)
+        for step in steps:
+            step.accept()
+
+    def _steps(self) -> list[Step]:
+        """A step of all rows. One of jobs that fails is made again for each job alone: a job hears
+        of its own error only. Threads' sequences go home, and on alone: raises what was raised."""
+        try:
+            return [self._step()]
+        except Exception:
+            if self._company is not None:
+                raise
+            return self._rows.step_apart()
 
     def _step(self) -> Step:
         """Of what a program refuses, the original judges jobs at once, and threads' sequences each
@@ -540,7 +557,10 @@ class Scheduler:
         for row in self._rows.live():
             if row.ended and isinstance(row, _Text) and not row.alone:
                 text = [*row.job.prompt, *row.job.made]
-                self._prefixes.insert(text[: self._rows.held(row)], self._rows.content(row))
+                try:
+                    self._prefixes.insert(text[: self._rows.held(row)], self._rows.content(row))
+                except Exception:  # no memory: its next prompt is computed whole
+                    continue
 
     def _gathered(self) -> bool:
         """Some rows can go on. Waits a while for those whose choice is on its way."""
