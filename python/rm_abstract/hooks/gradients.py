@@ -109,6 +109,7 @@ class Weights:
         self._named = [*module.named_parameters(), *module.named_buffers()]
         by_id = {id(tensor): tensor for _, tensor in self._named}
         self.ids, self.tensors = by_id.keys(), list(by_id.values())  # each once
+        self.of_inference = any(tensor.is_inference() for tensor in self.tensors)
 
     def wanted(self) -> tuple[bool, ...]:
         """Which of `tensors` require gradients just now."""
@@ -141,16 +142,22 @@ class GradientCalls:
         self._unsettled: set[Any] = set()  # kinds whose first call changed something
         self._eager_period = EagerPeriod()
         self._weights: Weights | None = None
+        self._state: int | None = None  # the snapshot that `_weights` are of, if any
         self.why = ""  # the last call that was left to the original: for the report
 
     def weights_changed(self, structure: bool) -> None:
         """The router found other weights, or (``structure``) another module: learn again."""
-        self._weights = None
+        self._weights = self._state = None
         if structure:
             self._known.clear()
 
-    def needed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Needed | None:
-        """None where no weight and no argument of the call requires gradients."""
+    def needed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], state: int | None
+    ) -> Needed | None:
+        """None where no weight and no argument of the call requires gradients. ``state``: the
+        number of the snapshot that the module agrees with; None: its weights are read again."""
+        if state is None or state != self._state:
+            self._weights, self._state = None, state
         weights, inputs = self._current(), input_tensors(args, kwargs)
         tensors = pytree.tree_leaves((args, kwargs)) if inputs is None else inputs
         of_inputs = tuple([isinstance(t, torch.Tensor) and t.requires_grad for t in tensors])
@@ -188,6 +195,8 @@ class GradientCalls:
             return self._leave("its gradients are computed: PyTorch's own forward is faster then")
         if any([t._backward_hooks for t in compress(weights.tensors, needed.of_weights)]):
             return self._leave("a weight has gradient hooks")
+        if weights.of_inference or any([t.is_inference() for t in inputs]):
+            return self._leave("a tensor of inference mode cannot be kept for a backward")
         kind = self._kind(args, kwargs, needed)
         if kind is None:
             return self._leave("gradients are enabled")
@@ -247,10 +256,11 @@ class GradientCalls:
         with torch.no_grad():
             output = route(*args, **kwargs)
         if self._routed() == served:  # compiled, compared or declined: the weights may be others
-            self._weights = Weights(module)
+            self._weights, self._state = Weights(module), None
         weights, of_weights = self._current(), needed.of_weights
         if weights is not needed.weights:
             of_weights = weights.wanted()
+        output = _without_views(output)
         tensors = output_tensors(output)
         if tensors is None or len(tensors) != len(known.differentiable):
             raise ExecutionError(
@@ -267,6 +277,23 @@ class GradientCalls:
             call = _Call(module, args, kwargs, weights, known, towards, results, self._eager_period)
             _connect(call, given, *towards)
         return output
+
+
+def _without_views(output: Any) -> Any:
+    """The output with tensors that are nobody's views: of an autograd function's outputs such may
+    not be changed in place. Those of the original are views of what nobody else holds."""
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf._is_view():
+            return leaf
+        made = leaf.new_empty(0)
+        return made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride())
+
+    leaves = pytree.tree_leaves(output, is_leaf=kv_cache.is_cache)
+    if not any([isinstance(t, torch.Tensor) and t._is_view() for t in leaves]):
+        return output
+    with torch.no_grad():
+        return pytree.tree_map(own, output, is_leaf=kv_cache.is_cache)
 
 
 def _learned(output: Any, effects: Effects, given: list[torch.Tensor]) -> Learned:
@@ -398,17 +425,33 @@ class Recomputed(torch.autograd.Function):
 _connect: Callable[..., Any] = super(torch.autograd.Function, Recomputed).apply
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 @contextlib.contextmanager
 def _as_in_the_call(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no autocast and no routing, whatever the state around `backward` is."""
-    training = [part for part in module.modules() if part.training]
+    """Evaluation mode, no hooks, no autocast and no routing, whatever the state around `backward`
+    is: a call of a module with hooks is not served, so those of now came later."""
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        raise ExecutionError(
+            "[gradients] expected no hooks of all modules in backward, as there were none in the "
+            "call; try to remove them before, or rm_abstract.disabled() around the call",
+            code="RM503",
+        )
+    parts = list(module.modules())
+    training = [part for part in parts if part.training]
+    hooks = [(part, name, held) for part in parts for name in _HOOKS if (held := vars(part)[name])]
     token = disabled_var.set("backward")
     for part in training:
         part.training = False
+    for part, name, held in hooks:
+        vars(part)[name] = type(held)()
     try:
         with torch.autocast("cpu", enabled=False):
             yield
     finally:
         for part in training:
             part.training = True
+        for part, name, held in hooks:
+            vars(part)[name] = held
         disabled_var.reset(token)

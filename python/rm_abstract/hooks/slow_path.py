@@ -88,7 +88,7 @@ class SlowPath:
         """Compiles such a call once, or runs it eager."""
         router = self._of()
         gradients = self._gradient_calls() if torch.is_grad_enabled() else None
-        needed = None if gradients is None else gradients.needed(args, kwargs)
+        needed = None if gradients is None else gradients.needed(args, kwargs, self._state())
         if gradients is not None and needed is not None:
             output = gradients.serve(router, args, kwargs, needed)
             if output is NotImplemented:
@@ -144,6 +144,12 @@ class SlowPath:
         finally:
             with self._lock:
                 self._pending.discard(key)
+
+    def _state(self) -> int | None:
+        """The snapshot that the module agreed with when the call was looked at; None: with none."""
+        router = self._of()
+        held, number = router.snapshots.held, router.snapshots.number
+        return number if held and not router.route.stale()[0] else None
 
     def _gradient_calls(self) -> GradientCalls | None:
         """What serves calls with gradients; None where they are left to PyTorch."""
