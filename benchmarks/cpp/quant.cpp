@@ -1,8 +1,9 @@
 // quant_linear at decoder sizes: GB/s of stored weights, share of the read probe.
 //
-//   quant_bench [8|4] [threads] [m,m,...] [group] [MiB] [8|16]
+//   quant_bench [8|4] [threads] [m,m,...] [group] [MiB] [8|16] [row,row,...] [NxK,NxK,...]
 //
-// The last is what activations are rounded to (8).
+// 8 or 16 is what activations are rounded to. Rows are parts of names of kernel rows, timed one after the
+// other at each size; without them ("") it is the first row that takes the problem.
 //
 // Weights are random bytes, rotated through 200 MiB, more than the last cache holds; with few MiB
 // they stay in a cache, which shows what the arithmetic alone takes.
@@ -11,7 +12,7 @@
 #include <algorithm>
 #include <random>
 #include <sstream>
-#include <stdexcept>
+#include <string>
 
 #include "../../tests/cpp/cpu_gemm/harness.hpp"
 #include "probe.hpp"
@@ -40,19 +41,27 @@ rm_attr attribute(std::string_view name, int64_t value) {
   return {sizeof(rm_attr), {name.data(), name.size()}, RM_ATTR_INT, 0, value, 0, {}, 0, 0, 0};
 }
 
-/// The first row that takes the problem: rows of wider instruction sets come first.
-const rm_kernel& best_row(const rm_problem& problem) {
+/// The first row with `name` in its own that takes the problem, or null: rows of wider instruction
+/// sets come first.
+const rm_kernel* best_row(const rm_problem& problem, const std::string& name) {
   const rm_kernels& table = plugin_rows();
   for (size_t i = 0; i < table.count; ++i) {
     const auto* row = reinterpret_cast<const rm_kernel*>(reinterpret_cast<const char*>(table.rows) +
                                                          i * table.row_stride);
-    if (text(row->op) == "quant_linear" && row->supports(&problem, nullptr, nullptr)) return *row;
+    if (text(row->op) != "quant_linear" || text(row->name).find(name) == std::string::npos) continue;
+    if (row->supports(&problem, nullptr, nullptr)) return row;
   }
-  throw std::runtime_error("[bench] expected a row for quant_linear, got none");
+  return nullptr;
 }
 
-/// Median seconds of a launch on bf16 activations.
-double measure(int64_t bits, int64_t group, int64_t m, Layer layer, int64_t total, int64_t x_bits) {
+struct Timing {
+  std::string row;
+  double seconds;  // median of a launch; 0: no such row takes the problem
+};
+
+/// On bf16 activations.
+Timing measure(int64_t bits, int64_t group, int64_t m, Layer layer, int64_t total, int64_t x_bits,
+               const std::string& name) {
   const int64_t row_bytes = (layer.k + 63) / 64 * 8 * bits, groups = (layer.k + group - 1) / group;
   Tensor x(kBF16, {m, layer.k}), y(kBF16, {m, layer.n});
   randomize(x, 1);
@@ -78,7 +87,9 @@ double measure(int64_t bits, int64_t group, int64_t m, Layer layer, int64_t tota
                            4,
                            sizeof(rm_attr),
                            6};
-  const rm_kernel& row = best_row(problem);
+  const rm_kernel* found = best_row(problem, name);
+  if (!found) return {name, 0};
+  const rm_kernel& row = *found;
   rm_kernel_state* state = nullptr;
   check(row.prepare(&problem, nullptr, 0, &state));
   const Memory workspace = allocate(row.workspace(state));
@@ -97,7 +108,28 @@ double measure(int64_t bits, int64_t group, int64_t m, Layer layer, int64_t tota
   }
   row.release(state);
   std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
+  return {text(row.name), times[times.size() / 2]};
+}
+
+void print(int64_t bits, int64_t group, int64_t m, Layer layer, double probe, const Timing& t) {
+  std::printf("int%lld %4lld x %5lld x %4lld: ", (long long)bits, (long long)m, (long long)layer.n,
+              (long long)layer.k);
+  if (t.seconds == 0) {
+    std::printf("no row %s takes it\n", t.row.c_str());
+    return;
+  }
+  const double bytes = double(layer.n) * double((layer.k + 63) / 64 * 8 * bits +
+                                                (layer.k + group - 1) / group * 2);
+  std::printf("%8.1f us %5.1f GB/s (%.2f of the read probe), %6.1f GFLOP/s  %s\n", t.seconds * 1e6,
+              bytes / t.seconds * 1e-9, bytes / t.seconds * 1e-9 / probe,
+              2e-9 * double(m * layer.n * layer.k) / t.seconds, t.row.c_str());
+}
+
+std::vector<std::string> parts(const char* list) {
+  std::vector<std::string> out;
+  std::stringstream stream(list);
+  for (std::string item; std::getline(stream, item, ',');) out.push_back(item);
+  return out;
 }
 
 }  // namespace
@@ -108,26 +140,22 @@ int main(int argc, char** argv) {
   std::vector<int64_t> ms = {1, 8, 512};
   if (argc > 3) {
     ms.clear();
-    std::stringstream list(argv[3]);
-    for (std::string item; std::getline(list, item, ',');) ms.push_back(std::atoll(item.c_str()));
+    for (const std::string& item : parts(argv[3])) ms.push_back(std::atoll(item.c_str()));
   }
   const int64_t group = argc > 4 ? std::atoi(argv[4]) : 32;
   const int64_t total = (argc > 5 ? std::atoll(argv[5]) : 200) << 20;
   const int64_t x_bits = argc > 6 ? std::atoi(argv[6]) : 8;
-  const Layer layers[] = {{1024, 1024}, {512, 1024}, {2816, 1024}, {1024, 2816},
-                          {768, 768},   {2048, 768}, {32000, 1024}};
+  std::vector<std::string> rows = parts(argc > 7 ? argv[7] : "");
+  if (rows.empty()) rows = {""};
+  std::vector<Layer> layers;
+  for (const std::string& size :
+       parts(argc > 8 ? argv[8] : "1024x1024,512x1024,2816x1024,1024x2816,768x768,2048x768,32000x1024")) {
+    layers.push_back({std::atoll(size.c_str()), std::atoll(size.c_str() + size.find('x') + 1)});
+  }
   for (int64_t m : ms) {
     for (const Layer& layer : layers) {
       const double probe = rm::bench::read_rate(true);
-      const double seconds = measure(bits, group, m, layer, total, x_bits);
-      const double bytes = double(layer.n) * double((layer.k + 63) / 64 * 8 * bits +
-                                                    (layer.k + group - 1) / group * 2);
-      std::printf(
-          "int%lld %4lld x %5lld x %4lld: %8.1f us %5.1f GB/s (%.2f of the read probe), "
-          "%5.1f GFLOP/s\n",
-          (long long)bits, (long long)m, (long long)layer.n, (long long)layer.k, seconds * 1e6,
-          bytes / seconds * 1e-9, bytes / seconds * 1e-9 / probe,
-          2e-9 * double(m * layer.n * layer.k) / seconds);
+      for (const std::string& row : rows) print(bits, group, m, layer, probe, measure(bits, group, m, layer, total, x_bits, row));
       std::fflush(stdout);
     }
   }

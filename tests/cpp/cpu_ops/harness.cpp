@@ -414,9 +414,13 @@ Outcome run(const rm_kernel& row, const Call& call, uint64_t constants) {
   Outcome prepared = take(row.prepare(&built.problem, nullptr, 0, &state));
   if (prepared.code != RM_OK) return prepared;
   const uint64_t bytes = row.workspace ? row.workspace(state) : 0;
-  // Exactly the bytes asked for, so that AddressSanitizer sees a workspace that is too small.
+  // Hardly more than the bytes asked for, so that AddressSanitizer sees a workspace that is too small;
+  // nothing in it is zero, and what lies behind them must stay as it is.
+  constexpr unsigned char kMarker = 0xa5;
+  const uint64_t room = (bytes + 127) / 64 * 64;
   std::unique_ptr<char, decltype(&std::free)> workspace(
-      static_cast<char*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64)), &std::free);
+      static_cast<char*>(std::aligned_alloc(64, room)), &std::free);
+  std::memset(workspace.get(), kMarker, room);
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   for (const Tensor* t : call.inputs) inputs.push_back(t ? t->data() : nullptr);
@@ -440,6 +444,11 @@ Outcome run(const rm_kernel& row, const Call& call, uint64_t constants) {
                    outputs.data(),    workspace.get(), nullptr};
   Outcome out = take(row.launch(&launch));
   row.release(state);
+  for (uint64_t i = bytes; i < room; ++i) {
+    if (static_cast<unsigned char>(workspace.get()[i]) == kMarker) continue;
+    FAIL_CHECK(call.op << " wrote behind its workspace");
+    break;
+  }
   for (const Tensor* t : call.outputs) {
     if (t) CHECK_MESSAGE(t->guards_hold(), call.op << " wrote outside its result");
   }

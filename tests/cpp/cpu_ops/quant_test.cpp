@@ -23,8 +23,9 @@ struct Case {
   int64_t m, n, k, bits, group;
   bool symmetric, bias, residual;
   std::string activation;
-  int64_t x_bits = 16;  // 8: weights in tiles, up to 8 rows of x rounded to 8 bits
+  int64_t x_bits = 16;  // 8: weights in tiles, up to 8 or 16 rows of x rounded to 8 bits
   int64_t tile = x_bits == 8 ? 8 : 1;
+  bool largest = false;  // integers of the weight and of x at the ends of their ranges
 };
 
 std::string text_of(const Case& c) {
@@ -97,7 +98,8 @@ struct Wanted {
 
 /// Whether a kernel rounds m rows of x to 8 bits where it may.
 bool rounds_rows(const std::string& row, int64_t m) {
-  return m <= (row.find("amx_int8") == std::string::npos ? 8 : 16);
+  const bool few = row.find("amx_int8") != std::string::npos || row.find("_few_") != std::string::npos;
+  return m <= (few ? 16 : 8);
 }
 
 /// What a product should be where x is read `rounds` to 8 bits.
@@ -143,6 +145,11 @@ void check(const Case& c, Type type, std::mt19937& rng, bool scrambled) {
   w.normal(rng, 0.1), bias.normal(rng), residual.normal(rng);
   Tensor x = scrambled ? Tensor::scrambled(type, {c.m, c.k}, rng) : Tensor(type, {c.m, c.k});
   x.normal(rng);
+  if (c.largest) {
+    // Of 4 bits -8 and 7, of 8 bits 127 and -127 by rows.
+    w.fill([&](int64_t i) { return c.bits == 4 ? (i % 32 == 5 ? -8 : 7) : i / c.k % 2 ? -1 : 1; });
+    x.fill([&](int64_t i) { return i / c.k % 3 == 1 ? -4 : 4; });
+  }
   const Weight weight(c, w);
   Call call{"quant_linear",
             {&x, &weight.q, &weight.scale, c.symmetric ? nullptr : &weight.zero,
@@ -215,6 +222,32 @@ TEST_CASE("quant_linear of 1 to 18 rows in 8 bits at the edges of matrix tiles")
     for (int64_t bits : {8, 4}) {
       const Case c{m, ns[rng() % 11], ks[rng() % 8], bits, int64_t{32} << rng() % 3, true, true, true, "none", 8};
       check(c, std::array{Type::f32, Type::bf16, Type::f16}[rng() % 3], rng, m % 3 == 0);
+    }
+  }
+}
+
+TEST_CASE("quant_linear of 1 to 33 rows in 8 bits on random sizes with tails of tiles and groups") {
+  std::mt19937 rng(61);
+  for (int round = 0; round < 120; ++round) {
+    const Case c{1 + int64_t(rng() % 33),
+                 1 + int64_t(rng() % 90),
+                 1 + int64_t(rng() % 500),
+                 rng() % 2 ? 8 : 4,
+                 int64_t{32} << rng() % 3,
+                 true,
+                 rng() % 2 == 0,
+                 rng() % 2 == 0,
+                 std::array{"none", "silu", "gelu"}[rng() % 3],
+                 8};
+    check(c, std::array{Type::f32, Type::bf16, Type::f16}[rng() % 3], rng, rng() % 3 == 0);
+  }
+}
+
+TEST_CASE("quant_linear in 8 bits of the largest integers overflows nowhere") {
+  std::mt19937 rng(62);
+  for (int64_t m : {1, 2, 3, 8, 9, 16}) {
+    for (int64_t bits : {8, 4}) {
+      check({m, 43, 512, bits, 128, true, false, false, "none", 8, 8, true}, Type::f32, rng, false);
     }
   }
 }

@@ -10,7 +10,7 @@
 // multiplied, and their sums scaled. Each stage reads what the one before it wrote a turn ago.
 #include <immintrin.h>
 
-#include "ops/quant/amx_few_kernels.hpp"
+#include "ops/quant/few_kernels.hpp"
 #include "ops/quant/isa_half.hpp"
 
 namespace rm::cpu::quant::RM_ISA {
@@ -187,6 +187,6 @@ void multiply(const FewArgs& a) {
 
 }  // namespace
 
-extern constinit const FewSet amx_few = {open, {multiply<8>, multiply<4>}, close};
+extern constinit const FewSet few_kernels = {open, {multiply<8>, multiply<4>}, close};
 
 }  // namespace rm::cpu::quant::RM_ISA

@@ -1,6 +1,6 @@
-// Splits panels of columns over threads; the arithmetic is in isa_amx_few.cpp, that of rows of the
-// weight that lie alone in isa_tile.cpp.
-#include "ops/quant/amx_few.hpp"
+// Splits panels of columns over threads; the arithmetic is in isa_few.cpp and isa_amx_few.cpp, that of
+// rows of the weight that lie alone in isa_tile.cpp.
+#include "ops/quant/few.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -31,16 +31,16 @@ class Layout {
 
 }  // namespace
 
-const char* AmxFewLinear::reject(const QuantProblem& q) {
+const char* FewLinear::reject(const QuantProblem& q) {
   const gemm::GemmProblem& g = q.gemm;
-  if (q.x_bits != 8) return "amx int8: activations of 8 bits only";
-  if (!g.outer.empty()) return "amx int8: leading axes that do not fold into rows";
-  if (g.m < 2 || g.m > kMostFewRows) return "amx int8: 2 to 16 rows";
+  if (q.x_bits != 8) return "few: activations of 8 bits only";
+  if (!g.outer.empty()) return "few: leading axes that do not fold into rows";
+  if (g.m < 2 || g.m > kMostFewRows) return "few: 2 to 16 rows";
   if (g.dtype[gemm::kA] == DType::f64) return "quant_linear: f32, bf16 and f16 activations only";
   return gemm::PackedGemm::reject_scattered(g);
 }
 
-AmxFewLinear::AmxFewLinear(QuantProblem problem, const Kernels& kernels)
+FewLinear::FewLinear(QuantProblem problem, const Kernels& kernels)
     : q_(std::move(problem)),
       k_(kernels),
       type_(tile_type(q_.gemm.dtype[gemm::kA])),
@@ -51,16 +51,17 @@ AmxFewLinear::AmxFewLinear(QuantProblem problem, const Kernels& kernels)
       worth, 1, std::max(1.0, std::min<double>(thread_limit(), double(panels_)))));
 }
 
-uint64_t AmxFewLinear::lay_out(char* base, Rounded* x) const {
+uint64_t FewLinear::lay_out(char* base, Rounded* x) const {
   const int64_t blocks = q_.gemm.m * q_.blocks();
   Layout layout(base);
   layout.take(blocks * kBlock, &x->values);
   layout.take(blocks, &x->scales);
   layout.take(blocks, &x->sums);
+  layout.take(blocks, &x->offsets);
   return layout.bytes();
 }
 
-uint64_t AmxFewLinear::lay_out(char* base, Own* own) const {
+uint64_t FewLinear::lay_out(char* base, Own* own) const {
   Layout layout(base);
   layout.take(q_.gemm.m * k_.tiles.nr, &own->acc);
   layout.take(q_.blocks() * kBlock, &own->row.values);
@@ -69,14 +70,14 @@ uint64_t AmxFewLinear::lay_out(char* base, Own* own) const {
   return layout.bytes();
 }
 
-uint64_t AmxFewLinear::workspace_bytes() const {
+uint64_t FewLinear::workspace_bytes() const {
   if (q_.gemm.empty()) return 0;
   Rounded x{};
   Own own{};
   return lay_out(nullptr, &x) + lay_out(nullptr, &own) * static_cast<uint64_t>(threads_);
 }
 
-void AmxFewLinear::launch(const rm_launch& l) const {
+void FewLinear::launch(const rm_launch& l) const {
   if (q_.gemm.empty()) return;
   const Operands o = operands(q_, l);
   auto* base = static_cast<char*>(l.workspace);
@@ -104,7 +105,7 @@ void AmxFewLinear::launch(const rm_launch& l) const {
 }
 
 /// Blocks [begin, end) of all rows of x.
-void AmxFewLinear::round(const Operands& o, const Rounded& x, int64_t begin, int64_t end) const {
+void FewLinear::round(const Operands& o, const Rounded& x, int64_t begin, int64_t end) const {
   const gemm::GemmProblem& g = q_.gemm;
   const int64_t bytes = dtype_bytes(g.dtype[gemm::kA]), k = begin * kBlock;
   for (int64_t i = 0; i < g.m; ++i) {
@@ -113,10 +114,12 @@ void AmxFewLinear::round(const Operands& o, const Rounded& x, int64_t begin, int
                              g.col[gemm::kA], g.k - k, end - begin, x.values + at * kBlock,
                              x.scales + at, x.sums + at, g.m * kBlock, g.m});
   }
+  const int32_t taken = q_.bits == 8 ? 128 : 8;
+  for (int64_t i = begin * g.m; i < end * g.m; ++i) x.offsets[i] = -taken * x.sums[i];
 }
 
 /// Panels [begin, end).
-void AmxFewLinear::run(const Operands& o, const Rounded& x, int64_t begin, int64_t end,
+void FewLinear::run(const Operands& o, const Rounded& x, int64_t begin, int64_t end,
                        const Own& own) const {
   const int64_t nr = k_.tiles.nr;
   k_.multiply.open(q_.gemm.m);
@@ -132,10 +135,10 @@ void AmxFewLinear::run(const Operands& o, const Rounded& x, int64_t begin, int64
 }
 
 /// Two tiles of the weight from row n on, or one, which stands in for the second as well.
-void AmxFewLinear::strip(const Operands& o, const Rounded& x, int64_t n, bool whole,
+void FewLinear::strip(const Operands& o, const Rounded& x, int64_t n, bool whole,
                          float* acc) const {
   FewArgs a{};
-  a.x = x.values, a.scales = x.scales;
+  a.x = x.values, a.scales = x.scales, a.offsets = x.offsets;
   for (int64_t t = 0; t < 2; ++t) {
     const int64_t row = n + (whole ? t * kTile : 0);
     a.w[t] = o.q + row * q_.row_bytes;
@@ -148,7 +151,7 @@ void AmxFewLinear::strip(const Operands& o, const Rounded& x, int64_t n, bool wh
   k_.multiply.multiply[q_.bits == 8 ? 0 : 1](a);
 }
 
-void AmxFewLinear::lone_rows(const Operands& o, const Rounded& x, int64_t n, int64_t count,
+void FewLinear::lone_rows(const Operands& o, const Rounded& x, int64_t n, int64_t count,
                              float* acc, const Rounded& row) const {
   const int64_t m = q_.gemm.m, blocks = q_.blocks();
   TileArgs a{};

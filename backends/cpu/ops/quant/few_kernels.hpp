@@ -1,5 +1,5 @@
-// What quant_linear of a few rows on matrix tiles (amx_few.cpp) and its kernel (isa_amx_few.cpp)
-// agree on. Plain data and function pointers only.
+// What quant_linear of a few rows (few.cpp) and its kernels (isa_few.cpp, on matrix tiles
+// isa_amx_few.cpp) agree on. Plain data and function pointers only.
 #pragma once
 
 #include "ops/quant/tile.hpp"
@@ -7,12 +7,13 @@
 namespace rm::cpu::quant {
 
 constexpr int kStrip = 2 * kTile;  // rows of the weight that are multiplied at once
-constexpr int64_t kMostFewRows = 16;  // of x: what a matrix tile holds
+constexpr int64_t kMostFewRows = 16;  // of x: what a matrix tile holds, and docs/operators.md lets round
 
 /// acc[r][c] = row r of x . row c of the weight, of kStrip rows in two tiles.
 struct FewArgs {
   const int8_t* x;      // [block][rows][kBlock]
-  const float* scales;  // [block][rows]
+  const float* scales;     // [block][rows]
+  const int32_t* offsets;  // [block][rows]: what unsigned bytes of the weight add, to be added
   const uint8_t* w[2];
   const uint16_t* scale[2];  // [groups][kTile]
   int64_t rows, blocks, groups, group_blocks;

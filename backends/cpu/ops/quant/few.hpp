@@ -1,15 +1,15 @@
-// quant_linear of a few rows of x, rounded to 8 bits, on matrix tiles (AMX); the weight lies in tiles
-// of eight rows.
+// quant_linear of a few rows of x, rounded to 8 bits, by kernels that unpack the weight once for all
+// of them; it lies in tiles of eight rows.
 //
 // The bits are those of TiledLinear; neither the number of threads nor that of rows changes one.
 #pragma once
 
-#include "ops/quant/amx_few_kernels.hpp"
+#include "ops/quant/few_kernels.hpp"
 #include "ops/quant/linear.hpp"
 
 namespace rm::cpu::quant {
 
-class AmxFewLinear {
+class FewLinear {
  public:
   struct Kernels {
     const FewSet& multiply;
@@ -20,7 +20,7 @@ class AmxFewLinear {
   /// Static string, or null when the problem is supported.
   static const char* reject(const QuantProblem& q);
 
-  AmxFewLinear(QuantProblem problem, const Kernels& kernels);
+  FewLinear(QuantProblem problem, const Kernels& kernels);
 
   uint64_t workspace_bytes() const;
   void launch(const rm_launch& l) const;
@@ -30,7 +30,7 @@ class AmxFewLinear {
   struct Rounded {
     int8_t* values;
     float* scales;
-    int32_t* sums;
+    int32_t *sums, *offsets;
   };
   /// What a thread has for itself.
   struct Own {
