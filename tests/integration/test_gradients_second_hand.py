@@ -104,6 +104,54 @@ def test_a_hook_that_came_behind_the_call_is_not_in_its_gradient(
     assert seen == 1 and not vars(model if where == "root" else model[0])[_dictionary(hook)]
 
 
+@pytest.mark.parametrize("removed", [False, True])
+@pytest.mark.parametrize("where", ["root", "part"])
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_backward_hook_of_the_call_is_in_its_gradient(
+    where: str, removed: bool, calls: int
+) -> None:
+    model, x, found = net(), torch.randn(3, 6), []
+    for served in (False, True):
+        for _ in range(calls if served else 0):
+            model(x)
+        handle = _halve(model if where == "root" else model[0])
+        rows = x.clone().requires_grad_()
+        if served:
+            output = model(rows)
+        else:
+            with rm.disabled():
+                output = model(rows)
+        if removed:
+            handle.remove()
+        found.append(torch.autograd.grad(output.sum(), [rows, *model.parameters()]))
+        handle.remove()
+        assert not (model if where == "root" else model[0])._backward_hooks
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 3])
+@pytest.mark.parametrize("grads", [True, False])
+def test_forward_hooks_of_the_call_run_once_and_are_in_its_gradient(
+    calls: int, grads: bool
+) -> None:
+    model, x, ran = net(), torch.randn(3, 6), []
+    for _ in range(calls):
+        with torch.set_grad_enabled(grads):
+            model(x)
+
+    def halve(part: nn.Module, given: Any) -> Any:
+        ran.append(part)
+        return (given[0] * 0.5,)
+
+    model[0].register_forward_pre_hook(halve)
+    for number in range(3):
+        found = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+        assert len(ran) == 2 * number + 1
+        with rm.disabled():
+            expected = torch.autograd.grad(model(x).sum(), [*model.parameters()])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def _dictionary(hook: Callable[[nn.Module], Any]) -> str:
     """Where the hook is kept."""
     part = nn.Identity()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import compress
@@ -33,8 +34,30 @@ from rm_abstract.guards.purity import Effects
 from rm_abstract.kv import kv_cache
 from rm_abstract.verification import parity
 
+_OF_FORWARD = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = (*_OF_FORWARD, "_backward_hooks", "_backward_pre_hooks")
+_OF_TRANSFORMERS = "transformers.utils.output_capturing"  # its hooks do nothing in a served call
 _MAX_KINDS = 64  # kinds of calls remembered a model; more are left to the original
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 1024  # calls left to the original after a backward
+
+
+Hooks = list[tuple[nn.Module, str, Any]]
+
+
+def _hooks_of(module: nn.Module, names: tuple[str, ...]) -> Hooks:
+    """Where parts of the module have hooks, and a copy of these."""
+    return [
+        (part, name, OrderedDict(held))
+        for part in module.modules()
+        for name in names
+        if (held := vars(part)[name])
+    ]
+
+
+def _forward_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks of the user's would run."""
+    held = [hook for _, _, hooks in _hooks_of(module, _OF_FORWARD) for hook in hooks.values()]
+    return any([getattr(hook, "__module__", None) != _OF_TRANSFORMERS for hook in held])
 
 
 def _forward(module: nn.Module) -> Callable[..., Any]:
@@ -83,6 +106,7 @@ class Needed(NamedTuple):
     of_inputs: tuple[bool, ...]
     weights: Weights
     of_weights: tuple[bool, ...]
+    looked_at: bool  # whether the module agrees with a snapshot, which has no forward hooks
 
 
 class EagerPeriod:
@@ -164,7 +188,7 @@ class GradientCalls:
         of_weights = weights.wanted()
         if not any(of_weights) and not any(of_inputs):
             return None
-        return Needed(inputs, of_inputs, weights, of_weights)
+        return Needed(inputs, of_inputs, weights, of_weights, state is not None)
 
     def _current(self) -> Weights:
         if self._weights is None:
@@ -197,6 +221,8 @@ class GradientCalls:
             return self._leave("a weight has gradient hooks")
         if weights.of_inference or any([t.is_inference() for t in inputs]):
             return self._leave("a tensor of inference mode cannot be kept for a backward")
+        if not needed.looked_at and _forward_hooks(module):
+            return self._leave("forward hooks are registered")
         kind = self._kind(args, kwargs, needed)
         if kind is None:
             return self._leave("gradients are enabled")
@@ -274,7 +300,10 @@ class GradientCalls:
         towards = [t for t in inputs.values() if t.requires_grad]
         towards += compress(weights.tensors, of_weights)
         if results and towards:
-            call = _Call(module, args, kwargs, weights, known, towards, results, self._eager_period)
+            hooks = _hooks_of(module, _HOOKS)
+            call = _Call(
+                module, args, kwargs, weights, known, towards, results, self._eager_period, hooks
+            )
             _connect(call, given, *towards)
         return output
 
@@ -323,6 +352,7 @@ class _Call:
     towards: list[torch.Tensor]  # inputs and weights that gradients are wanted for
     results: list[torch.Tensor]  # the differentiable outputs, until they are connected
     eager_period: EagerPeriod
+    hooks: Hooks  # as they were in the call
     given_out: list[tuple[Any, int]] = field(default_factory=list)  # weak references, versions
 
     def hand_out(self) -> tuple[torch.Tensor, ...]:
@@ -415,7 +445,7 @@ class Recomputed(torch.autograd.Function):
         call: _Call = ctx.call
         call.eager_period.differentiated()
         create = torch.is_grad_enabled()
-        with torch.enable_grad(), _as_in_the_call(call.module):
+        with torch.enable_grad(), _as_in_the_call(call.module, call.hooks):
             return (None, None, *call.gradients(given, create))
 
 
@@ -425,33 +455,32 @@ class Recomputed(torch.autograd.Function):
 _connect: Callable[..., Any] = super(torch.autograd.Function, Recomputed).apply
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 @contextlib.contextmanager
-def _as_in_the_call(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no hooks, no autocast and no routing, whatever the state around `backward`
-    is: a call of a module with hooks is not served, so those of now came later."""
+def _as_in_the_call(module: nn.Module, hooks: Hooks) -> Iterator[None]:
+    """Evaluation mode, the hooks of the call, no autocast and no routing, whatever the state around
+    `backward` is."""
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         raise ExecutionError(
             "[gradients] expected no hooks of all modules in backward, as there were none in the "
             "call; try to remove them before, or rm_abstract.disabled() around the call",
             code="RM503",
         )
-    parts = list(module.modules())
-    training = [part for part in parts if part.training]
-    hooks = [(part, name, held) for part in parts for name in _HOOKS if (held := vars(part)[name])]
+    training = [part for part in module.modules() if part.training]
+    now = [(part, name, vars(part)[name]) for part, name, _ in hooks]
+    now += [(part, name, vars(part)[name]) for part, name, _ in _hooks_of(module, _HOOKS)]
     token = disabled_var.set("backward")
     for part in training:
         part.training = False
+    for part, name, _ in now:
+        vars(part)[name] = OrderedDict()
     for part, name, held in hooks:
-        vars(part)[name] = type(held)()
+        vars(part)[name] = held
     try:
         with torch.autocast("cpu", enabled=False):
             yield
     finally:
         for part in training:
             part.training = True
-        for part, name, held in hooks:
+        for part, name, held in now:
             vars(part)[name] = held
         disabled_var.reset(token)
