@@ -153,7 +153,8 @@ def scaled_dot_product_attention(
 
     ``mask`` broadcasts to [B,H,S,T]: logical (true: attend) or added. ``scale``: 1/sqrt(D).
     """
-    attrs = (("is_causal", int(is_causal)), ("scale", float(scale or q.shape[-1] ** -0.5)))
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    attrs = (("is_causal", int(is_causal)), ("scale", scale))
     return apply("sdpa", (q, k, v) if mask is None else (q, k, v, mask), attrs)
 
 

@@ -35,7 +35,8 @@ class OnnxExecutable:
 
     Where shapes depend on the values of inputs (axes, repeats, ...), or an operator needs sizes as
     numbers, a call makes the program for these values or sizes, and the last 16 are kept; such a
-    call may raise CompileError.
+    call may raise CompileError. So does a call with a size of 0 or 1 that the file names, where the
+    program for all sizes does not take it.
     """
 
     def __init__(self, source: str | os.PathLike[str] | bytes, session: Session) -> None:
@@ -113,15 +114,32 @@ class OnnxExecutable:
 
     def _for(self, tensors: list[torch.Tensor]) -> _Made:
         """The program for these inputs: the only one, one of those kept, or made now."""
-        if self._only is not None:
-            return self._only
+        if self._only is None:
+            return self._for_these(tensors)
+        # What it did not take before, it does not take now.
+        return self._programs.get(self._key(tensors), self._only) if self._programs else self._only
+
+    def _has_small_sizes(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether a size that the file names is 0 or 1, as no size of a program for all is: it has
+        elements, and repeats along no axis of another operand."""
+        return any(
+            n == -1 and d < 2
+            for (_, sizes), t in zip(self._ports, tensors, strict=True)
+            for n, d in zip(sizes or (), t.shape, strict=False)
+        )
+
+    def _key(self, tensors: list[torch.Tensor]) -> Any:
+        return tuple((tuple(t.shape), None) for t in tensors)
+
+    def _for_these(self, tensors: list[torch.Tensor], sizes: bool = False) -> _Made:
+        """The program for these values, and sizes where they are needed or wanted."""
         self._check(tensors)
         with self._lock:
             for _ in range(len(self.input_names) + 2):
                 given = {
                     name: (list(t.shape), _bytes(t) if name in self._values else None)
                     for name, t in zip(self.input_names, tensors, strict=True)
-                    if self._sizes or name in self._values
+                    if sizes or self._sizes or name in self._values
                 }
                 key = tuple((tuple(sizes), content) for sizes, content in given.values())
                 if key in self._programs:
@@ -206,10 +224,21 @@ class OnnxExecutable:
         try:
             results = list(made.program.run([tensors[k] for k in made.inputs]))
         except _core.CoreError as error:
-            raise from_core(error, ExecutionError) from None
+            if made is not self._only or not self._has_small_sizes(tensors):
+                raise from_core(error, ExecutionError) from None
+            results = self._run_for_these(tensors)
         if given and not any(isinstance(x, torch.Tensor) for x in given):
             return [_array(r) for r in results]
         return results
+
+    def _run_for_these(self, tensors: list[torch.Tensor]) -> list[Any]:
+        from rm_abstract import _core
+
+        made = self._for_these(tensors, sizes=True)
+        try:
+            return list(made.program.run([tensors[k] for k in made.inputs]))
+        except _core.CoreError as error:
+            raise from_core(error, ExecutionError) from None
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         names = self.input_names[len(args) :]

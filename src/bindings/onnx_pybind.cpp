@@ -78,12 +78,11 @@ void bind_onnx(py::module_& m) {
   py::module_ o = m.def_submodule("onnx", "ONNX files as programs.");
   o.def(
       "import_model", &import_model, py::arg("file"), py::arg("given") = py::dict(),
-      "text, inputs and outputs (their names in order), weights: rows of name, dtype, shape and "
-      "where the bytes are: in `decoded`, else at `offset` of the file or of `location`. `given`: "
-      "by input, its sizes and None or the bytes of its values. What else an import needs to be "
-      "told "
-      "is in needed_values (inputs) and needs_sizes; there is no program then, but ports: element "
-      "type and sizes (-1: any) of each input.");
+      "text, inputs and outputs (their names in order), ports: element type and sizes (-1: any) of "
+      "each input, weights: rows of name, dtype, shape and where the bytes are: in `decoded`, else "
+      "at `offset` of the file or of `location`. `given`: by input, its sizes and None or the bytes "
+      "of its values. What else an import needs to be told is in needed_values (inputs) and "
+      "needs_sizes; there is no program then.");
 }
 
 }  // namespace rm::bindings

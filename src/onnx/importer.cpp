@@ -77,6 +77,7 @@ void Importer::add_inputs() {
     if (top_.values.count(port.name) != 0) continue;  // older files list initializers as inputs
     ports.push_back(&port);
     out_.inputs.push_back(port.name);
+    out_.ports.push_back(port);
   }
   for (bool with_values : {true, false}) {
     for (const Port* port : ports) add_input(*port, with_values);

@@ -46,10 +46,10 @@ struct Imported {
   ir::Graph graph;
   std::vector<std::string> inputs,
       outputs;  // inputs whose values were given are none of the graph's
+  std::vector<Port> ports;  // of `inputs`
   std::vector<Weight> weights;
   /// What an import needs to be told: the values of these inputs, the sizes of all. There is no
   /// graph then.
-  std::vector<Port> ports;  // of the inputs, when something is needed
   std::set<std::string> needed_values;
   bool needs_sizes = false;
 };

@@ -10,17 +10,19 @@ Converter reduction(std::string kind) {
     ValueId x = m.in(0);
     const ir::DType dtype = m.type(x).dtype;
     Ints axes = m.axes(1, m.rank(x)).value_or(Ints{});
-    if (axes.empty()) {
-      if (m.i("noop_with_empty_axes", 0) != 0) return m.out(x);
+    // Without axes every element is a sum of its own: its magnitude, square, logarithm, ... .
+    const bool reduces = !axes.empty() || m.i("noop_with_empty_axes", 0) == 0;
+    if (axes.empty() && reduces) {
       for (size_t k = 0; k < m.rank(x); ++k) axes.push_back(static_cast<int64_t>(k));
     }
     if (kind == "mean" && !ir::is_floating(dtype)) m.refuse("floats", m.type(x).str());
-    if (dtype == ir::DType::kBool)
+    if (dtype == ir::DType::kBool && reduces)
       return m.out(m.reduce(name == "ReduceMax" ? "any" : "all", x, axes, m.i("keepdims", 1) != 0));
     if (name == "ReduceL1") x = m.op("abs", {x});
     if (name == "ReduceL2" || name == "ReduceSumSquare") x = m.op("mul", {x, x});
+    if (name == "ReduceLogSumExp" && !reduces) return m.out(x);
     if (name == "ReduceLogSumExp") x = m.op("exp", {x});
-    ValueId y = m.cast(m.reduce(kind, x, axes, m.i("keepdims", 1) != 0), dtype);
+    ValueId y = reduces ? m.cast(m.reduce(kind, x, axes, m.i("keepdims", 1) != 0), dtype) : x;
     if (name == "ReduceL2") y = m.op("sqrt", {y});
     if (name == "ReduceLogSum" || name == "ReduceLogSumExp") y = m.op("log", {y});
     m.out(y);

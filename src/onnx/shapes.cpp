@@ -110,7 +110,7 @@ void convert_squeeze(Importer& m) {
     const bool is_named =
         axes && std::find(axes->begin(), axes->end(), static_cast<int64_t>(k)) != axes->end();
     if (is_named && from[k].value_or(1) != 1) m.refuse("a size 1", from[k].str());
-    if (axes ? !is_named : from[k] != Dim(1)) shape.push_back(from[k]);
+    if (axes ? !is_named : Dim(m.fixed(from[k])) != Dim(1)) shape.push_back(from[k]);
   }
   m.out(m.reshape(x, shape));
 }
@@ -256,8 +256,9 @@ void convert_gather_nd(Importer& m) {
 void convert_expand(Importer& m) {
   ValueId x = m.in(0);
   const Dims wanted = m.known(1, "a shape");
+  // Of two named sizes the wanted one is the result's: the other is the same, or 1.
   m.out(
-      m.op("expand", {x}, {{"shape", ops::broadcast({"expand", {}, {}, {}}, m.dims(x), wanted)}}));
+      m.op("expand", {x}, {{"shape", ops::broadcast({"expand", {}, {}, {}}, wanted, m.dims(x))}}));
 }
 
 void convert_constant_of_shape(Importer& m) {

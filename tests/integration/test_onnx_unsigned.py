@@ -154,3 +154,11 @@ def test_unsigned_numbers_pass_views_and_moves_of_a_file() -> None:
         np.testing.assert_array_equal(
             _run("Where", mask, x, x[::-1].copy()), np.where(mask, x, x[::-1])
         )
+
+
+@pytest.mark.parametrize("shapes", [((3, 3), (3, 1)), ((2, 4, 5), (5, 7)), ((16,), (16, 2))])
+def test_products_of_32_bits_are_those_of_whole_numbers(shapes: Any) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (_draw(np.uint32, shape, rng) for shape in shapes)
+    got = _run("MatMul", a, b)
+    assert got.dtype == np.uint32 and np.array_equal(got, a @ b)

@@ -65,6 +65,9 @@ REFUSED: dict[str, Callable[[rm.Tensor], Any]] = {
     "negative rate": lambda x: optim.SGD([x], -1.0),
     "no rate": lambda x: optim.Adam([x], float("nan")),
     "betas": lambda x: optim.Adam([x], betas=(1.0, 0.9)),
+    "the largest of none": lambda x: x[:0].max(0),
+    "the smallest of none": lambda x: x[:, :0].min(),
+    "the place of the largest of none": lambda x: x[:, :0].argmax(1),
 }
 
 
@@ -87,6 +90,20 @@ MISTAKEN: dict[str, Callable[[rm.Tensor], Any]] = {
 def test_what_is_of_another_kind_is_an_error(name: str) -> None:
     with pytest.raises(TypeError):
         MISTAKEN[name](_x())
+
+
+def test_extremes_beside_an_empty_axis_are_empty() -> None:
+    x = _x()[:0]
+    assert x.max(1).shape == x.min(1).shape == x.argmax(1).shape == (0,)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.5, 2.0, None])
+def test_attention_takes_the_scale_that_is_given(scale: float | None) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 4) for _ in range(3))
+    got = F.scaled_dot_product_attention(*map(rm.Tensor, (q, k, v)), scale=scale)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+    torch.testing.assert_close(got.torch(), expected)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64])

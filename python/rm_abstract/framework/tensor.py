@@ -331,14 +331,15 @@ class Tensor:
         return self._reduced("mean", axis, keepdim)
 
     def max(self, axis: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-        """Values only; equal elements share the gradient."""
+        """Values only; equal elements share the gradient. Raises ValueError for an empty axis."""
         return self._reduced("max", axis, keepdim)
 
     def min(self, axis: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-        """Values only; equal elements share the gradient."""
+        """Values only; equal elements share the gradient. Raises ValueError for an empty axis."""
         return self._reduced("min", axis, keepdim)
 
     def argmax(self, axis: int, keepdim: bool = False) -> Tensor:
+        """The first place of the largest element. Raises ValueError for an empty axis."""
         return self._reduced("argmax", axis, keepdim)
 
     def _reduced(self, kind: str, axis: int | Sequence[int] | None, keepdim: bool) -> Tensor:
@@ -346,6 +347,8 @@ class Tensor:
         order = Ints(sorted(axis_of(a, self.ndim) for a in axes))
         if len(set(order)) != len(order):
             raise ValueError(f"[{kind}] expected each axis once, got {tuple(axes)}")
+        if kind in ("max", "min", "argmax") and not all(self.shape[a] for a in order):
+            raise ValueError(f"[{kind}] expected an element along each axis, got {self.shape}")
         attrs = (("axes", order), ("keepdim", int(keepdim)), ("kind", kind))
         return apply("reduce", (self,), attrs)
 

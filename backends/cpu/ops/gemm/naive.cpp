@@ -68,6 +68,12 @@ C load(DType t, const void* base, int64_t i) {
       return static_cast<C>(static_cast<const int16_t*>(base)[i]);
     case DType::i8:
       return static_cast<C>(static_cast<const int8_t*>(base)[i]);
+    case DType::u64:
+      return static_cast<C>(static_cast<const uint64_t*>(base)[i]);
+    case DType::u32:
+      return static_cast<C>(static_cast<const uint32_t*>(base)[i]);
+    case DType::u16:
+      return static_cast<C>(static_cast<const uint16_t*>(base)[i]);
     default:
       return static_cast<C>(static_cast<const uint8_t*>(base)[i]);
   }
@@ -99,6 +105,15 @@ void put(DType t, void* base, int64_t i, C x) {
       break;
     case DType::i8:
       static_cast<int8_t*>(base)[i] = static_cast<int8_t>(x);
+      break;
+    case DType::u64:
+      static_cast<uint64_t*>(base)[i] = static_cast<uint64_t>(x);
+      break;
+    case DType::u32:
+      static_cast<uint32_t*>(base)[i] = static_cast<uint32_t>(x);
+      break;
+    case DType::u16:
+      static_cast<uint16_t*>(base)[i] = static_cast<uint16_t>(x);
       break;
     case DType::boolean:
       static_cast<uint8_t*>(base)[i] = x != C{};
