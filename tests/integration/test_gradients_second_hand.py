@@ -201,6 +201,30 @@ def test_a_detached_output_may_be_changed_in_place(before: int) -> None:
     assert model.inner.weight.grad is not None
 
 
+class Turned(nn.Module):
+    """Gives a view that is negated when it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.complex(x, self.inner(x)).conj().imag
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_an_output_that_is_negated_when_it_is_read_is_its_value(before: int) -> None:
+    model, x = Turned().eval(), torch.randn(3, 6)
+    with rm.disabled():
+        expected = model(x)
+    for _ in range(before):
+        model(x)
+    output = model(x)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    output.sum().backward()
+    torch.testing.assert_close(model.inner.bias.grad, torch.full((6,), -3.0))
+
+
 class Added(nn.Module):
     """Autograd needs nothing of the input itself."""
 

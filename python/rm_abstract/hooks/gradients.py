@@ -315,8 +315,11 @@ def _without_views(output: Any) -> Any:
     def own(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf._is_view():
             return leaf
-        made = leaf.new_empty(0)
-        return made.set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride())
+        value = leaf.resolve_conj().resolve_neg()  # memory is to be the value
+        made = value.new_empty(0)
+        return made.set_(
+            value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+        )
 
     leaves = pytree.tree_leaves(output, is_leaf=kv_cache.is_cache)
     if not any([isinstance(t, torch.Tensor) and t._is_view() for t in leaves]):
