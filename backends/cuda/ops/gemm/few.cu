@@ -63,18 +63,41 @@ bool in_pairs(const void* data, std::int64_t pitch) {
   return reinterpret_cast<std::uintptr_t>(data) % 4 == 0 && pitch % 2 == 0;
 }
 
-template <class T, int kN, int kParts>
-Status launch_form(const FewArgs& args, const Cut& cut, Stream stream) {
+template <class T, int kN, int kParts, FewKind kKind>
+Status launch_kind(const FewArgs& args, const Cut& cut, Stream stream) {
   static thread_local int allowed_on = -1;
   const int device = card().device;
+  const auto kernel = gemm_few<T, kN, kParts, kKind>;
   if (allowed_on != device) {
-    const Status s = allow_shared_memory("gemm", gemm_few<T, kN, kParts>, kHopperSharedBytes);
+    const Status s = allow_shared_memory("gemm", kernel, kHopperSharedBytes);
     if (!s) return s;
     allowed_on = device;
   }
   const Launch how{static_cast<unsigned>(cut.blocks), 128, static_cast<std::size_t>(cut.bytes),
                    kParts, true};
-  return launch("gemm", gemm_few<T, kN, kParts>, how, stream, args);
+  return launch("gemm", kernel, how, stream, args);
+}
+
+FewKind kind_of(const FewArgs& args, int columns) {
+  const EpilogueArgs& e = args.epilogue;
+  const bool of_columns = e.bias_kind == static_cast<int>(BiasKind::column);
+  const bool plain = e.bias == nullptr || of_columns;
+  if (!args.pairs || args.n % columns != 0 || !plain || e.aux) return FewKind::any;
+  const auto activation = static_cast<Activation>(e.activation);
+  if (activation == Activation::none) return FewKind::linear;
+  return activation == Activation::gelu ? FewKind::gelu : FewKind::any;
+}
+
+template <class T, int kN, int kParts>
+Status launch_form(const FewArgs& args, const Cut& cut, Stream stream) {
+  switch (kind_of(args, kN)) {
+    case FewKind::linear:
+      return launch_kind<T, kN, kParts, FewKind::linear>(args, cut, stream);
+    case FewKind::gelu:
+      return launch_kind<T, kN, kParts, FewKind::gelu>(args, cut, stream);
+    default:
+      return launch_kind<T, kN, kParts, FewKind::any>(args, cut, stream);
+  }
 }
 
 template <class T>

@@ -7,6 +7,11 @@
 
 namespace rm::cuda_ops {
 
+/// What a kernel is made for: `any` finds its epilogue in its arguments; the others have whole tiles
+/// in rows that may be accessed in pairs, a bias of the columns or none, no aux, and that activation.
+/// Half the instructions, which come from memory anew where other kernels ran between two launches.
+enum class FewKind : int { any, linear, gelu };
+
 struct FewArgs {
   CUtensorMap a, b;  // [M, K] and [N, K] in boxes of 64 of K
   int m, n;

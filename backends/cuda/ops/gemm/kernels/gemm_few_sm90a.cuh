@@ -26,15 +26,25 @@ __device__ __forceinline__ void few_cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/// As cluster_send, four sums.
-__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, int rank, float a,
-                                         float b, float c, float d) {
+/// Where `at` of this block is in block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t few_there(std::uint32_t at, int rank) {
+  std::uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+/// Sums to another block's memory, counted by its barrier `bar`.
+__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, float a, float b) {
   asm volatile(
-      "{\n.reg .u32 t, m;\nmapa.shared::cluster.u32 t, %0, %2;\n"
-      "mapa.shared::cluster.u32 m, %1, %2;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [t], {%3, %4, %5, %6}, [m];\n}" ::
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
+      "r"(bar), "f"(a), "f"(b)
+      : "memory");
+}
+__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, float a, float b,
+                                         float c, float d) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::
           "r"(to),
-      "r"(bar), "r"(rank), "f"(a), "f"(b), "f"(c), "f"(d)
+      "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
       : "memory");
 }
 /// Two neighbours of a row of 16-bit floats, asked for where it stands and past the first-level
@@ -126,27 +136,35 @@ template <int kN, int kParts>
 __device__ __forceinline__ void few_send_all(const float (&acc)[kN / 2], std::uint32_t sums,
                                              std::uint32_t bar, int part, int warp, int lane) {
   const std::uint32_t mine = sums + part * FewPlace<kN, kParts>::kOwned;
+  if constexpr (kParts == 8) {
+    const std::uint32_t place = mine + lane * 8;
 #pragma unroll
-  for (int j = 0; j < kN / 8; ++j) {
-    const float* v = acc + 4 * j;
-    if constexpr (kParts == 8) {
-      const std::uint32_t to = mine + (j * 32 + lane) * 8;
-      cluster_send({v[0], v[1]}, to, bar, 2 * warp);
-      cluster_send({v[2], v[3]}, to, bar, 2 * warp + 1);
-    } else {
-      const int owner = kParts == 2 ? warp / 2 : warp, half = kParts == 2 ? warp % 2 : 0;
-      const std::uint32_t to = mine + ((half * (kN / 8) + j) * 32 + lane) * 16;
-      few_send(to, bar, owner, v[0], v[1], v[2], v[3]);
+    for (int h = 0; h < 2; ++h) {
+      const std::uint32_t to = few_there(place, 2 * warp + h), counter = few_there(bar, 2 * warp + h);
+#pragma unroll
+      for (int j = 0; j < kN / 8; ++j) {
+        few_send(to + j * 256, counter, acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+      }
+    }
+  } else {
+    const int owner = kParts == 2 ? warp / 2 : warp, half = kParts == 2 ? warp % 2 : 0;
+    const std::uint32_t to = few_there(mine + (half * (kN / 8) * 32 + lane) * 16, owner);
+    const std::uint32_t counter = few_there(bar, owner);
+#pragma unroll
+    for (int j = 0; j < kN / 8; ++j) {
+      const float* v = acc + 4 * j;
+      few_send(to + j * 512, counter, v[0], v[1], v[2], v[3]);
     }
   }
 }
 
-template <class T, int kN, int kParts>
+template <class T, int kN, int kParts, FewKind kKind>
 __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Place = FewPlace<kN, kParts>;
   constexpr int kABytes = kFewRows * 128, kBBytes = kN * 128, kSums = kFewRows * kN * 4;
   constexpr int kItems = Place::kItems, kRows = Place::kRows, kValues = kItems * kRows * 2;
+  constexpr bool kAny = kKind == FewKind::any;
   static_assert(kParts == 2 || kParts == 4 || kParts == 8);
   launch_dependents();
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -158,16 +176,15 @@ __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs 
   const int tile = static_cast<int>(blockIdx.x) / kParts;
   const int m0 = tile % p.tiles_m * kFewRows, n0 = tile / p.tiles_m * kN, k0 = part * chunks * 64;
   const EpilogueArgs& e = p.epilogue;
-  if (warp == 0 && elect_lane()) {
+  if (warp == 0) {
+    if (lane < chunks) barrier_init(bars + 8 * lane, 1);
+    if (lane == 31) barrier_init(received, 1);
+    barrier_init_done();
+    if (lane < chunks) barrier_expect(bars + 8 * lane, kABytes + kBBytes);
+    if (lane == 31) barrier_expect(received, kSums);
+  } else if (warp == 1 && elect_lane()) {
     prefetch_map(&p.b);
     prefetch_map(&p.a);
-#pragma unroll 1
-    for (int c = 0; c < chunks; ++c) barrier_init(bars + 8 * c, 1);
-    barrier_init(received, 1);
-    barrier_init_done();
-#pragma unroll 1
-    for (int c = 0; c < chunks; ++c) barrier_expect(bars + 8 * c, kABytes + kBBytes);
-    barrier_expect(received, kSums);
   }
   __syncthreads();
   few_cluster_arrive();
@@ -181,7 +198,7 @@ __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs 
   __syncwarp();
   const Place place(warp, lane, part, m0, n0);
   std::uint32_t bias[kItems] = {};
-  const bool whole = p.pairs && n0 + kN <= p.n;
+  const bool whole = !kAny || (p.pairs && n0 + kN <= p.n);
   if (e.bias_kind == static_cast<int>(BiasKind::column)) {
     few_either(whole, [&](auto pairs) {
 #pragma unroll
@@ -203,7 +220,7 @@ __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs 
   __syncwarp();
   std::uint32_t residual[kItems * kRows] = {}, row_bias[kRows] = {};
   const bool of_row = e.bias_kind == static_cast<int>(BiasKind::row);
-  if (of_row || e.bias_kind == static_cast<int>(BiasKind::scalar)) {
+  if (kAny && (of_row || e.bias_kind == static_cast<int>(BiasKind::scalar))) {
 #pragma unroll
     for (int h = 0; h < kRows; ++h) {
       const int row = place.row + 8 * h;
@@ -223,10 +240,13 @@ __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs 
     });
   }
   float acc[kN / 2] = {};
-  wgmma_fence();
+#pragma unroll
+  for (float& v : acc) asm volatile("" : "+f"(v)::"memory");  // they are 0 before the products
 #pragma unroll 1
   for (int c = 0; c < chunks; ++c) {
-    barrier_wait_or_trap(bars + 8 * c, 0);
+    // Not the wait that traps: beside its branch ptxas waits for each chunk's products (C7517).
+    barrier_wait(bars + 8 * c, 0);
+    wgmma_fence();
     const std::uint64_t a = wgmma_descriptor(a_at + c * kABytes);
     const std::uint64_t b = wgmma_descriptor(b_at + c * kBBytes);
 #pragma unroll
@@ -257,8 +277,12 @@ __global__ void __launch_bounds__(128) gemm_few(const __grid_constant__ FewArgs 
       }
     });
   };
-  if (e.aux) store(e.aux, e.aux_pitch);
-  activate_kind<T>(e, v);
+  if (kAny && e.aux) store(e.aux, e.aux_pitch);
+  if constexpr (kAny) {
+    activate_kind<T>(e, v);
+  } else if constexpr (kKind == FewKind::gelu) {
+    activate_all<Activation::gelu, kValues, std::is_same_v<T, __half>>(v, 0.0f);
+  }
 #pragma unroll
   for (int i = 0; i < kItems * kRows; ++i) {
     const float2 r = few_values<T>(residual[i]);
