@@ -128,6 +128,15 @@ class PyProgram : public exchange::FrameworkProgram {
     return py::make_tuple(outputs.take(), capsule);
   }
 
+  std::vector<size_t> updated_inputs() const {
+    const ir::Graph& graph = program_.graph();
+    std::vector<size_t> found;
+    for (size_t i = 0; i < graph.inputs().size(); ++i) {
+      if (graph.value(graph.inputs()[i]).donated) found.push_back(i);
+    }
+    return found;
+  }
+
   void accept_kernels(uint64_t set) { program_.accept_kernels(set); }
 
   uint64_t kernel_set(const py::sequence& inputs) {
@@ -403,6 +412,8 @@ void bind_program(py::module_& m) {
            "For a recording of the current stream: (results, what has to be kept as long as the "
            "recording). Inputs and results are used where they lie. Raises CoreError, and launches "
            "nothing, for sizes that did not run before or cannot be recorded.")
+      .def("updated_inputs", &PyProgram::updated_inputs,
+           "Numbers of the inputs that a run updates in place.")
       .def("accept_kernels", &PyProgram::accept_kernels, py::arg("set"))
       .def("kernel_set", &PyProgram::kernel_set, py::arg("inputs"),
            "The digest of the set of kernels that a run with these inputs uses now.")

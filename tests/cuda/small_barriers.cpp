@@ -1,8 +1,9 @@
 // Barriers of small steps against counting bytes: random programs, of which every part is taken apart into
 // what each thread of the kernel reads and writes. Two parts that no barrier separates must not touch a byte
-// that one of them writes, unless the same thread does both. Prints how many programs were read, how many
-// barriers they have, how many parts had warps of their own, and how many programs are wrong, with the first of
-// them. Built and run by test_small_barriers.py.
+// that one of them writes, unless the same thread does both; a part whose elements several blocks share must
+// not do so with any other part, and its own elements must not either. Prints how many programs were read, how
+// many barriers they have, how many parts had warps of their own, how many are shared by blocks, and how many
+// programs are wrong, with the first of them. Built and run by test_small_barriers.py.
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -160,6 +161,16 @@ class Counting {
       if (part.head.meet != 0) bytes_.clear();
       if (!count(s, part)) return s;
     }
+    for (int s = 0; s < args_.parts; ++s) {
+      if (args_.program.part[s].head.split == 0) continue;
+      for (int other = 0; other < args_.parts; ++other) {
+        bytes_.clear();
+        alone_ = s;
+        const bool apart = count(s, args_.program.part[s]) && (other == s || count(other, args_.program.part[other]));
+        alone_ = -1;
+        if (!apart) return s;
+      }
+    }
     return -1;
   }
 
@@ -169,8 +180,8 @@ class Counting {
     for (int b = 0; b < size_of(at.dtype); ++b) {
       auto& seen = bytes_[{at.inner != 0, base + static_cast<std::uintptr_t>(element * size_of(at.dtype) + b)}];
       for (const Touch& t : seen) {
-        const bool same = t.thread == thread && thread != kEvery;
-        if (t.part != part && (t.writes || writes) && !same) return false;
+        const bool same = t.thread == thread && thread != kEvery && (alone_ < 0 || t.part == part);
+        if ((t.part != part || part == alone_) && (t.writes || writes) && !same) return false;
       }
       seen.push_back({part, thread, writes});
     }
@@ -229,6 +240,7 @@ class Counting {
   }
 
   const SmallStepsArgs& args_;
+  int alone_ = -1;  // a part whose elements blocks share: its threads are nobody else's
   std::map<std::pair<bool, std::uintptr_t>, std::vector<Touch>> bytes_;
 };
 
@@ -236,7 +248,7 @@ class Counting {
 
 int main(int, char** arguments) {
   const auto seed = static_cast<unsigned>(std::strtoul(arguments[1], nullptr, 10));
-  int read = 0, barriers = 0, apart = 0, wrong = 0, first = -1;
+  int read = 0, barriers = 0, apart = 0, split = 0, wrong = 0, first = -1;
   for (int i = 0; i < 1500; ++i) {
     const SmallSteps p = Maker(seed * 1500u + static_cast<unsigned>(i)).make();
     SmallStepsArgs args{};
@@ -245,8 +257,9 @@ int main(int, char** arguments) {
     for (int s = 0; s < args.parts; ++s) {
       barriers += args.program.part[s].head.meet;
       apart += args.program.part[s].head.warps < kSmallThreads / 32 ? 1 : 0;
+      split += args.program.part[s].head.split;
     }
     if (Counting(args).wrong() >= 0 && wrong++ == 0) first = i;
   }
-  std::printf("%d %d %d %d %d\n", read, barriers, apart, wrong, first);
+  std::printf("%d %d %d %d %d %d\n", read, barriers, apart, split, wrong, first);
 }

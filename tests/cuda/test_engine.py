@@ -237,14 +237,74 @@ def test_generation_gives_the_originals_tokens(tmp_path: Path, sampled: bool) ->
     assert all(name.startswith("cuda/") for name in kernels(record))
 
 
-def test_generation_of_a_model_on_the_host_is_left_to_pytorch(tmp_path: Path) -> None:
-    rm.init("gpu:0", fallback="allow")
+@pytest.mark.parametrize("sampled", [False, True])
+def test_generation_of_a_model_on_the_host_runs_on_the_gpu(tmp_path: Path, sampled: bool) -> None:
+    rm.init("gpu:0", fallback="warn")
+    model = llama(tmp_path / "model", torch.float32)
+    ids = torch.randint(3, 100, (3, 9))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    asked = {"max_new_tokens": 90, "do_sample": sampled, "top_k": 20, "eos_token_id": 2}
+    asked |= {"pad_token_id": 0, "attention_mask": mask}
+    for turn in range(3):
+        torch.manual_seed(turn)
+        with rm.disabled():
+            expected = model.generate(ids, **asked)
+        torch.manual_seed(turn)
+        got = model.generate(ids, **asked)
+        assert got.device == ids.device and got.tolist() == expected.tolist()
+    (record,) = [r for r in rm.explain().to_dict()["models"] if r["routed"]]
+    assert record["loop_tokens"] > 200
+    assert all(name.startswith("cuda/") for name in kernels(record))
+
+
+def test_a_cache_that_generation_on_the_gpu_returns_lies_with_the_model(tmp_path: Path) -> None:
+    """And holds what the original's would: eager calls go on with it, and so does generate."""
+    rm.init("gpu:0", fallback="warn")
     model = llama(tmp_path / "model", torch.float32)
     ids = torch.randint(3, 100, (1, 9))
+    asked = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    for _ in range(3):
+        with rm.disabled():
+            expected = model.generate(ids, return_dict_in_generate=True, **asked)
+        got = model.generate(ids, return_dict_in_generate=True, **asked)
+        assert got.sequences.tolist() == expected.sequences.tolist()
+        theirs, ours = expected.past_key_values, got.past_key_values
+        for a, b in zip(theirs.layers, ours.layers, strict=True):
+            assert b.keys.device == a.keys.device
+            check_near(b.keys, a.keys)
+            check_near(b.values, a.values)
+    more = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     with rm.disabled():
-        expected = model.generate(ids, max_new_tokens=5, do_sample=False)
-    tokens = model.generate(ids, max_new_tokens=5, do_sample=False)
-    assert tokens.tolist() == expected.tolist()
+        longer = model.generate(expected.sequences, past_key_values=theirs, **more)
+    assert model.generate(got.sequences, past_key_values=ours, **more).tolist() == longer.tolist()
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_encoder_decoders_generate_the_originals_tokens(where: str) -> None:
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.BartConfig(
+        d_model=64, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=100,
+        max_position_embeddings=256, forced_eos_token_id=None, decoder_start_token_id=2,
+        bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    rm.init("gpu:0", fallback="allow")
+    model = hf.BartForConditionalGeneration(config).eval().to(where)
+    model.generation_config.eos_token_id = None
+    asked = {"max_new_tokens": 90, "do_sample": False, "pad_token_id": 0}
+    for turn in range(4):  # lengths and rows vary, and so do the encoder's keys and values
+        ids = torch.randint(3, 100, (1 + turn % 2, 9 + 5 * turn), device=where)
+        mask = torch.ones_like(ids)
+        mask[-1, 7:] = 0
+        with rm.disabled():
+            expected = model.generate(ids, attention_mask=mask, **asked)
+        got = model.generate(ids, attention_mask=mask, **asked)
+        assert got.tolist() == expected.tolist(), turn
+    records = rm.explain().to_dict()["models"]
+    assert sum(r["loop_tokens"] for r in records) > 200
 
 
 def test_a_call_inside_a_users_graph_is_left_to_pytorch(tmp_path: Path) -> None:

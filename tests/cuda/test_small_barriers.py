@@ -24,6 +24,6 @@ def test_parts_that_no_barrier_separates_share_nothing(tmp_path: Path, seed: int
         check=True,
     )  # fmt: skip
     done = subprocess.run([program, str(seed)], capture_output=True, text=True, check=False)
-    read, barriers, apart, wrong, first = map(int, done.stdout.split())
+    read, barriers, apart, split, wrong, first = map(int, done.stdout.split())
     assert wrong == 0, f"seed {seed}: {wrong} of {read} programs, the first is number {first}"
-    assert read > 1000 and barriers > read and apart > read  # else little was asked
+    assert read > 1000 and barriers > read and apart > read and split > 5  # else little was asked

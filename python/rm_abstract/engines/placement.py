@@ -86,14 +86,10 @@ class GpuPlacement(Placement):
 
     def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         self.check(model_device)
-        kinds = objects_in(spec)
-        if any(s[1] != "DeviceCache" for s in kinds):
+        if any(s[1] not in ("DeviceCache", "DevicePair") for s in objects_in(spec)):
             raise Decline(
                 "RM114", "a cache of keys and values that generate did not make, on a GPU"
             )
-        if kinds and model_device != self._device:
-            where = f"generation of a model on {model_device}: move it to {self._name}"
-            raise Decline("RM119", where)
 
     def weights(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         with self._lock:
@@ -121,11 +117,16 @@ class GpuPlacement(Placement):
 
 
 class GpuProgram:
-    """A program on a GPU, called with tensors of the model's device."""
+    """A program on a GPU, called with tensors of the model's device.
+
+    Where that is the CPU, inputs are copied to the GPU, what the program updates in place and its
+    results back.
+    """
 
     def __init__(self, program: Any, device: torch.device, model_device: torch.device) -> None:
         self._program, self._device, self._model_device = program, device, model_device
         self._at_home = model_device == device
+        self._updated: list[int] = [] if self._at_home else program.updated_inputs()
         for name in ("accept_kernels", "report", "take_trace", "launch_into", "wait_for_packing"):
             setattr(self, name, getattr(program, name))
         # Of whole steps of a generation (generation/step_graph.py); good within one epoch.
@@ -156,12 +157,29 @@ class GpuProgram:
                 if t.get_device() != number:
                     inputs = self._there(inputs)
                     break
-        else:
-            inputs = self._there(inputs)
-        results: list[torch.Tensor | None] = self._program.run(inputs, only_accepted)
         if self._at_home:
+            results: list[torch.Tensor | None] = self._program.run(inputs, only_accepted)
             return results
+        there = self._there(inputs)
+        results = self._program.run(there, only_accepted)
+        self.bring_back(there, inputs)
         return [None if r is None else r.to(self._model_device) for r in results]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the model, and so the tensors of its calls, lie elsewhere."""
+        return not self._at_home
+
+    def brought(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors of a call in memory of the GPU, for `decode_step` of a model elsewhere."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self._there(inputs)
+
+    def bring_back(self, there: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        """What runs on `there`, copies of `inputs` on the GPU, updated in place becomes theirs."""
+        with torch.no_grad():
+            for number in self._updated:
+                inputs[number].copy_(there[number])
 
     def decode_step(
         self,

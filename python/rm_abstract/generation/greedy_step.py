@@ -28,6 +28,11 @@ class GreedyStep:
         self, variant: Variant, tensors: list[torch.Tensor], roles: dict[str, int]
     ) -> None:
         self.variant, self._roles = variant, roles
+        program: Any = variant.program
+        # Of a model on the CPU whose program runs on a GPU: the call's tensors, until `leave`.
+        self._away: list[torch.Tensor] | None = None
+        if getattr(program, "is_away", False):
+            self._away, tensors = tensors, program.brought(tensors)
         self.tensors = list(tensors)
         # Of rows with positions of their own, where `one` was told those of the last step.
         self._next_positions: list[int] | None = None
@@ -38,10 +43,29 @@ class GreedyStep:
                 self.tensors[number] = tensors[number].clone(memory_format=torch.contiguous_format)
 
     @staticmethod
-    def serving(entry: CompiledCall, leaves: Sequence[Any], width: int = 1) -> GreedyStep | None:
-        """The program of this generation step; None when there is none that a loop can run."""
+    def serving(
+        entry: CompiledCall, leaves: Sequence[Any], width: int = 1, may_be_away: bool = False
+    ) -> GreedyStep | None:
+        """The program of this generation step; None when there is none that a loop can run.
+
+        With `may_be_away` also one that runs on a GPU for a model on the CPU: its caller says
+        `leave` at the end.
+        """
         found = entry.decode_step(leaves)
-        return None if found is None else GreedyStep.of(*found, width)
+        if found is None or (getattr(found[0].program, "is_away", False) and not may_be_away):
+            return None
+        return GreedyStep.of(*found, width)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors lie."""
+        return self.tensors[self._roles["ids"]].device
+
+    def leave(self) -> None:
+        """The cache holds what the steps appended, also where it does not lie on their device."""
+        if self._away is not None:
+            program: Any = self.variant.program
+            program.bring_back(self.tensors, self._away)
 
     @staticmethod
     def of(
@@ -147,7 +171,10 @@ class GreedyStep:
         self.variant.report.calls += 1
         if positions is not None:
             self._next_positions = [position + 1 for position in positions]
-        return results[self._roles["logits"]], largest
+        logits = results[self._roles["logits"]]
+        if self._away is not None:  # who chooses is where the model is
+            logits = logits.to(self._away[self._roles["ids"]].device)
+        return logits, largest
 
     def _place(self, positions: list[int]) -> None:
         number = self._roles.get("positions")

@@ -235,21 +235,21 @@ class TokenLoop:
         by_identity = {id(value): following[name] for name, value in inputs.items()}
         leaves = [by_identity.get(id(leaf), leaf) for leaf in leaves]
         # The core's own loop, and what batches rows of threads, read tokens on the host.
-        here = self._ids.device.type == "cpu"
+        here = self._ids.device.type == "cpu" and not self._on_gpu()
         shared = self._shareable(following) if here else None
         if shared is not None and shared.concurrent():
             if self._with_others(shared, following):
                 return all(self._finished)
             shared = None  # nobody to share with: not asked again before the buffers are full
         concurrent = shared.concurrent if shared is not None else None
-        step = GreedyStep.serving(entry, leaves)
+        step = GreedyStep.serving(entry, leaves, may_be_away=True)
         if step is None:
             return False
         cache = kv_cache.device_part(self._kwargs[cache_name()])
         drafting = self._drafting(step, following) if here else None
         before = step.length()
         try:
-            if not here and self._can_run_ahead():
+            if not here and self._can_run_ahead(step):
                 self._ahead(step, cache.capacity)
             elif not here:
                 self._one_by_one(step, cache.capacity)
@@ -260,28 +260,38 @@ class TokenLoop:
             else:
                 self._one_by_one(step, cache.capacity, concurrent)
         finally:
-            cache.advance(step.length())
-            self._router.loop_tokens += (step.length() - before) * self._ids.shape[0]
-        if step.length() > before:
-            self._advance({}, step.length() - before)
+            length = step.length()
+            step.leave()
+            cache.advance(length)
+            self._router.loop_tokens += (length - before) * self._ids.shape[0]
+        if length > before:
+            self._advance({}, length - before)
         over = all(self._finished)
         if step.wants_checks and not over:
             self._make_checks()
         return over
 
-    def _can_run_ahead(self) -> bool:
+    def _on_gpu(self) -> bool:
+        """Whether programs run on a GPU; the model may lie on the CPU."""
+        return bool(getattr(self._router.engine, "on_gpu", False))
+
+    def _can_run_ahead(self, step: GreedyStep) -> bool:
         """Nobody looks at a token before all are there."""
+        if step.device != self._ids.device and not self._tokens_only():
+            return False  # processors and the generator of random numbers are where the model is
         kept = self._scores is not None or self._logits is not None or self._streamer is not None
         return self._silent and not kept and forgets(self._processors)
 
     def _ahead(self, step: GreedyStep, capacity: int) -> None:
         """On a device of its own: tokens are chosen there and read together."""
-        pad = self._pad if self._pads else None
-        ahead = Ahead(step, self._ids, sorted(self._eos), pad, self._finished)
+        pad = self._pad.to(step.device) if self._pads and self._pad is not None else None
+        ids = self._ids.to(step.device)
+        ahead = Ahead(step, ids, sorted(self._eos), pad, self._finished)
         steps = min(capacity - step.length(), self._room())
         if steps < 1:
             return
         tokens = ahead.run(steps, self._processors, bool(self._config.do_sample))
+        tokens = tokens.to(self._ids.device)
         self._ids = torch.cat([self._ids, tokens], dim=-1)
         self._last = tokens[:, -1].tolist()
         self._finished = [

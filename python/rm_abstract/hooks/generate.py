@@ -49,7 +49,7 @@ def preparing_cache(host: HookHost, original: Any) -> Any:
             _decline_modes(router, args, kwargs)
         if given is None and router is not None and router.session is host:
             on_device = _device_keeps_states(host)
-            if (on_device or _planned(host)) and str(self.device) == _place(host):
+            if (on_device or _planned(host)) and str(self.device) in ("cpu", _place(host)):
                 _replace(self, generation_config, model_kwargs, made, notes, on_device)
         if given is None:
             cache = model_kwargs.get(cache_name())
@@ -130,7 +130,7 @@ def _planned(host: HookHost) -> bool:
 
 
 def _place(host: HookHost) -> str:
-    """Where models lie whose caches programs append to: a GPU's own, else the CPU's."""
+    """Where models lie, beside the CPU, whose caches programs append to."""
     return host.resolved.name if host.resolved.backend == "cuda" else "cpu"
 
 
@@ -154,7 +154,7 @@ def _replace(
     own = made.self_attention_cache if pair else made
     if not _plain(own, "DynamicCache") or own.offloading or not _fits(model, generation_config):
         return
-    if pair and (on_device or model.device.type != "cpu"):
+    if pair and on_device:
         return  # the encoder's half does not change: such a device is given both with every step
     from rm_abstract.kv.device_cache import CacheNotes, DevicePair, expected_shape, from_dynamic
 

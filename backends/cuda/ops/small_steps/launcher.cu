@@ -12,7 +12,7 @@ Status launch_block(const SmallSteps& p, Workspace, Stream stream) {
   SmallReader reader(p, args);
   if (!reader.run()) return invalid("[small_steps] expected a program that was checked, got another");
   args.first = p.inputs.empty() ? p.outputs[0].data : p.inputs[0].data;
-  return launch_overlapped("small_steps", small_steps_block, 1, kSmallThreads,
+  return launch_overlapped("small_steps", small_steps_block, static_cast<unsigned>(reader.blocks()), kSmallThreads,
                            static_cast<std::size_t>(reader.memory()), stream, args);
 }
 

@@ -85,6 +85,7 @@ bool SmallReader::run() {
   }
   if (out_.parts == 0 || failed_) return false;
   place_barriers();
+  split_parts();
   return true;
 }
 
@@ -337,6 +338,35 @@ void SmallReader::share_out(int first, int last) {
       next += warps;
     }
   }
+}
+
+/// Parts of more elements than they have threads, such as masks of long caches, whose elements several
+/// blocks share.
+void SmallReader::split_parts() {
+  for (int s = 0; s < out_.parts; ++s) {
+    SmallHead& h = out_.program.part[s].head;
+    const int threads = h.warps * 32;
+    h.split = h.op == SmallOp::ewise && h.count > threads && stands_alone(s) ? 1 : 0;
+    if (h.split != 0) blocks_ = std::max(blocks_, std::min<int>(kSmallBlocks, static_cast<int>(ceil_div(h.count, threads))));
+  }
+}
+
+/// Whether the part reads and writes memory alone, none of it written by another part, and no other part
+/// reads what it writes: blocks do not wait for each other.
+bool SmallReader::stands_alone(int part) const {
+  const auto meets = [&](const Range& a, const Range& b) { return a.begin < b.end && b.begin < a.end; };
+  for (int i = 0; i <= out_.program.part[part].head.operands; ++i) {
+    if (out_.program.part[part].place[i].inner != 0) return false;
+    const Range mine = range_of(part, i);
+    for (int s = 0; s < out_.parts; ++s) {
+      const SmallPart& other = out_.program.part[s];
+      for (int k = 0; k <= other.head.operands; ++k) {
+        if (other.place[k].inner != 0 || (s == part && (k == i || (k != 0 && i != 0)))) continue;
+        if ((k == 0 || i == 0) && meets(mine, range_of(s, k))) return false;
+      }
+    }
+  }
+  return true;
 }
 
 /// The bytes of a part's value that lies in memory.

@@ -22,6 +22,8 @@ class SmallReader {
   bool run();
   /// Shared memory of the inner values, in bytes.
   std::int64_t memory() const { return memory_; }
+  /// Blocks of the launch.
+  int blocks() const { return blocks_; }
 
  private:
   /// What the launcher knows of a place beside what the kernel is told.
@@ -55,6 +57,8 @@ class SmallReader {
   void place_barriers();
   void share_out(int first, int last);
   Range range_of(int part, int number) const;
+  void split_parts();
+  bool stands_alone(int part) const;
   static bool overlaps(const std::vector<Range>& many, const Range& one) {
     return std::any_of(many.begin(), many.end(), [&](const Range& r) { return r.begin < one.end && one.begin < r.end; });
   }
@@ -63,7 +67,7 @@ class SmallReader {
   const SmallSteps& p_;
   SmallStepsArgs& out_;
   std::size_t at_ = 0;
-  int rank_ = 0, slots_ = 0;
+  int rank_ = 0, slots_ = 0, blocks_ = 1;
   std::int64_t memory_ = 0;
   Slot slot_[kSmallSlots] = {};
   int kin_[kSmallParts] = {};  // parts of one number belong to the same warps

@@ -1,4 +1,5 @@
-// One block goes through all parts; a barrier stands where a part reads what other threads made. Parts
+// One block goes through all parts, others beside it take elements of those that depend on no other
+// part and on which none depends (SmallHead::split); a barrier stands where a part reads what other threads made. Parts
 // between two barriers belong to different warps where they are small, so that they run beside each other.
 // An element or two a thread: the instructions between two barriers, one behind the other, are the bound,
 // and still less than as many launches. (That much of it is instructions and arguments on their way from
@@ -57,7 +58,8 @@ __device__ __forceinline__ void small_ewise(const SmallProgram& program, const S
   constexpr int kAtOnce = 3;  // few have more operands
   SmallRegister regs[kSmallOperands + kMaxInstructions][kWide];
   const int threads = h.warps * 32;
-  for (int first = small_thread(h); first < h.count; first += kWide * threads) {
+  const int block = h.split != 0 ? blockIdx.x : 0, blocks = h.split != 0 ? gridDim.x : 1;
+  for (int first = small_thread(h) + block * kWide * threads; first < h.count; first += blocks * kWide * threads) {
     int e[kWide];
     SmallAt i[kWide];
 #pragma unroll
@@ -243,10 +245,11 @@ static __global__ void __launch_bounds__(kSmallThreads)
   for (int s = 0; s < p.parts; ++s) {
     const SmallPart& part = program.part[s];
     const SmallHead head = part.head;
+    if (blockIdx.x != 0 && head.split == 0) continue;
     if (head.meet != 0) __syncthreads();
     if (small_thread(head) >= head.warps * 32) continue;
     if (head.op == SmallOp::ewise) {
-      if (head.count > head.warps * 32) {
+      if (head.count > head.warps * 32 && head.split == 0) {
         small_ewise<4>(program, part, head);
       } else {
         small_ewise<1>(program, part, head);

@@ -13,6 +13,7 @@ namespace rm::cuda_ops {
 inline constexpr int kSmallParts = 24, kSmallSlots = 40, kSmallRank = 4, kSmallOperands = 8;
 inline constexpr int kSmallThreads = 512;  // 256 and 1024 are slower: waits, and threads without an element
 inline constexpr int kSmallCode = 96, kSmallBytes = 32 << 10;
+inline constexpr int kSmallBlocks = 16;  // that share elements, at most
 
 enum class SmallOp : std::uint8_t { ewise, reduce, softmax, gather };
 
@@ -35,6 +36,7 @@ struct alignas(16) SmallHead {
   std::uint8_t kind;    // reduce: which; softmax: log
   std::uint8_t steps, cls;  // ewise: how many instructions, the class of the last
   std::uint8_t warp, warps;  // whose it is: so many from this one on, around the block
+  std::uint8_t split;       // ewise: all blocks share its elements; other parts are the first block's
   std::uint16_t count;      // elements; of a reduction its results
   std::int32_t first;       // ewise: instruction; reduce: values of a result; gather: what is looked into
 };
