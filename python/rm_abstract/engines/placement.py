@@ -86,7 +86,8 @@ class GpuPlacement(Placement):
 
     def check_call(self, model_device: torch.device, spec: CallSpec) -> None:
         self.check(model_device)
-        if any(s[1] not in ("DeviceCache", "DevicePair") for s in objects_in(spec)):
+        caches = [s[1] for s in objects_in(spec) if s[0] == "cache"]
+        if any(kind not in ("DeviceCache", "DevicePair") for kind in caches):
             raise Decline(
                 "RM114", "a cache of keys and values that generate did not make, on a GPU"
             )
