@@ -93,8 +93,8 @@ _SHAPES = {
 _BITS = {"": 16.0, " int8": 8.125, " int4": 4.125}
 # Of each: rows, and tokens of the prompt.
 _REQUESTS = {"": (1, 440), " 4096 keys": (1, 4024), " 8 rows": (8, 440)}
-# Tokens behind the prompt of the shorter and of the longer run, whose difference is timed. With them both
-# lie in a cache of one size (512 or 4096 places): else the difference counted a longer prompt's time, too.
+# Tokens behind the prompt of the shorter and of the longer run, whose difference is timed. Both lie
+# in a cache of one size (512 or 4096 places): else the difference counted a longer prompt's time.
 _FEWER, _MORE = 8, 72
 DECODERS = {
     name + bits + request: (name, bits.strip() or "auto", *sizes)
