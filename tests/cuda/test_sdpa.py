@@ -133,29 +133,6 @@ def test_attention_equals_float64(
         assert_close(lse, wanted_lse, 2.0**-16, 8.0, what + ", lse")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_whole_tiles_of_short_rows_equal_float64_and_the_kernel_for_any(
-    module: Callable[[str], ModuleType], dtype: str, seed: int
-) -> None:
-    """128 keys that all rows see, and no log-sum-exp: a kernel without the other questions."""
-    m, rng, t = module("sdpa"), np.random.default_rng(seed), DTYPES[dtype]
-    torch.manual_seed(seed)
-    for number in range(30):
-        batch, groups, ratio = (int(rng.integers(1, 4)) for _ in range(3))
-        rows = 16 * int(rng.integers(1, 9))
-        p = problem(3, rng, t, batch, groups, ratio, rows, 128, 64, masks=False)
-        if number % 4 == 3:
-            p.v[0, 0, int(rng.integers(128)), int(rng.integers(64))] = float("inf")
-            p.k[0, -1, int(rng.integers(128)), int(rng.integers(64))] = float("nan")
-        o = torch.full_like(p.q, float("nan"))
-        m.forward(p.q, p.k, p.v, o=o, kernel="sdpa_short_sm80")
-        with_lse, _ = forward(m, p, "sdpa_short_sm80")
-        assert torch.equal(o.view(torch.int16), with_lse.view(torch.int16)), p.what
-        if number % 4 != 3:
-            largest = float(p.v.abs().max())
-            assert_close(o, reference(p)[0], 2 * tolerance(dtype, 128), largest, p.what)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nan_and_infinity_go_where_float64_has_them(

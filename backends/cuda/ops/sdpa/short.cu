@@ -21,12 +21,9 @@ Status launch_short(const Sdpa& p, Workspace, Stream stream) {
   const SdpaArgs a = args_of(p);
   const dim3 grid(static_cast<unsigned>(ceil_div(a.rows, kShortRows)),
                   static_cast<unsigned>(a.batch * a.heads));
-  const bool plain = a.rows % kShortRows == 0 && a.keys == kShortKeys && a.mask == nullptr &&
-                     a.lengths == nullptr && !a.causal && a.lse == nullptr;
   return with_type(p, [&](auto type) {
-    using T = typename decltype(type)::type;
-    return plain ? launch_overlapped("sdpa", sdpa_short<T, true>, grid, 128, 0, stream, a)
-                 : launch_overlapped("sdpa", sdpa_short<T, false>, grid, 128, 0, stream, a);
+    return launch_overlapped("sdpa", sdpa_short<typename decltype(type)::type>, grid, 128, 0,
+                             stream, a);
   });
 }
 

@@ -31,9 +31,7 @@ __device__ __forceinline__ uint4 short_load(bool is, const void* from) {
 
 /// A lane's fragments: rows of q lane / 4 and 8 below, keys lane / 4 of eight, values of the keys
 /// that a product's lane sums. k and v of keys that no row sees are zeros, whatever lies there.
-///
-/// kPlain: all rows and keys exist and are seen.
-template <class T, bool kPlain>
+template <class T>
 struct ShortLane {
   uint4 q[2][2], k[4][2], v[2][4];
 
@@ -46,17 +44,17 @@ struct ShortLane {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = row0 + group + i / 2 * 8;
-      q[i / 2][i % 2] = short_load(kPlain || row < p.rows, q_at + row * p.q_row + i % 2 * 32);
+      q[i / 2][i % 2] = short_load(row < p.rows, q_at + row * p.q_row + i % 2 * 32);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int key = key0 + i / 2 * 8 + group;
-      k[i / 2][i % 2] = short_load(kPlain || key < keys, k_at + key * p.k_row + i % 2 * 32);
+      k[i / 2][i % 2] = short_load(key < keys, k_at + key * p.k_row + i % 2 * 32);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const int key = key0 + i / 4 * 16 + t * 2 + i % 2 + i / 2 % 2 * 8;
-      v[i / 4][i % 4] = short_load(kPlain || key < keys, v_at + key * p.v_row);
+      v[i / 4][i % 4] = short_load(key < keys, v_at + key * p.v_row);
     }
   }
   __device__ __forceinline__ void scores(float (&s)[4][4]) const {
@@ -109,20 +107,18 @@ __device__ __forceinline__ float2 short_soften(float (&s)[4][4], int half) {
   return {most, sum};
 }
 
-/// kPlain: whole tiles without mask, lengths, causality or lse, in half the instructions, which come
-/// from memory anew where other kernels ran between two launches.
-template <class T, bool kPlain>
+template <class T>
 __global__ void __launch_bounds__(128) sdpa_short(const __grid_constant__ SdpaArgs p) {
   __shared__ __align__(16) ShortPart part[4];
   overlap_begin(p.q, p.k, p.v, p.o);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, t = lane % 4;
   const int row0 = static_cast<int>(blockIdx.x) * kShortRows, key0 = warp * 32;
   const int b = static_cast<int>(blockIdx.y) / p.heads, h = static_cast<int>(blockIdx.y) % p.heads;
-  const int keys = kPlain ? kShortKeys : keys_of(p, b);
-  ShortLane<T, kPlain> mine;
+  const int keys = keys_of(p, b);
+  ShortLane<T> mine;
   mine.load(p, b, h, row0, key0, keys, lane);
   float mask[2][8] = {};
-  if (!kPlain && p.mask && p.keys > 0) {
+  if (p.mask && p.keys > 0) {
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int row = min(row0 + group + i / 8 * 8, p.rows - 1);
@@ -136,14 +132,10 @@ __global__ void __launch_bounds__(128) sdpa_short(const __grid_constant__ SdpaAr
   for (int turn = 0; turn < p.splits; ++turn) mine.scores(s);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = group + half * 8, seen = kPlain ? 0 : visible_keys(p, keys, row0 + row);
+    const int row = group + half * 8, seen = visible_keys(p, keys, row0 + row);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       float& x = s[i / 2][2 * half + i % 2];
-      if constexpr (kPlain) {
-        x = x * p.scale * kLog2E;
-        continue;
-      }
       const bool sees = key0 + i / 2 * 8 + t * 2 + i % 2 < seen;
       x = sees ? masked(p, x, mask[half][i]) : minus_infinity();
     }
@@ -160,7 +152,7 @@ __global__ void __launch_bounds__(128) sdpa_short(const __grid_constant__ SdpaAr
   }
   __syncthreads();
   const int r = threadIdx.x / 8, d = threadIdx.x % 8 * 8, row = row0 + r;
-  if (!kPlain && row >= p.rows) return;
+  if (row >= p.rows) return;
   float top = minus_infinity(), all = 0.0f, v[8] = {};
 #pragma unroll
   for (int w = 0; w < 4; ++w) top = fmaxf(top, part[w].sum[r].x);
@@ -177,7 +169,7 @@ __global__ void __launch_bounds__(128) sdpa_short(const __grid_constant__ SdpaAr
 #pragma unroll
   for (float& x : v) x *= by;
   store_vec<T, 8>(to, v);
-  if (!kPlain && p.lse && d == 0) {
+  if (p.lse && d == 0) {
     const std::int64_t at = (static_cast<std::int64_t>(b) * p.heads + h) * p.rows + row;
     p.lse[at] = top / kLog2E + logf(all);
   }
