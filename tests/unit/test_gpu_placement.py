@@ -35,18 +35,49 @@ def test_models_inside_others_are_served_where_their_weights_lie(placement: GpuP
     assert no.value.code == "RM119"
 
 
-def test_caches_of_the_user_and_generation_from_the_cpu_have_reasons_of_their_own(
-    placement: GpuPlacement,
-) -> None:
-    def call(cache: str) -> CallSpec:
-        return CallSpec(("past_key_values",), (("cache", cache),), 0)
+def test_caches_that_generate_did_not_make_are_left(placement: GpuPlacement) -> None:
+    def call(*objects: tuple[str, str]) -> CallSpec:
+        return CallSpec(tuple(f"argument{i}" for i in range(len(objects))), objects, 0)
 
-    placement.check_call(GPU, call("DeviceCache"))
-    with pytest.raises(Decline) as own:
-        placement.check_call(GPU, call("DynamicCache"))
-    with pytest.raises(Decline) as elsewhere:
-        placement.check_call(torch.device("cpu"), call("DeviceCache"))
-    assert (own.value.code, elsewhere.value.code) == ("RM114", "RM119")
+    encoded = ("bundle", "BaseModelOutput")  # what an encoder gave is an argument like a tensor
+    for where in (GPU, torch.device("cpu")):
+        placement.check_call(where, call(("cache", "DeviceCache")))
+        placement.check_call(where, call(encoded, ("cache", "DevicePair")))
+        for cache in ("DynamicCache", "EncoderDecoderCache"):
+            with pytest.raises(Decline) as own:
+                placement.check_call(where, call(encoded, ("cache", cache)))
+            assert own.value.code == "RM114"
+
+
+def test_what_a_program_updates_on_copies_comes_back(
+    placement: GpuPlacement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.backends()
+    core = _core.Program(
+        'rmir 1\ninput %0 "new" : f32[1,2]\ninput %1 "kept" : f32[3,2] donated\n'
+        'input %2 "at" : i64[1]\n%3 = index_copy(%1, %2, %0) {axis=0} : f32[3,2]\nreturn %3\n',
+        {},
+        ["cpu"],
+    )
+    assert core.updated_inputs() == [1]
+    program = placement.placed(core, torch.device("cpu"))
+    copies: list[list[torch.Tensor]] = []
+
+    def copied(inputs: list[torch.Tensor]) -> list[torch.Tensor]:  # as to another device
+        copies.append([t.clone() for t in inputs])
+        return copies[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(program, "_there", copied)
+    new, kept, at = torch.tensor([[5.0, 6.0]]), torch.zeros(3, 2), torch.tensor([1])
+    assert program.is_away and not placement.placed(core, GPU).is_away
+    assert program.run([new, kept, at]) == [None]
+    assert kept.tolist() == [[0, 0], [5, 6], [0, 0]]
+    there = program.brought([new, kept, at])
+    there[1].fill_(7)
+    assert kept[0].tolist() == [0, 0]  # until they are brought back
+    program.bring_back(there, [new, kept, at])
+    assert kept.tolist() == [[7, 7]] * 3 and at.tolist() == [1]
 
 
 def test_only_programs_whose_tensors_lie_there_are_the_cores_own(placement: GpuPlacement) -> None:
