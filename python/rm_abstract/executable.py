@@ -63,8 +63,17 @@ class Executable:
                 "forward_ad.dual_level(), and what a program gives has none; call it before",
                 code="RM103",
             )
-        with torch.no_grad():
-            return self._router(*args, **kwargs)
+        try:
+            with torch.no_grad():
+                return self._router(*args, **kwargs)
+        except Error as error:
+            if type(error) is not Error or not error.code:
+                raise
+            # What a session would leave to PyTorch; there is no fallback to choose here.
+            text = str(error).removesuffix("; try fallback='warn'")
+            remedy = error.remedy if text == str(error) else remedy_of(error.code)
+            text = text if text == str(error) or not remedy else f"{text}; try {remedy}"
+            raise CompileError(text, code=error.code, remedy=remedy) from None
 
     def __enter__(self) -> Executable:
         return self
