@@ -152,7 +152,7 @@ class Maker {
 /// What the kernel's threads touch in a part, byte by byte. Inner values lie in another space.
 class Counting {
  public:
-  explicit Counting(const SmallStepsArgs& args) : args_(args) {}
+  Counting(const SmallStepsArgs& args, int blocks) : args_(args), blocks_(blocks) {}
 
   /// The number of a part that meets another one; -1: none does.
   int wrong() {
@@ -161,14 +161,12 @@ class Counting {
       if (part.head.meet != 0) bytes_.clear();
       if (!count(s, part)) return s;
     }
+    alone_ = true;
     for (int s = 0; s < args_.parts; ++s) {
       if (args_.program.part[s].head.split == 0) continue;
       for (int other = 0; other < args_.parts; ++other) {
         bytes_.clear();
-        alone_ = s;
-        const bool apart = count(s, args_.program.part[s]) && (other == s || count(other, args_.program.part[other]));
-        alone_ = -1;
-        if (!apart) return s;
+        if (!count(s, args_.program.part[s]) || (other != s && !count(other, args_.program.part[other]))) return s;
       }
     }
     return -1;
@@ -180,8 +178,9 @@ class Counting {
     for (int b = 0; b < size_of(at.dtype); ++b) {
       auto& seen = bytes_[{at.inner != 0, base + static_cast<std::uintptr_t>(element * size_of(at.dtype) + b)}];
       for (const Touch& t : seen) {
-        const bool same = t.thread == thread && thread != kEvery && (alone_ < 0 || t.part == part);
-        if ((t.part != part || part == alone_) && (t.writes || writes) && !same) return false;
+        const bool same = t.thread == thread && thread != kEvery;
+        const bool asked = t.part != part || (alone_ && args_.program.part[part].head.split != 0);
+        if (asked && (t.writes || writes) && !same) return false;
       }
       seen.push_back({part, thread, writes});
     }
@@ -199,8 +198,11 @@ class Counting {
     for (int d = kSmallRank - 1; d > axis; --d) element /= p.size[d];
     return element % p.size[axis];
   }
-  static int thread_of(const SmallHead& h, std::int64_t number) {
-    return static_cast<int>((h.warp * 32 + number % (h.warps * 32)) % kSmallThreads);
+  /// Where blocks are asked about, no thread of the parts that the first one has alone is another's.
+  int thread_of(const SmallHead& h, std::int64_t number) const {
+    const int threads = h.warps * 32, block = h.split != 0 ? static_cast<int>(number / threads % blocks_) : 0;
+    if (alone_ && h.split == 0) return kEvery;
+    return block * kSmallThreads + static_cast<int>((h.warp * 32 + number % threads) % kSmallThreads);
   }
 
   bool count(int s, const SmallPart& p) {
@@ -214,7 +216,7 @@ class Counting {
       if (h.op == SmallOp::reduce) {
         // A warp a result; its first lane stores it.
         const auto number = results.emplace(offset(p, p.place[0], e), static_cast<int>(results.size())).first->second;
-        writes = static_cast<int>((h.warp + number % h.warps) * 32 % kSmallThreads);
+        writes = alone_ ? kEvery : static_cast<int>((h.warp + number % h.warps) * 32 % kSmallThreads);
         if (coordinate_of_axes(p, e) != 0) writes = -2;  // stored once
       }
       if (h.op == SmallOp::gather) {
@@ -240,7 +242,8 @@ class Counting {
   }
 
   const SmallStepsArgs& args_;
-  int alone_ = -1;  // a part whose elements blocks share: its threads are nobody else's
+  bool alone_ = false;  // asked: what blocks share, whatever barriers there are
+  int blocks_;
   std::map<std::pair<bool, std::uintptr_t>, std::vector<Touch>> bytes_;
 };
 
@@ -252,14 +255,15 @@ int main(int, char** arguments) {
   for (int i = 0; i < 1500; ++i) {
     const SmallSteps p = Maker(seed * 1500u + static_cast<unsigned>(i)).make();
     SmallStepsArgs args{};
-    if (!SmallReader(p, args).run()) continue;
+    SmallReader reader(p, args);
+    if (!reader.run()) continue;
     ++read;
     for (int s = 0; s < args.parts; ++s) {
       barriers += args.program.part[s].head.meet;
       apart += args.program.part[s].head.warps < kSmallThreads / 32 ? 1 : 0;
       split += args.program.part[s].head.split;
     }
-    if (Counting(args).wrong() >= 0 && wrong++ == 0) first = i;
+    if (Counting(args, reader.blocks()).wrong() >= 0 && wrong++ == 0) first = i;
   }
   std::printf("%d %d %d %d %d %d\n", read, barriers, apart, split, wrong, first);
 }

@@ -341,29 +341,66 @@ void SmallReader::share_out(int first, int last) {
 }
 
 /// Parts of more elements than they have threads, such as masks of long caches, whose elements several
-/// blocks share.
+/// blocks share: a thread makes and reads the same elements in all of them, and blocks do not wait for
+/// each other.
 void SmallReader::split_parts() {
+  const auto threads = [&](int s) { return out_.program.part[s].head.warps * 32; };
   for (int s = 0; s < out_.parts; ++s) {
     SmallHead& h = out_.program.part[s].head;
-    const int threads = h.warps * 32;
-    h.split = h.op == SmallOp::ewise && h.count > threads && stands_alone(s) ? 1 : 0;
-    if (h.split != 0) blocks_ = std::max(blocks_, std::min<int>(kSmallBlocks, static_cast<int>(ceil_div(h.count, threads))));
+    h.split = h.op == SmallOp::ewise && h.count > threads(s) && stands_alone(s) ? 1 : 0;
+  }
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (int s = 0; s < out_.parts; ++s) {
+      SmallHead& h = out_.program.part[s].head;
+      if (h.split == 0 || goes_with_split_parts(s)) continue;
+      h.split = 0, changed = true;
+    }
+  }
+  for (int s = 0; s < out_.parts; ++s) {
+    const SmallHead& h = out_.program.part[s].head;
+    if (h.split == 0) continue;
+    const auto wanted = static_cast<int>(ceil_div(h.count, threads(s)));
+    blocks_ = std::max(blocks_, std::min(kSmallBlocks, wanted));
   }
 }
 
-/// Whether the part reads and writes memory alone, none of it written by another part, and no other part
-/// reads what it writes: blocks do not wait for each other.
+/// Whether nothing that the part reads or writes in memory is written by another part, and no other part
+/// reads what it writes there.
 bool SmallReader::stands_alone(int part) const {
   const auto meets = [&](const Range& a, const Range& b) { return a.begin < b.end && b.begin < a.end; };
   for (int i = 0; i <= out_.program.part[part].head.operands; ++i) {
-    if (out_.program.part[part].place[i].inner != 0) return false;
+    if (out_.program.part[part].place[i].inner != 0) continue;
     const Range mine = range_of(part, i);
     for (int s = 0; s < out_.parts; ++s) {
       const SmallPart& other = out_.program.part[s];
       for (int k = 0; k <= other.head.operands; ++k) {
-        if (other.place[k].inner != 0 || (s == part && (k == i || (k != 0 && i != 0)))) continue;
-        if ((k == 0 || i == 0) && meets(mine, range_of(s, k))) return false;
+        if (other.place[k].inner != 0 || (k != 0 && i != 0) || (s == part && k == i)) continue;
+        if (meets(mine, range_of(s, k))) return false;
       }
+    }
+  }
+  return true;
+}
+
+/// Whether the inner values that the part reads and writes are those of parts that are split, too, and
+/// belong to the same threads.
+bool SmallReader::goes_with_split_parts(int part) const {
+  const auto alike = [&](int writer, int reader, int operand) {
+    const SmallHead &w = out_.program.part[writer].head, &r = out_.program.part[reader].head;
+    return w.split != 0 && r.split != 0 && w.warp == r.warp && w.warps == r.warps && keeps_to_itself(writer, reader, operand);
+  };
+  const auto writes = [&](int s, int slot) { return out_.program.part[s].place[0].inner != 0 && seat_[s][0].slot == slot; };
+  const SmallPart& mine = out_.program.part[part];
+  for (int s = 0; s < out_.parts; ++s) {
+    const SmallPart& other = out_.program.part[s];
+    if (mine.place[0].inner != 0 && s != part && writes(s, seat_[part][0].slot)) return false;
+    for (int i = 1; i <= mine.head.operands; ++i) {
+      if (mine.place[i].inner != 0 && writes(s, seat_[part][i].slot) && !alike(s, part, i)) return false;
+    }
+    for (int i = 1; i <= other.head.operands; ++i) {
+      const bool reads = other.place[i].inner != 0 && mine.place[0].inner != 0 && seat_[s][i].slot == seat_[part][0].slot;
+      if (reads && !alike(part, s, i)) return false;
     }
   }
   return true;

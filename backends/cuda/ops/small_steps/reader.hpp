@@ -59,6 +59,7 @@ class SmallReader {
   Range range_of(int part, int number) const;
   void split_parts();
   bool stands_alone(int part) const;
+  bool goes_with_split_parts(int part) const;
   static bool overlaps(const std::vector<Range>& many, const Range& one) {
     return std::any_of(many.begin(), many.end(), [&](const Range& r) { return r.begin < one.end && one.begin < r.end; });
   }

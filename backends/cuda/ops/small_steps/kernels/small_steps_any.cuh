@@ -1,5 +1,5 @@
-// One block goes through all parts, others beside it take elements of those that depend on no other
-// part and on which none depends (SmallHead::split); a barrier stands where a part reads what other threads made. Parts
+// One block goes through all parts, others beside it take elements of those that need no other parts
+// (SmallHead::split); a barrier stands where a part reads what other threads made. Parts
 // between two barriers belong to different warps where they are small, so that they run beside each other.
 // An element or two a thread: the instructions between two barriers, one behind the other, are the bound,
 // and still less than as many launches. (That much of it is instructions and arguments on their way from
