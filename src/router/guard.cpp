@@ -291,15 +291,15 @@ Reason Guard::snapshot(PyObject* root, const TorchFacts& facts, PyObject* source
   return verdict;
 }
 
-Reason Guard::check_items(const Dict& dict, PyObject* object, const TorchFacts& facts) {
+Reason Guard::check_items(Dict& dict, PyObject* object, const TorchFacts& facts) {
   static PyObject* const training = interned("training");
   static PyObject* const forward = interned("forward");
-  for (const Item& item : dict.items) {
+  for (Item& item : dict.items) {
     PyObject* now = PyDict_GetItem(object, item.key.get());
     const bool same = now != nullptr && (dict.kind == Kind::kExact
                                              ? now == item.value.get()
                                              : same_value(item.value.get(), now));
-    if (same) continue;
+    if (same || (dict.kind != Kind::kExact && taken_over(item, now))) continue;
     detail_ = path_of(dict.module, item.key.get()) + (now ? ": replaced" : ": removed");
     const bool tensor = now != nullptr && facts.is_any_tensor(now);
     return tensor && facts.is_any_tensor(item.value.get()) ? Reason::kWeights : Reason::kStructure;
@@ -451,6 +451,13 @@ Reason Guard::check(PyObject* root, const TorchFacts& facts) {
     return moved(weights_[owner], ": written in a way that leaves no trace but its content");
   }
   return writes_->clock() == clock_ && aliased_ == SIZE_MAX ? Reason::kNone : check_writes();
+}
+
+Reason Guard::check_again(PyObject* root, const TorchFacts& facts, bool lists_by_content) {
+  lists_by_content_ = lists_by_content;
+  const Reason verdict = check(root, facts);
+  lists_by_content_ = false;
+  return verdict;
 }
 
 Reason Guard::moved(const Weight& weight, const char* how) {

@@ -39,6 +39,11 @@ class Guard {
   /// Nothing changed since snapshot()?  Cheap; never raises.
   Reason check(PyObject* root, const TorchFacts& facts);
 
+  /// As check(), for a guard that was set aside while the tree was another: the tree may be again
+  /// what it was.  `lists_by_content`: a list that was replaced by one with the same items is the
+  /// same, and is watched from here on; for code that does not ask which object a list is.
+  Reason check_again(PyObject* root, const TorchFacts& facts, bool lists_by_content);
+
   /// True when a tracked tensor requires grad.
   bool any_requires_grad(const TorchFacts& facts) noexcept;
 
@@ -146,7 +151,8 @@ class Guard {
   void add_function(PyObject* function);
   bool counts(Kind kind, PyObject* key) const noexcept;
   void set_names(PyObject* names, bool every);
-  bool check_entries(const Dict& dict, PyObject* object);
+  bool check_entries(Dict& dict, PyObject* object);
+  bool taken_over(Item& item, PyObject* now);
   bool check_held(const Held& held);
   bool check_array(const Array& array);
   bool check_object(const Object& object);
@@ -157,7 +163,7 @@ class Guard {
   Reason check_dict(Dict& dict, PyObject* object, const TorchFacts& facts);
   bool in_order(const Dict& dict, PyObject* object) const noexcept;
   PyObject* added_entry(const Dict& dict, PyObject* object) const noexcept;
-  Reason check_items(const Dict& dict, PyObject* object, const TorchFacts& facts);
+  Reason check_items(Dict& dict, PyObject* object, const TorchFacts& facts);
   bool same_weight(Weight& weight, const TorchFacts& facts) noexcept;
   Reason moved(const Weight& weight, const char* how);
   Reason check_writes();
@@ -192,6 +198,7 @@ class Guard {
   std::string detail_;
   bool taken_ = false;
   bool trains_ = false;  // watch_structure_only()
+  bool lists_by_content_ = false;  // within check_again()
 };
 
 }  // namespace rm::router

@@ -16,6 +16,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "router/direct.hpp"
 #include "router/guard.hpp"
@@ -44,6 +45,14 @@ struct Tally {
   std::string detail;  // of the latest call
 };
 
+/// A snapshot of an earlier state of the module, and the entries that are bound to it.
+struct KeptState {
+  std::uint64_t number = 0;
+  std::shared_ptr<Guard> guard;
+  std::unordered_map<KeyWords, RouteEntry, KeyHash> table;
+  std::uint64_t refused = 0;
+};
+
 struct RouteState {
   std::shared_ptr<TorchFacts> facts;
   PyRef module_ref, failure_type;
@@ -53,6 +62,7 @@ struct RouteState {
   CallShape shape;
   std::shared_ptr<Guard> guard = std::make_shared<Guard>();  // replaced whole: checks keep theirs
   std::unordered_map<KeyWords, RouteEntry, KeyHash> table;
+  std::vector<KeptState> kept;  // the newest last
   std::uint64_t routed = 0;
   std::map<std::string, Tally, std::less<>> declined;
   std::string retired;  // a code: every call stays eager

@@ -67,16 +67,29 @@ int route_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(entry.run.get());
     Py_VISIT(entry.direct_object.get());
   }
+  for (const KeptState& state : s->kept) {
+    for (const auto& [key, entry] : state.table) {
+      Py_VISIT(entry.run.get());
+      Py_VISIT(entry.direct_object.get());
+    }
+    if (const int stop = state.guard->traverse(visit, arg); stop != 0) return stop;
+  }
   if (const int stop = s->shape.traverse(visit, arg); stop != 0) return stop;
   return s->guard->traverse(visit, arg);
 }
 
-int route_clear(PyObject* self) {
-  RouteState& s = state_of(self);
+/// Forgets the present snapshot and its entries.
+void drop_present(RouteState& s) {
   s.refused = 0;
   auto table = std::move(s.table);  // dropping entries runs Python code: detach them first
   s.table.clear();
   const std::shared_ptr<Guard> guard = std::exchange(s.guard, std::make_shared<Guard>());
+}
+
+int route_clear(PyObject* self) {
+  RouteState& s = state_of(self);
+  const std::vector<KeptState> kept = std::exchange(s.kept, {});
+  drop_present(s);
   return 0;
 }
 
@@ -223,9 +236,70 @@ PyObject* route_routed(PyObject* self, PyObject*) {
 }
 
 PyObject* route_drop(PyObject* self, PyObject*) {
-  route_clear(self);
+  drop_present(state_of(self));
   state_of(self).stale = Reason::kNone;
   Py_RETURN_NONE;
+}
+
+auto kept_state(RouteState& s, std::uint64_t number) {
+  return std::find_if(s.kept.begin(), s.kept.end(),
+                      [number](const KeptState& state) { return state.number == number; });
+}
+
+PyObject* route_keep(PyObject* self, PyObject* number) {
+  return guarded([&] {
+    RouteState& s = state_of(self);
+    KeptState state;
+    state.number = py::handle(number).cast<std::uint64_t>();
+    state.guard = std::exchange(s.guard, std::make_shared<Guard>());
+    state.table.swap(s.table);
+    state.refused = std::exchange(s.refused, 0);
+    s.kept.push_back(std::move(state));
+    s.stale = Reason::kNone;
+  });
+}
+
+PyObject* route_forget_kept(PyObject* self, PyObject* number) {
+  return guarded([&] {
+    RouteState& s = state_of(self);
+    const auto found = kept_state(s, py::handle(number).cast<std::uint64_t>());
+    if (found == s.kept.end()) return;
+    const KeptState state = std::move(*found);  // dropping entries runs Python code
+    s.kept.erase(found);
+  });
+}
+
+PyObject* route_holding(PyObject* self, PyObject* lists_by_content) {
+  return guarded([&]() -> py::object {
+    RouteState& s = state_of(self);
+    const PyRef module = referent(s.module_ref.get());
+    if (!module) return py::none();
+    for (std::size_t i = s.kept.size(); i-- > 0;) {
+      const std::shared_ptr<Guard> guard = s.kept[i].guard;
+      const std::uint64_t number = s.kept[i].number;
+      const bool by_content = lists_by_content == Py_True;
+      if (guard->check_again(module.get(), *s.facts, by_content) == Reason::kNone) {
+        return py::int_(number);
+      }
+      if (i > s.kept.size()) break;  // a comparison ran Python code that forgot some
+    }
+    return py::none();
+  });
+}
+
+PyObject* route_take_back(PyObject* self, PyObject* number) {
+  return guarded([&] {
+    RouteState& s = state_of(self);
+    const auto found = kept_state(s, py::handle(number).cast<std::uint64_t>());
+    if (found == s.kept.end()) throw py::key_error("[router] expected a kept state");
+    KeptState state = std::move(*found);
+    s.kept.erase(found);
+    drop_present(s);
+    s.guard = std::move(state.guard);
+    s.table.swap(state.table);
+    s.refused = state.refused;
+    s.stale = Reason::kNone;
+  });
 }
 
 /// What the last check found changed: "", "weights" or "structure", and where.
@@ -303,6 +377,14 @@ PyMethodDef kMethods[] = {
      "inner(on): calls that come from the original of a routed module are left to PyTorch, uncounted"},
     {"routed", route_routed, METH_NOARGS, "routed() -> calls that an entry served"},
     {"drop", route_drop, METH_NOARGS, "drop(): forget entries and snapshot"},
+    {"keep", route_keep, METH_O,
+     "keep(number): set entries and snapshot aside; there are none now"},
+    {"forget_kept", route_forget_kept, METH_O, "forget_kept(number): of what was set aside"},
+    {"holding", route_holding, METH_O,
+     "holding(lists_by_content) -> the number of a snapshot set aside that the module agrees with, "
+     "or None"},
+    {"take_back", route_take_back, METH_O,
+     "take_back(number): entries and snapshot that were set aside, in place of the present ones"},
     {"stale", route_stale, METH_NOARGS, "stale() -> (what changed, where)"},
     {"look", route_look, METH_NOARGS,
      "look() -> (code, what) of a change since snapshot(); ('', '') when there is none"},

@@ -231,15 +231,47 @@ Reason Guard::add_sources(PyObject* root, PyObject* sources, const TorchFacts& f
   return Reason::kNone;
 }
 
-bool Guard::check_entries(const Dict& dict, PyObject* object) {
+/// Whether an entry holds a list with the items of the one that it held, which is watched instead.
+/// The old one stays watched while something else may hold it.
+bool Guard::taken_over(Item& item, PyObject* now) {
+  PyObject* before = item.value.get();
+  if (!lists_by_content_ || before == nullptr || now == nullptr || !PyList_CheckExact(before) ||
+      !PyList_CheckExact(now)) {
+    return false;
+  }
+  const auto record_of = [this](PyObject* list) {
+    return std::find_if(held_.begin(), held_.end(),
+                        [list](const Held& held) { return held.object.get() == list; });
+  };
+  const auto old = record_of(before);
+  if (old == held_.end() || !check_held(*old) || !same_items(old->items, now)) return false;
+  const bool only_ours = Py_REFCNT(before) == 2;  // the entry's and the record's
+  const bool watched = record_of(now) != held_.end();
+  if (only_ours && watched) {
+    held_.erase(old);
+  } else if (only_ours) {
+    old->object = PyRef::borrow(now);
+  } else if (!watched) {
+    Held record;
+    record.object = PyRef::borrow(now);
+    record.place = old->place;
+    for (const PyRef& kept : old->items) record.items.push_back(PyRef::borrow(kept.get()));
+    held_.push_back(std::move(record));
+  }
+  item.value = PyRef::borrow(now);
+  return true;
+}
+
+bool Guard::check_entries(Dict& dict, PyObject* object) {
   const std::string prefix = dict.place.empty() ? "" : dict.place + ".";
   if (dict.kind == Kind::kWhole &&
       PyDict_GET_SIZE(object) != static_cast<Py_ssize_t>(dict.items.size())) {
     detail_ = dict.place + ": entries were added or removed";
     return false;
   }
-  for (const Item& item : dict.items) {
-    if (same_value(item.value.get(), PyDict_GetItem(object, item.key.get()))) continue;
+  for (Item& item : dict.items) {
+    PyObject* now = PyDict_GetItem(object, item.key.get());
+    if (same_value(item.value.get(), now) || taken_over(item, now)) continue;
     detail_ = prefix + text_of(item.key.get()) + ": changed";
     return false;
   }

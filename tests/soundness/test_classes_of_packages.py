@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import rm_abstract as rm
-from rm_abstract.engines import program_engine
+from rm_abstract.engines.base import MOST_EARLIER
 
 FILES = {
     "__init__.py": "",
@@ -137,12 +137,12 @@ def test_weights_written_meanwhile_are_read(folder: Path) -> None:
 
 def test_only_so_many_states_are_kept(folder: Path) -> None:
     model = made()
-    states = program_engine.MOST_EARLIER + 2
+    states = MOST_EARLIER + 2
     for turn in range(3 * states):
         model.strength = 1.0 + turn % states
         agree(model)
     engine = vars(model)["_compiled_call_impl"]._engine
-    assert len(engine._earlier) == program_engine.MOST_EARLIER
+    assert len(engine._aside) == MOST_EARLIER
 
 
 def test_a_state_is_compared_again_under_strict_guards(

@@ -52,6 +52,15 @@ class Artefacts:
         self._identity = None
         self._bypass = ""
 
+    @property
+    def of_module(self) -> tuple[str | None, str]:
+        """What is known of the module: its identity, or why it has none."""
+        return self._identity, self._bypass
+
+    @of_module.setter
+    def of_module(self, known: tuple[str | None, str]) -> None:
+        self._identity, self._bypass = known
+
     def identify(self, module: torch.nn.Module, found: Sources | None = None) -> None:
         """Fixes the identity of the module as it is now, unless it is known."""
         if self._identity is None and not self._bypass:

@@ -92,5 +92,27 @@ class Traceable(Protocol):
         ...
 
 
+MOST_EARLIER = 3  # states of a module, beside the present one, whose programs are kept
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """An engine that keeps what is compiled while its module is another one. States of the module
+    have numbers; the router sees to it that one comes back only where its guard holds again."""
+
+    def set_aside(self, number: int) -> bool:
+        """The module's structure changed. False: nothing is kept, `invalidate` is to be called."""
+        ...
+
+    def take_back(self, number: int, present: int) -> bool:
+        """The module is again what it was at `number`; what is compiled for it now is set aside as
+        `present`. False: nothing of `number` is there any more, and nothing was changed."""
+        ...
+
+    def forget_aside(self, number: int) -> None:
+        """The state of this number does not come back."""
+        ...
+
+
 EngineFactory = Callable[[Any, EngineContext], Engine]
 """(module, context) -> Engine; registered by name in ``rm_abstract.engines``."""

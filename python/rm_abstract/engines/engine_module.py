@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -77,6 +78,15 @@ class EngineModule:
             return False
         self._ties = ties
         return True
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """What was found out about the module as it is: for `known` when it is that again."""
+        return self.artefacts.of_module, self._ties, self._user_code
+
+    @known.setter
+    def known(self, facts: tuple[Any, ...]) -> None:
+        self.artefacts.of_module, self._ties, self._user_code = facts
 
     def forget_weights(self) -> None:
         """The next program to ask for what is made of weights gets it made of those of now."""

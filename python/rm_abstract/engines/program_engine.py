@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rm_abstract import _core
@@ -18,6 +19,7 @@ from rm_abstract.base.errors import CompileError, from_core
 from rm_abstract.base.reasons import group_of
 from rm_abstract.calls.call import CallSpec, FlatCall, flatten_call
 from rm_abstract.calls.tensors import call_tensors
+from rm_abstract.engines.base import MOST_EARLIER
 from rm_abstract.engines.call_parts import Pattern
 from rm_abstract.engines.call_text import call_key, containers
 from rm_abstract.engines.capturer import Capturer
@@ -36,11 +38,20 @@ if TYPE_CHECKING:
 # even the router shows, or so simple that other sizes will hardly be another matter.
 _SHORT_S = 50e-6
 _SIMPLE_NODES = 3
-MOST_EARLIER = 3  # states of a module, beside the present one, whose programs are kept
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """What is compiled for another state of the module than the present one."""
+
+    entries: dict[CallSpec, CompiledCall]
+    stale: dict[CallSpec, CompiledCall]
+    known: tuple[Any, ...]  # EngineModule.known
+    identity: str
 
 
 class ProgramEngine:
-    """Implements base.Engine, base.Traceable and specializer.Specializer."""
+    """Implements base.Engine, base.Keeping, base.Traceable and specializer.Specializer."""
 
     def __init__(self, module: EngineModule, compiler: ProgramCompiler) -> None:
         self._own, self.compiler = module, compiler
@@ -64,6 +75,7 @@ class ProgramEngine:
         self._entries: dict[CallSpec, CompiledCall] = {}
         self._stale: dict[CallSpec, CompiledCall] = {}
         self._earlier: dict[str, dict[CallSpec, CompiledCall]] = {}  # by the module's identity then
+        self._aside: dict[int, _Aside] = {}  # states of the module whose guards are kept
         self._changes = 0  # of the module that made entries useless
         self._changing, self._refreshing = threading.RLock(), threading.Lock()
 
@@ -141,14 +153,51 @@ class ProgramEngine:
             while len(self._earlier) > MOST_EARLIER:
                 del self._earlier[next(iter(self._earlier))]
 
+    def set_aside(self, number: int) -> bool:
+        if self._compares_contents:  # in part at each check: no guard holds that was not asked
+            return False
+        with self._changing:
+            if not self._entries and not self._stale:
+                return False
+            aside = _Aside(self._entries, self._stale, self._own.known, self.artefacts.identity)
+            self._changes += 1
+            self._aside[number] = aside
+            self._entries, self._stale = {}, {}
+            if self._deferrals is not None:
+                self._deferrals.forget()
+            self._own.changed("structure")
+        return True
+
+    def take_back(self, number: int, present: int) -> bool:
+        with self._changing:
+            aside = self._aside.pop(number, None)
+            if aside is None:
+                return False
+            if not self.set_aside(present):  # nothing is compiled for the present state
+                self._changes += 1
+                self._own.changed("structure")
+            self._entries, self._stale = aside.entries, aside.stale
+            self._own.known = aside.known
+        return True
+
+    def forget_aside(self, number: int) -> None:
+        self._aside.pop(number, None)
+
     def _take_up_earlier(self) -> None:
-        """What was compiled for the module when it last was what it is now waits for a call: a
-        model whose adapters are switched comes back to each of them (decision 0242)."""
-        if not self._earlier:
+        """What was compiled for the module when it last was what it is now waits for a call, though
+        its guard does not hold: weights were written since (decision 0242)."""
+        if not self._earlier and not self._aside:
             return
         with self._changing:
             self._own.identify()
-            self._stale.update(self._earlier.pop(self.artefacts.identity, {}))
+            identity = self.artefacts.identity
+            self._stale.update(self._earlier.pop(identity, {}))
+            alike = [
+                n for n, aside in self._aside.items() if identity and aside.identity == identity
+            ]
+            for aside in map(self._aside.pop, alike):
+                entries = {**aside.stale, **aside.entries}
+                self._stale.update({spec: self._waiting(spec, e) for spec, e in entries.items()})
 
     def _waiting(self, spec: CallSpec, entry: CompiledCall) -> CompiledCall:
         """An entry whose variants wait for new weights."""
@@ -179,6 +228,7 @@ class ProgramEngine:
         self._entries.clear()
         self._stale.clear()
         self._earlier.clear()
+        self._aside.clear()
 
     # ---- making variants ---------------------------------------------------------------------
 

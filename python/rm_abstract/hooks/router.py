@@ -19,7 +19,7 @@ from rm_abstract import _core
 from rm_abstract.base import reasons
 from rm_abstract.base.decline import Decline
 from rm_abstract.base.errors import Error, ExecutionError, from_core, internal
-from rm_abstract.engines.base import Engine
+from rm_abstract.engines.base import Engine, Keeping
 from rm_abstract.generation.registry import remote_engine
 from rm_abstract.guards import sources
 from rm_abstract.hooks.host import SLOT, RouterHost
@@ -113,6 +113,8 @@ class Router(Ours):
             return self.module_ref()._call_impl(*args, **kwargs)  # type: ignore[union-attr]
         try:
             output = self._try(args, kwargs)
+            if output is NotImplemented and self.snapshots.recall():
+                output = self._try(args, kwargs)
         except RouteFailure as failure:
             return self._failed(failure.error, args, kwargs)
         return self._slow(args, kwargs) if output is NotImplemented else output
@@ -257,6 +259,7 @@ class Router(Ours):
             self._refused.clear()
             self.parts.forget()
             self.snapshots.drop()
+            self.snapshots.forget_kept()
         if self.parts.remove():
             self.route.pause("RM205", 0)  # what is refused again is measured again
         if engine is not None:
@@ -283,15 +286,26 @@ class Router(Ours):
 
     def forgotten(self, what: str, where: str) -> None:
         """What was compiled is for another state of the module."""
-        if self._slow.gradients is not None:
-            self._slow.gradients.weights_changed(structure=what != "weights")
         if what != "weights":
-            self.parts.structure_changed()
-            if self.in_place:
-                self.place_inner()
+            self.is_another()
+        elif self._slow.gradients is not None:
+            self._slow.gradients.weights_changed(structure=False)
         self.snapshots.drop()
         if self._engine is not None:
             self._engine.invalidate(what, where)
+
+    def is_another(self, known: bool = False) -> None:
+        """The module's structure changed; ``known``: to what it was before."""
+        if self._slow.gradients is not None:
+            self._slow.gradients.weights_changed(structure=True)
+        self.parts.structure_changed()
+        if self.in_place and not known:
+            self.place_inner()
+
+    def keeper(self) -> Keeping | None:
+        """The engine, where it keeps what is compiled for other states of the module."""
+        engine = self._engine
+        return engine if isinstance(engine, Keeping) else None
 
     def engine_for(self, module: Any) -> Engine | None:
         with self._lock:

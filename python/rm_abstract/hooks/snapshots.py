@@ -10,7 +10,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rm_abstract.engines.base import Entry
+from rm_abstract.engines.base import MOST_EARLIER, Entry, Keeping
 from rm_abstract.guards import sources
 
 if TYPE_CHECKING:
@@ -29,6 +29,13 @@ class Guarded(Protocol):
     def forgotten(self, what: str, where: str) -> None:
         """What was compiled is for another state of the module ("weights" or "structure")."""
 
+    def keeper(self) -> Keeping | None:
+        """The engine, where it keeps what is compiled for other states."""
+
+    def is_another(self, known: bool = False) -> None:
+        """The module's structure changed, and what was compiled for it was kept; ``known``: it is
+        again what it was before."""
+
 
 class Snapshots:
     """The snapshots of one router, which owns this object and is held weakly."""
@@ -44,6 +51,7 @@ class Snapshots:
         self.number = 0  # taken and dropped so far
         self.found: Sources | None = None  # the latest's, until the call that took it ends
         self.user_code = True
+        self._kept: dict[int, bool] = {}  # set aside, by number: whether it reaches user code
 
     def take(self) -> tuple[str, str]:
         """A new one; (code, detail) when the module cannot be routed now."""
@@ -81,11 +89,64 @@ class Snapshots:
         routed = self._route.routed()
         self._streak = self._streak + 1 if routed == self._routed_at_change else 0
         self._routed_at_change = routed
-        self._forget(what, where)
+        if what != "structure" or not self._set_aside():
+            self._forget(what, where)
         if self._streak > _FREE_CHANGES:
             self._route.pause(change_reason(what), min(2**self._streak, MAX_PAUSE))
             return False
         return True
+
+    def recall(self) -> bool:
+        """Whether the module, which is not what it was at the latest snapshot, is what it was at
+        one that was set aside: then that one holds, and what was compiled for it serves."""
+        if not self._kept:
+            return False
+        with self.lock:
+            router = self._router()
+            if router is None or not self.held or self._route.stale()[0] != "structure":
+                return False
+            # Code of packages does not ask which of two equal lists an attribute holds.
+            by_content = not self.user_code and not any(self._kept.values())
+            number, present = self._route.holding(by_content), self.number
+            if number is None:
+                return False
+            keeper = router.keeper()
+            if keeper is None or not keeper.take_back(number, present):
+                self._forget_kept(number)
+                return False
+            router.is_another(known=True)
+            self._route.keep(present)
+            self._route.take_back(number)
+            self._kept[present], self.user_code = self.user_code, self._kept.pop(number)
+            self.number, self.found = present + 1, None
+            return True
+
+    def forget_kept(self) -> None:
+        """What was set aside does not come back."""
+        with self.lock:
+            for number in list(self._kept):
+                self._forget_kept(number)
+
+    def _set_aside(self) -> bool:
+        router = self._router()
+        keeper = None if router is None else router.keeper()
+        if router is None or keeper is None or not self.held or not keeper.set_aside(self.number):
+            return False
+        router.is_another()
+        self._route.keep(self.number)
+        self._kept[self.number] = self.user_code
+        self.held, self.number, self.found = False, self.number + 1, None
+        while len(self._kept) > MOST_EARLIER:
+            self._forget_kept(next(iter(self._kept)))
+        return True
+
+    def _forget_kept(self, number: int) -> None:
+        del self._kept[number]
+        self._route.forget_kept(number)
+        router = self._router()
+        keeper = None if router is None else router.keeper()
+        if keeper is not None:
+            keeper.forget_aside(number)
 
     def settled(self) -> int:
         """The number of a snapshot that the module agrees with, behind a run of the original: it
