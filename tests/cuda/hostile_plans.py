@@ -291,37 +291,48 @@ def uniform(make: Maker, m: Plugged) -> Problem:
 def scatter(make: Maker, m: Plugged) -> Problem:
     """Values are small integers and powers of two: any order gives the same bits."""
     rank, kind = make.one_of(1, 2, 3), make.one_of("set", "add", "mul", "max", "min")
+    numbers = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32)
+    halves = (torch.bfloat16, torch.float16)
+    others = (torch.uint8, torch.bool, torch.int16) if kind == "set" else ()
+    t = make.one_of(*numbers, *halves, *others)
     axis = int(make.rng.integers(0, rank))
     shape = [make.size((4000, 200, 40)[rank - 1]) for _ in range(rank)]
     source = [make.size(n) if d != axis else make.size(2 * n if kind != "set" else n)
               for d, n in enumerate(shape)]  # fmt: skip
-    if kind == "set":  # which of several wins is nobody's promise: every place once
+    many = t in numbers and make.maybe(0.3)  # in few places, as counts are made
+    if many:
+        shape[axis], source[axis] = make.size(65), make.size(5000 // rank**3)
+    draw = make.rng.integers(0, shape[axis], source)
+    if kind == "set" and not many:  # every place at most once
         draw = np.argsort(make.rng.random([shape[axis] if d == axis else n
                                            for d, n in enumerate(source)]), axis)  # fmt: skip
         draw = np.take(draw, np.arange(source[axis]), axis)
-    else:
-        draw = make.rng.integers(0, shape[axis], source)
     index = make.operand("index", tuple(source), make.one_of(torch.int64, torch.int32),
                          value=torch.from_numpy(draw).cuda())  # fmt: skip
 
     def values(name: str, size: list[int]) -> torch.Tensor:
-        v = torch.from_numpy(make.rng.integers(-8, 9, size)).cuda().float()
+        v = torch.from_numpy(make.rng.integers(-8, 9, size)).cuda().double()
+        if t in (torch.uint8, torch.bool):
+            v = v.abs()
         if kind == "mul":
             v = torch.where(v > 0, 2.0, torch.where(v < -6, -1.0, 1.0))
-        if kind in ("max", "min") and make.maybe(0.3):
+        if t.is_floating_point and kind in ("max", "min") and make.maybe(0.3):
             v.view(-1)[int(make.rng.integers(0, v.numel()))] = float("nan")
-        return make.operand(name, tuple(size), torch.float32, value=v)
+        return make.operand(name, tuple(size), t, value=v)
 
     x, src = values("x", shape), values("src", source)
-    y = make.result("y", tuple(shape), torch.float32)
+    y = make.result("y", tuple(shape), t)
     reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    # a product of more than 127 twos is infinite in float32, not in float64
-    if kind == "set":
-        wanted = x.double().scatter(axis, index.long(), src.double())
+    wide = torch.float64 if t.is_floating_point else torch.int64
+    at, wanted = index.long().cpu(), x.to(wide).cpu()
+    if kind == "set":  # the last of src that names a place
+        part = wanted.numpy()[tuple(slice(n if d != axis else None) for d, n in enumerate(source))]
+        np.put_along_axis(part, at.numpy(), src.to(wide).cpu().numpy(), axis)
     else:
-        wanted = x.double().scatter_reduce(axis, index.long(), src.double(), reduce[kind])
-        wanted = wanted.float().double()
-    what, attrs = f"{shape} {source} axis {axis} {kind}", {"axis": axis, "kind": kind}
+        # a product of more than 127 twos is infinite in float32, not in float64
+        wanted = wanted.scatter_reduce(axis, at, src.to(wide).cpu(), reduce[kind])
+    wanted = wanted.to(t).cuda()
+    what, attrs = f"{shape} {source} {t} axis {axis} {kind}", {"axis": axis, "kind": kind}
     return m.problem(make, what, [x, index, src], [y], attrs, lambda: [Result("y", y, wanted, 0.0)])
 
 

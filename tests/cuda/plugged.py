@@ -15,9 +15,9 @@ from rm_abstract.testing.abi import Launch, Str, ptr
 from rm_abstract.testing.host import Operand, Plugin, PluginFailure, make_problem
 from rm_abstract.testing.plugins import built_plugin
 
-_CODES = {torch.int8: (0, 8), torch.int32: (0, 32), torch.int64: (0, 64), torch.uint8: (1, 8),
-          torch.float16: (2, 16), torch.float32: (2, 32), torch.float64: (2, 64),
-          torch.bfloat16: (4, 16), torch.bool: (6, 8)}  # fmt: skip
+_CODES = {torch.int8: (0, 8), torch.int16: (0, 16), torch.int32: (0, 32), torch.int64: (0, 64),
+          torch.uint8: (1, 8), torch.float16: (2, 16), torch.float32: (2, 32),
+          torch.float64: (2, 64), torch.bfloat16: (4, 16), torch.bool: (6, 8)}  # fmt: skip
 
 
 class Unsupported(Exception):

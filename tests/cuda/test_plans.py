@@ -197,6 +197,52 @@ CASES: dict[str, tuple[list[str], list[str], str]] = {
         ],
         "%3",
     ),
+    "sort of columns": (
+        ["f32[9,5,6]"],
+        ["%1, %2 = sort(%0) {axis=1, descending=0, k=-1} : f32[9,5,6], i64[9,5,6]"],
+        "%1",
+    ),
+    "places of the largest": (
+        ["bf16[14,60]"],
+        ["%1, %2 = sort(%0) {axis=1, descending=1, k=8} : bf16[14,8], i64[14,8]"],
+        "%2",
+    ),
+    "places of equal integers in a long line": (
+        ["i64[9000]"],
+        ["%1, %2 = sort(%0) {axis=0, descending=0, k=-1} : i64[9000], i64[9000]"],
+        "%2",
+    ),
+    "counts of integers": (
+        ["i64[7]", "i64[700]", "i64[700]"],
+        ['%3 = scatter(%0, %1, %2) {axis=0, kind="add"} : i64[7]'],
+        "%3",
+    ),
+    "places of a permutation": (
+        ["i64[1,300,1]", "i64[300]", "i64[1,300,1]"],
+        [
+            "%3, %4 = sort(%1) {axis=0, descending=0, k=-1} : i64[300], i64[300]",
+            "%5 = reshape(%4) {shape=<1,300,1>} : i64[1,300,1]",
+            '%6 = scatter(%0, %5, %2) {axis=1, kind="set"} : i64[1,300,1]',
+        ],
+        "%6",
+    ),
+    "products of rows in groups": (
+        ["f32[40,64]", "f32[3,48,64]", "i64[3]"],
+        [
+            "%3 = permute(%1) {axes=[0,2,1]} : f32[3,64,48]",
+            "%4 = cumsum(%2) {axis=0} : i64[3]",
+            "%5 = grouped_gemm(%0, %3, %4) : f32[40,48]",
+        ],
+        "%5",
+    ),
+    "products of groups of a model of 16 bits": (
+        ["bf16[6,72]", "bf16[3,72,40]", "i32[3]"],
+        [
+            "%3 = cumsum(%2) {axis=0} : i64[3]",
+            "%4 = grouped_gemm(%0, %1, %3) : bf16[6,40]",
+        ],
+        "%4",
+    ),
     "cumsum of integers": (
         ["i32[3,70]"],
         ["%1 = cumsum(%0) {axis=1} : i64[3,70]"],

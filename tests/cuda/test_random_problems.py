@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from types import ModuleType
 
+import hostile_experts
 import hostile_plans
 import hostile_products
 import hostile_rows
@@ -34,6 +35,7 @@ PLANNED = {
     "uniform": hostile_plans.uniform, "scatter": hostile_plans.scatter,
     "adams": hostile_plans.adams, "linears": hostile_plans.linears,
     "quant_linears": hostile_plans.quant_linears, "append_sdpa": hostile_plans.append_sdpa,
+    "sort": hostile_experts.sort, "grouped_gemm": hostile_experts.grouped_gemm,
 }  # fmt: skip
 
 

@@ -17,6 +17,9 @@ import rm_abstract as rm
 from rm_abstract import _core, device
 from rm_abstract.capture.errors import CaptureError
 from rm_abstract.capture.export import capture
+from rm_abstract.capture.ir_builder import IrBuilder, Value
+from rm_abstract.capture.op_map import experts
+from rm_abstract.capture.op_map.call import Call
 from rm_abstract.capture.outputs import builder
 
 COMMON = {
@@ -249,3 +252,18 @@ def test_counts_are_torchs_at_the_edges_of_parts_and_outside(dtype: torch.dtype)
         assert torch.equal(counted, torch.histc(x, bins, low, high))
     ids = torch.randint(0, 9, (500,)).to(dtype)
     assert torch.equal(run(lambda x: torch.histc(x, 7, 0, 6), ids), torch.histc(ids, 7, 0, 6))
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64", "u8"])
+def test_counts_of_integers_are_those_of_whole_numbers(dtype: str) -> None:
+    """On a GPU transformers counts integers, which torch's own kernel for the CPU does not take."""
+    x = torch.randint(0, 12, (400,))
+    kind = {"i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}[dtype]
+    for bins, low, high in ((7, 0, 6), (4, 0, 3), (5, 2, 9), (9, 1, 4), (1, 0, 5)):
+        b = IrBuilder()
+        given = b.input("x", dtype, [400])
+        call = Call(b, {"self": given, "bins": bins, "min": low, "max": high}, [(dtype, (bins,))])
+        counts = experts.TABLE["histc.default"](call)
+        assert isinstance(counts, Value) and counts.dtype == dtype
+        (found,) = _core.Program(b.text([counts], {}), {}, ["cpu"]).run([x.to(kind)])
+        assert torch.equal(found, torch.histc(x.double(), bins, low, high).to(kind))

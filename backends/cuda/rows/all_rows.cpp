@@ -109,6 +109,7 @@ std::vector<rm_kernel> all_rows() {
   add_quant_rows(out);
   add_update_rows(out);
   add_loss_rows(out);
+  add_expert_rows(out);
   return out;
 }
 

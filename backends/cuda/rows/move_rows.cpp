@@ -123,10 +123,10 @@ struct ScatterOp {
     p.x = t[0], p.index = t[1], p.src = t[2], p.y = t[3];
     return p;
   }
-  static std::size_t workspace(const Problem&) { return 0; }
-  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace,
+  static std::size_t workspace(const Problem& p) { return cuda_ops::scatter_workspace(p); }
+  static cuda_ops::Status run(const Problem& p, const char* kernel, cuda_ops::Workspace space,
                               cudaStream_t stream) {
-    return cuda_ops::scatter(p, kernel, stream);
+    return cuda_ops::scatter(p, kernel, space, stream);
   }
 };
 

@@ -295,5 +295,6 @@ void add_reduce_rows(std::vector<rm_kernel>& out);
 void add_quant_rows(std::vector<rm_kernel>& out);
 void add_update_rows(std::vector<rm_kernel>& out);
 void add_loss_rows(std::vector<rm_kernel>& out);
+void add_expert_rows(std::vector<rm_kernel>& out);
 
 }  // namespace rm::cuda

@@ -14,7 +14,7 @@ def _grouped(x: str, w: str) -> Handler:
 
     def handler(c: Call) -> Value | None:
         rows, matrices, ends = c.value(x), c.value(w), c["offs"]
-        if c.b.for_training or c.b.on_gpu or not isinstance(ends, Value):
+        if c.b.for_training or not isinstance(ends, Value):
             return None
         if (rows.rank, matrices.rank, ends.rank) != (2, 3, 1) or c["bias"] is not None:
             return None
@@ -31,29 +31,39 @@ def _grouped(x: str, w: str) -> Handler:
 def _histc(c: Call) -> Value | None:
     """How many elements lie in each of equal parts of [min, max]; the last part is closed.
 
-    A place as torch computes it, in the elements' type; what lies outside, and NaN, goes to a place
-    behind the last.
+    A place as torch computes it, in the elements' type (integers, which only its GPU kernel counts,
+    in 64 bits); what lies outside, and NaN, goes to a place behind the last.
     """
     b, x = c.b, c.value("self")
     low, high, bins = c["min"], c["max"], c["bins"]
-    if b.for_training or b.on_gpu or x.dtype not in ("f32", "f64"):
+    if b.for_training or x.dtype not in ("f32", "f64", "i64", "i32", "i16", "i8", "u8"):
         return None
     if not all(isinstance(n, (int, float)) for n in (low, high)) or not low < high:
         return None  # equal: the range is that of the elements
-    x = b.reshape(x, [product(x.dims)])
+    floats = x.dtype in ("f32", "f64")
+    counted = x.dtype if floats else "i64"
+    if not floats:
+        low, high = int(low), int(high)  # torch drops what is behind the point
+        if not low < high or (high - low) * bins >= 1 << 62:
+            return None
+    x = b.cast(b.reshape(x, [product(x.dims)]), counted)
 
     def number(value: float) -> Value:
-        return b.scalar(x.dtype, value)
+        return b.scalar(counted, value)
 
     above = b.binary("ge", x, number(low), "bool")
     inside = b.binary("and", above, b.binary("le", x, number(high), "bool"))
     scaled = b.binary("mul", b.binary("sub", x, number(low)), number(bins))
-    place = b.binary("div", scaled, b.binary("sub", number(high), number(low)))
-    place = b.binary("minimum", b.unary("floor", place), number(bins - 1))
+    width = b.binary("sub", number(high), number(low))
+    if floats:
+        place = b.unary("floor", b.binary("div", scaled, width))
+    else:
+        place = b.binary("floor_div", scaled, width)
+    place = b.binary("minimum", place, number(bins - 1))
     place = b.cast(b.where(inside, place, number(bins)), "i64")
     none, one = b.expand(number(0), [bins + 1]), b.expand(number(1), x.dims)
-    counts = b.op("scatter", [none, place, one], x.dtype, [bins + 1], axis=0, kind="add")
-    return b.slice(counts, 0, 0, bins)
+    counts = b.op("scatter", [none, place, one], counted, [bins + 1], axis=0, kind="add")
+    return b.cast(b.slice(counts, 0, 0, bins), c.dtype)
 
 
 TABLE: dict[str, Handler] = {
