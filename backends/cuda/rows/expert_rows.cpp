@@ -52,8 +52,8 @@ struct GroupedGemmOp {
   static constexpr const char* kOp = "grouped_gemm";
   static auto rows() { return cuda_ops::grouped_gemm_rows(); }
   // rows and columns of tiles, vectors and steps along the depth
-  static constexpr rm_edge kEdges[] = {{'M', 0, 4},  {'M', 0, 64}, {'N', 0, 16},
-                                       {'N', 0, 64}, {'K', 0, 16}, {'K', 0, 256}};
+  static constexpr rm_edge kEdges[] = {{'M', 0, 4},   {'M', 0, 64}, {'N', 0, 16}, {'N', 0, 64},
+                                       {'N', 0, 128}, {'K', 0, 16}, {'K', 0, 64}, {'K', 0, 256}};
 
   std::vector<Placed> tensors;  // x, w, offsets, y
 

@@ -4,6 +4,7 @@
 #include "_shim/alias_shim.hpp"
 #include "_shim/dispatch_shim.hpp"
 #include "grouped_gemm/api.hpp"
+#include "grouped_gemm/kernels/grouped_mma_sm80.cuh"
 #include "grouped_gemm/kernels/grouped_rows_any.cuh"
 #include "grouped_gemm/kernels/grouped_tiled_any.cuh"
 
@@ -48,16 +49,43 @@ Status launch_tiled(const GroupedGemm& p, Workspace, Stream stream) {
   });
 }
 
-/// Every row along the depth begins at 16 bytes and has whole vectors.
-const char* deep_why_not(const GroupedGemm& p) {
-  const int vector = 16 / size_of(p.x.dtype);
-  if (p.x.shape[1] % vector != 0) return "the depth is not in 16-byte vectors";
-  if (p.x.stride[1] != 1 || p.w.stride[1] != 1) return "the depth is not the dense axis";
-  if (!is_aligned(p.x.data, p.x.stride[0], p.x.dtype, 16) ||
-      !is_aligned(p.w.data, p.w.stride[0], p.w.dtype, 16) || p.w.stride[2] % vector != 0) {
-    return "rows are not 16-byte aligned";
+template <class T, bool kDeep>
+Status launch_mma_of(const GroupedGemm& p, Stream stream) {
+  const auto kernel = grouped_mma<T, kDeep>;
+  if (Status s = allow_shared_memory("grouped_gemm", kernel, kMmaShared); !s) return s;
+  return launch_overlapped("grouped_gemm", kernel, blocks_for(p, kMmaRows, kMmaColumns), 256,
+                           kMmaShared, stream, args_of(p));
+}
+
+Status launch_mma(const GroupedGemm& p, Workspace, Stream stream) {
+  const bool deep = p.w.stride[1] == 1;
+  if (p.x.dtype == DType::bf16) {
+    return deep ? launch_mma_of<__nv_bfloat16, true>(p, stream)
+                : launch_mma_of<__nv_bfloat16, false>(p, stream);
   }
-  return nullptr;
+  return deep ? launch_mma_of<__half, true>(p, stream) : launch_mma_of<__half, false>(p, stream);
+}
+
+constexpr const char* kNoVectors = "rows are not whole 16-byte vectors on 16 bytes";
+
+/// Whether x's rows and the matrices' rows or columns, of which `axis` is the dense axis, are vectors.
+bool has_vectors(const GroupedGemm& p, int axis) {
+  const int vector = 16 / size_of(p.x.dtype), other = 3 - axis;
+  return p.x.stride[1] == 1 && is_aligned(p.x.data, p.x.stride[0], p.x.dtype, 16) &&
+         p.w.stride[axis] == 1 && p.w.shape[axis] % vector == 0 && p.x.shape[1] % vector == 0 &&
+         is_aligned(p.w.data, p.w.stride[0], p.w.dtype, 16) && p.w.stride[other] % vector == 0;
+}
+
+const char* rows_why_not(const GroupedGemm& p) {
+  if (p.w.stride[1] != 1) return "the depth is not the dense axis";
+  return has_vectors(p, 1) ? nullptr : kNoVectors;
+}
+
+const char* mma_why_not(const GroupedGemm& p) {
+  if (size_of(p.x.dtype) != 2) return "it is for 16-bit types";
+  if (!has_vectors(p, p.w.stride[1] == 1 ? 1 : 2)) return kNoVectors;
+  if (const char* why = sm80_why_not()) return why;
+  return shared_why_not(kMmaShared);
 }
 
 /// Bytes of the matrices that groups with rows have, at most, and of the rows.
@@ -68,24 +96,37 @@ double bytes_of(const GroupedGemm& p) {
          (used * matrix + static_cast<double>(numel(p.x)) + static_cast<double>(numel(p.y)));
 }
 
-/// Microseconds at `rate` multiply-adds of the measured card a microsecond, tiles of `rows` rows full.
-double product_us(const GroupedGemm& p, int rows, double rate) {
+/// Microseconds that `rows` rows times a matrix each take at `rate` multiply-adds of the measured card a
+/// microsecond, or that the memory takes.
+double product_us(const GroupedGemm& p, double rows, double rate) {
   const double matrix = static_cast<double>(p.w.shape[1]) * static_cast<double>(p.w.shape[2]);
-  return static_cast<double>(tiles_of(p, rows)) * rows * matrix / compute_rate(rate);
+  return std::max(move_us(bytes_of(p)), 2 + rows * matrix / compute_rate(rate));
+}
+
+double rows_of(const GroupedGemm& p, int tile) {
+  return static_cast<double>(tiles_of(p, tile)) * tile;
+}
+
+/// What a block's way along the depth takes, however few blocks there are.
+double alone_us(const GroupedGemm& p, int depth, double step_us) {
+  return step_us * static_cast<double>(ceil_div(p.x.shape[1], depth));
 }
 
 constexpr KernelRow<GroupedGemm> kRows[] = {
-    {"grouped_gemm_rows_any", "few rows a group, the depth dense in 16-byte vectors", deep_why_not,
+    {"grouped_gemm_mma_sm80", "16-bit types whose rows are whole 16-byte vectors", mma_why_not,
      [](const GroupedGemm& p) {
-       return std::max(move_us(bytes_of(p)), 2 + product_us(p, kGroupedFew, 4e6));
+       return alone_us(p, kMmaDepth, 0.15) + product_us(p, rows_of(p, kMmaRows), 1.2e8);
+     },
+     launch_mma},
+    {"grouped_gemm_rows_any", "few rows a group, the depth dense in 16-byte vectors", rows_why_not,
+     [](const GroupedGemm& p) {
+       return product_us(p, static_cast<double>(p.x.shape[0]), 8e6);
      },
      launch_rows},
     {"grouped_gemm_tiled_any", "any problem",
      [](const GroupedGemm&) -> const char* { return nullptr; },
      [](const GroupedGemm& p) {
-       // a block's way along the depth takes as long as it is, however few blocks there are
-       const double alone = 0.3 * static_cast<double>(ceil_div(p.x.shape[1], kGroupedDepth));
-       return 2 + alone + std::max(move_us(bytes_of(p)), product_us(p, kGroupedTile, 6e6));
+       return alone_us(p, kGroupedDepth, 0.3) + product_us(p, rows_of(p, kGroupedTile), 6e6);
      },
      launch_tiled},
 };
