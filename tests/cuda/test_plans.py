@@ -236,12 +236,13 @@ CASES: dict[str, tuple[list[str], list[str], str]] = {
         "%5",
     ),
     "products of groups of a model of 16 bits": (
-        ["bf16[6,72]", "bf16[3,72,40]", "i32[3]"],
+        ["bf16[6,72]", "bf16[3,40,72]", "i32[3]"],
         [
             "%3 = cumsum(%2) {axis=0} : i64[3]",
-            "%4 = grouped_gemm(%0, %1, %3) : bf16[6,40]",
+            "%4 = permute(%1) {axes=[0,2,1]} : bf16[3,72,40]",
+            "%5 = grouped_gemm(%0, %4, %3) : bf16[6,40]",
         ],
-        "%4",
+        "%5",
     ),
     "cumsum of integers": (
         ["i32[3,70]"],
