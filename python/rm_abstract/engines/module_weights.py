@@ -28,6 +28,14 @@ class ModuleWeights:
             weights[name] = owner[key].detach()
         return weights
 
+    def beside(self, record: Record) -> list[torch.Tensor]:
+        """The buffers of the modules that own what a program of this capture reads. PyTorch moves
+        running means without counting a write to them; the count of batches beside them is one."""
+        module = self._module()
+        owners = {name.rpartition(".")[0] for name in record.weights}
+        held = [module.get_submodule(owner)._buffers.values() for owner in sorted(owners)]
+        return [buffer for buffers in held for buffer in buffers if buffer is not None]
+
     def has(self, record: Record) -> bool:
         try:
             self.of(record)

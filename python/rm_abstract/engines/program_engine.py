@@ -327,8 +327,9 @@ class ProgramEngine:
         if self._compares_contents:  # what they find is in no version
             return None
         try:
-            return self.versions_of(variant), kinds_of(self.module())
-        except CompileError:  # a weight is gone
+            beside = WeightVersions(self._own.weights.beside(variant.record))
+            return self.versions_of(variant), beside, kinds_of(self.module())
+        except (CompileError, AttributeError):  # a weight is gone
             return None
 
     def refresh(self, variant: Variant) -> bool:
