@@ -29,12 +29,13 @@ class ModuleWeights:
         return weights
 
     def beside(self, record: Record) -> list[torch.Tensor]:
-        """The buffers of the modules that own what a program of this capture reads. PyTorch moves
-        running means without counting a write to them; the count of batches beside them is one."""
+        """The buffers and plain tensors of the modules that own what a program of this capture
+        reads. PyTorch moves running means without counting a write to them."""
         module = self._module()
         owners = {name.rpartition(".")[0] for name in record.weights}
-        held = [module.get_submodule(owner)._buffers.values() for owner in sorted(owners)]
-        return [buffer for buffers in held for buffer in buffers if buffer is not None]
+        parts = [module.get_submodule(owner) for owner in sorted(owners)]
+        groups = [group for part in parts for group in (part._buffers, vars(part))]
+        return [v for group in groups for v in group.values() if isinstance(v, torch.Tensor)]
 
     def has(self, record: Record) -> bool:
         try:

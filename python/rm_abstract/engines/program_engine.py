@@ -29,6 +29,7 @@ from rm_abstract.engines.engine_module import EngineModule
 from rm_abstract.engines.module_weights import WeightVersions, kinds_of
 from rm_abstract.engines.placement import device_of
 from rm_abstract.engines.variant import BAD_CALL, Record, Variant
+from rm_abstract.engines.weight_digests import digest_of
 from rm_abstract.verification.policy import Policy
 
 if TYPE_CHECKING:
@@ -327,7 +328,7 @@ class ProgramEngine:
         if self._compares_contents:  # what they find is in no version
             return None
         try:
-            beside = WeightVersions(self._own.weights.beside(variant.record))
+            beside = [digest_of(t) for t in self._own.weights.beside(variant.record)]
             return self.versions_of(variant), beside, kinds_of(self.module())
         except (CompileError, AttributeError):  # a weight is gone
             return None

@@ -116,10 +116,10 @@ def _shares(
 
 
 def _contents(tensors: Mapping[Any, torch.Tensor], names: Iterable[Any]) -> dict[Hashable, bytes]:
-    return {name: _digest(tensors[name].detach()) for name in names}
+    return {name: digest_of(tensors[name].detach()) for name in names}
 
 
-def _digest(tensor: torch.Tensor) -> bytes:
+def digest_of(tensor: torch.Tensor) -> bytes:
     """Of the elements; empty for none."""
     if not tensor.numel():
         return b""
