@@ -38,15 +38,20 @@ def text() -> NativeText:
     return NativeText(LlamaForCausalLM(config).eval(), Limits(), None)
 
 
+@pytest.mark.parametrize("event_that_fails", [1, 2, 5])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_scheduler_that_ended_is_no_good_health(text: NativeText) -> None:
+def test_a_scheduler_that_ended_is_no_good_health(text: NativeText, event_that_fails: int) -> None:
     server = Server({"tiny": Served("tiny", None, text)}, Policy(keys=("a-key",)))
     client = TestClient(create_app(server))
     assert client.get("/health").status_code == 200
     assert client.get("/status", headers=KEY).json()["models"][0]["fault"] == ""
 
+    heard: list[Any] = []
+
     def fails(event: Any) -> None:
-        raise ValueError("a fault of the server's own")
+        heard.append(event)
+        if len(heard) == event_that_fails:  # before a step, or within one
+            raise ValueError("a fault of the server's own")
 
     events: queue.Queue[Any] = queue.Queue()
     text.submit([Job([5], 4000, events.put, GREEDY)])

@@ -52,9 +52,11 @@ class End:
 class Outbox:
     """Events on their way to those who listen. The scheduler delivers them when it is about to
     compute or to wait: listeners in Python that wake earlier take Python's lock from it, between
-    two steps."""
+    two steps. What a listener raises is no fault of the row that is computed then: it waits in
+    `fault`, the first one, for the scheduler to raise it between two steps."""
 
     def __init__(self) -> None:
+        self.fault: Exception | None = None
         self._events: deque[tuple[Callable[[Token | End], None], Token | End]] = deque()
 
     def put(self, deliver: Callable[[Token | End], None], event: Token | End) -> None:
@@ -63,7 +65,10 @@ class Outbox:
     def deliver(self) -> None:
         while self._events:
             deliver, event = self._events.popleft()
-            deliver(event)
+            try:
+                deliver(event)
+            except Exception as error:
+                self.fault = self.fault or error
 
 
 @dataclass(eq=False)

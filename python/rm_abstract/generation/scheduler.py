@@ -231,6 +231,7 @@ class Scheduler:
         try:
             with torch.no_grad():
                 while self._wait():
+                    self._raise_fault()
                     self._sweep()
                     self._admit()
                     self._advance_prompts()
@@ -247,10 +248,16 @@ class Scheduler:
                 job.end("error" if self._error else "cancelled", self.fault())
             self._outbox.deliver()
 
+    def _raise_fault(self) -> None:
+        """What a listener raised."""
+        if self._outbox.fault is not None:
+            raise self._outbox.fault
+
     def _wait(self) -> bool:
         """Until there is something to do. False: no more."""
         if not self._due():
             self._outbox.deliver()
+            self._raise_fault()
         with self._changed:
             while not self._closed and not self._due():
                 if self._company is not None and not self._rows.live():
