@@ -217,31 +217,14 @@ def test_threads_share_a_program(tmp_path: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize(
+    "where", ["cuda", "cpu"]
+)  # of the model and its inputs: all runs on the GPU
 @pytest.mark.parametrize("sampled", [False, True])
-def test_generation_gives_the_originals_tokens(tmp_path: Path, sampled: bool) -> None:
+def test_generation_gives_the_originals_tokens(tmp_path: Path, where: str, sampled: bool) -> None:
     rm.init("gpu:0", fallback="warn")  # the first call of a kind is the original's
-    model = llama(tmp_path / "model", torch.float32).cuda()
-    ids = torch.randint(3, 100, (3, 9), device="cuda")
-    mask = torch.ones_like(ids)
-    mask[1, :4] = 0
-    asked = {"max_new_tokens": 90, "do_sample": sampled, "top_k": 20, "eos_token_id": 2}
-    asked |= {"pad_token_id": 0, "attention_mask": mask}
-    for turn in range(3):
-        torch.manual_seed(turn)
-        with rm.disabled():
-            expected = model.generate(ids, **asked)
-        torch.manual_seed(turn)
-        assert model.generate(ids, **asked).tolist() == expected.tolist()
-    (record,) = [r for r in rm.explain().to_dict()["models"] if r["routed"]]
-    assert record["loop_tokens"] > 200
-    assert all(name.startswith("cuda/") for name in kernels(record))
-
-
-@pytest.mark.parametrize("sampled", [False, True])
-def test_generation_of_a_model_on_the_host_runs_on_the_gpu(tmp_path: Path, sampled: bool) -> None:
-    rm.init("gpu:0", fallback="warn")
-    model = llama(tmp_path / "model", torch.float32)
-    ids = torch.randint(3, 100, (3, 9))
+    model = llama(tmp_path / "model", torch.float32).to(where)
+    ids = torch.randint(3, 100, (3, 9), device=where)
     mask = torch.ones_like(ids)
     mask[1, :4] = 0
     asked = {"max_new_tokens": 90, "do_sample": sampled, "top_k": 20, "eos_token_id": 2}

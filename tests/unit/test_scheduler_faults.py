@@ -144,6 +144,7 @@ def test_a_step_that_fails_for_all_rows_ends_all_of_them_and_the_next_is_served(
     heard = [Heard() for _ in range(3)]
     scheduler.submit(*(Job([5 + n, 9], 5, one) for n, one in enumerate(heard)))
     assert {one.found()[1:] for one in heard} == {("error", "RuntimeError: broken on purpose")}
+    assert scheduler.counts.steps_apart >= 1
     broken.clear()
     again = Heard()
     scheduler.submit(Job([5, 9], 5, again))

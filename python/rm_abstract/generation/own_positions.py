@@ -1,9 +1,8 @@
 """Whether a row of common buffers gets its own positions from a model that is not told them.
 
 Rows end at one place, so the texts of shorter ones begin behind hidden places. A model that takes
-no positions counts by the mask (Bloom) or by all places that the
-cache holds (BART's decoder alone, RoFormer). With the latter a text would depend on how long its
-neighbours are.
+no positions counts by the mask (Bloom) or by all places that the cache holds (BART's decoder alone,
+RoFormer). With the latter a text would depend on how long its neighbours are.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class Counts:
     cached_tokens: int = 0
     steps: int = 0
     step_rows: int = 0  # rows that were live, summed over steps
+    steps_apart: int = 0  # of these, made again for each row alone because the first try failed
     waiting: int = 0
     running: int = 0
 
@@ -547,6 +548,7 @@ class Scheduler:
         except Exception:
             if self._company is not None:
                 raise
+            self.counts.steps_apart += 1
             return self._rows.step_apart()
 
     def _step(self) -> Step:
@@ -566,7 +568,7 @@ class Scheduler:
                 text = [*row.job.prompt, *row.job.made]
                 try:
                     self._prefixes.insert(text[: self._rows.held(row)], self._rows.content(row))
-                except Exception:  # no memory: its next prompt is computed whole
+                except (MemoryError, RuntimeError):  # no memory: its next prompt is computed whole
                     continue
 
     def _gathered(self) -> bool:

@@ -15,6 +15,7 @@ _COUNTS = {
     "cached_tokens": "Prompt tokens taken from earlier prompts.",
     "steps": "Decoding steps.",
     "step_rows": "Rows in decoding steps, summed.",
+    "steps_apart": "Decoding steps that failed and were made again for each row alone.",
 }
 _GAUGES = {"waiting": "Requests waiting.", "running": "Requests being computed."}
 

@@ -15,8 +15,7 @@ namespace {
 constexpr int kParts = kBlock / 4;  // vectors of a block: four elements of each row
 constexpr int64_t kPartBytes = kTile * 4;
 
-// ---- vectors of both widths
-// ------------------------------------------------------------------------------
+// ---- vectors of both widths ---------------------------------------------------------------------
 
 #if defined(__AVX512F__)
 constexpr int kLanes = kStrip, kAtOnce = 1;  // rows of the weight in a vector, rows of x at once
@@ -92,8 +91,7 @@ RM_INLINE void put(float* p, Floats v) { _mm256_store_ps(p, v); }
 RM_INLINE void put_anywhere(float* p, Floats v) { _mm256_storeu_ps(p, v); }
 #endif
 
-// ---- byte products
-// ---------------------------------------------------------------------------------------
+// ---- byte products ------------------------------------------------------------------------------
 
 // One plane of unsigned bytes times x adds up in 32 bits (VNNI) or in 16: of weights 0..15, eight
 // times two products stay below 2^15 (8 * 2 * 15 * 127 = 30480).

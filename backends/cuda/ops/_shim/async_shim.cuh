@@ -100,17 +100,31 @@ __device__ __forceinline__ void wait_for_previous() {
   if constexpr (kSm90) asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/// Where what is at `at` in this block's shared memory is in that of block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t cluster_address(std::uint32_t at, int rank) {
+  std::uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+  return there;
+}
+/// Two or four floats to such an address, counted by the barrier at `counter` of the same block.
+__device__ __forceinline__ void cluster_store(float2 x, std::uint32_t to, std::uint32_t counter) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
+      "r"(counter), "f"(x.x), "f"(x.y)
+      : "memory");
+}
+__device__ __forceinline__ void cluster_store(float4 x, std::uint32_t to, std::uint32_t counter) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::
+          "r"(to),
+      "r"(counter), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+      : "memory");
+}
 /// x to the shared memory of block `rank` of the cluster: to where `at` is there, counted by the
 /// barrier that is there where `bar` is here.
 __device__ __forceinline__ void cluster_send(float2 x, std::uint32_t at, std::uint32_t bar,
                                              int rank) {
-  asm volatile(
-      "{\n.reg .u32 there, counter;\nmapa.shared::cluster.u32 there, %0, %4;\n"
-      "mapa.shared::cluster.u32 counter, %1, %4;\n"
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%2, %3}, [counter];"
-      "\n}" ::"r"(at),
-      "r"(bar), "f"(x.x), "f"(x.y), "r"(rank)
-      : "memory");
+  cluster_store(x, cluster_address(at, rank), cluster_address(bar, rank));
 }
 
 /// Waits for `threads` threads of the block on barrier `id` (1 .. 15; 0 is __syncthreads).

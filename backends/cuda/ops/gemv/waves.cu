@@ -5,7 +5,6 @@
 namespace rm::cuda_ops {
 namespace {
 
-
 template <class T, int kPairs, int kSegments>
 Status launch(GemvArgs& a, bool overlap, Stream stream) {
   constexpr int kRows = gemv_waves_rows(kSegments, kPairs);

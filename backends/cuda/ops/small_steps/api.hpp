@@ -1,5 +1,6 @@
 // The step small_steps of docs/operators.md: element-wise programs, reductions, softmax and gather over
-// few elements, one after the other in one block, with values in between in shared memory.
+// few elements, one after the other in one block, with values in between in shared memory. Other blocks
+// take elements of large element-wise parts that need no others.
 #pragma once
 
 #include <vector>

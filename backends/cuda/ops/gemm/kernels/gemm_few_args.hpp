@@ -8,8 +8,8 @@
 namespace rm::cuda_ops {
 
 /// What a kernel is made for: `any` finds its epilogue in its arguments; the others have whole tiles
-/// in rows that may be accessed in pairs, a bias of the columns or none, no aux, and that activation.
-/// Half the instructions, which come from memory anew where other kernels ran between two launches.
+/// in rows that may be accessed in pairs, a bias of the columns or none, no aux, and that activation,
+/// in half the instructions.
 enum class FewKind : int { any, linear, gelu };
 
 struct FewArgs {

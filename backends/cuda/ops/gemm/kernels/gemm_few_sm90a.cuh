@@ -26,27 +26,6 @@ __device__ __forceinline__ void few_cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 }
 
-/// Where `at` of this block is in block `rank` of the cluster.
-__device__ __forceinline__ std::uint32_t few_there(std::uint32_t at, int rank) {
-  std::uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-  return there;
-}
-/// Sums to another block's memory, counted by its barrier `bar`.
-__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, float a, float b) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
-      "r"(bar), "f"(a), "f"(b)
-      : "memory");
-}
-__device__ __forceinline__ void few_send(std::uint32_t to, std::uint32_t bar, float a, float b,
-                                         float c, float d) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::
-          "r"(to),
-      "r"(bar), "f"(a), "f"(b), "f"(c), "f"(d)
-      : "memory");
-}
 /// Two neighbours of a row of 16-bit floats, asked for where it stands and past the first-level
 /// cache: this block may have started before they were written. `count`: of them that exist; the
 /// others are 0. kPairs: both exist, on 4 bytes. They become floats where they are needed, so that
@@ -140,20 +119,22 @@ __device__ __forceinline__ void few_send_all(const float (&acc)[kN / 2], std::ui
     const std::uint32_t place = mine + lane * 8;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const std::uint32_t to = few_there(place, 2 * warp + h), counter = few_there(bar, 2 * warp + h);
+      const std::uint32_t to = cluster_address(place, 2 * warp + h);
+      const std::uint32_t counter = cluster_address(bar, 2 * warp + h);
 #pragma unroll
       for (int j = 0; j < kN / 8; ++j) {
-        few_send(to + j * 256, counter, acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]);
+        const float* v = acc + 4 * j + 2 * h;
+        cluster_store(make_float2(v[0], v[1]), to + j * 256, counter);
       }
     }
   } else {
     const int owner = kParts == 2 ? warp / 2 : warp, half = kParts == 2 ? warp % 2 : 0;
-    const std::uint32_t to = few_there(mine + (half * (kN / 8) * 32 + lane) * 16, owner);
-    const std::uint32_t counter = few_there(bar, owner);
+    const std::uint32_t to = cluster_address(mine + (half * (kN / 8) * 32 + lane) * 16, owner);
+    const std::uint32_t counter = cluster_address(bar, owner);
 #pragma unroll
     for (int j = 0; j < kN / 8; ++j) {
       const float* v = acc + 4 * j;
-      few_send(to + j * 512, counter, v[0], v[1], v[2], v[3]);
+      cluster_store(make_float4(v[0], v[1], v[2], v[3]), to + j * 512, counter);
     }
   }
 }
